@@ -1,0 +1,66 @@
+"""Every error that a user can cause or mend.
+
+    DeepsearchError
+    ├── ConfigError               a parameter has a wrong value
+    │   └── UnknownNameError      a name that is not on the list; carries the nearest valid ones
+    ├── RecordError               a malformed line: file, line and field
+    ├── ArtifactError             an artifact is missing, incomplete or belongs to other inputs
+    ├── UnavailableError          a backend cannot run here; says what to install or attach
+    ├── EndpointError             a model, retrieval or tracking server does not answer
+    └── CheckFailedError          a stage's proof of its own output failed
+        └── StalePolicyError      the policy that rolls out is not the one just trained
+
+Messages say what is wrong, where, and how to mend it, in one paragraph. Entry points print the message alone;
+a traceback appears only with ``--debug``.
+"""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class DeepsearchError(Exception):
+    """Root of the tree; its text is fit to be shown to a user as it is."""
+
+
+class ConfigError(DeepsearchError):
+    """A parameter has a value that cannot work."""
+
+
+class UnknownNameError(ConfigError):
+    """A profile, backend, prompt, reward or dataset name that does not exist."""
+
+    def __init__(self, kind: str, name: str, valid: Iterable[str]) -> None:
+        names = sorted(valid)
+        nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(map(repr, nearest))}? " if nearest else ""
+        super().__init__(f"unknown {kind} {name!r}. {hint}Valid names: {', '.join(names)}.")
+
+
+class RecordError(DeepsearchError):
+    """A record does not fit its schema."""
+
+    def __init__(self, path: Path | str, line: int, field: str, problem: str) -> None:
+        self.path, self.line, self.field = str(path), line, field
+        where = f"field {field!r}: " if field else ""
+        super().__init__(f"{path}, line {line}: {where}{problem}")
+
+
+class ArtifactError(DeepsearchError):
+    """An artifact is missing, incomplete or was built from other inputs."""
+
+
+class UnavailableError(DeepsearchError):
+    """A backend needs hardware or a package that is not here."""
+
+
+class EndpointError(DeepsearchError):
+    """A server that the work needs does not answer."""
+
+
+class CheckFailedError(DeepsearchError):
+    """A stage's proof of its own output failed, so the output is not kept."""
+
+
+class StalePolicyError(CheckFailedError):
+    """The served policy's log-probabilities are not the trained policy's."""

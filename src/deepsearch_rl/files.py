@@ -1,0 +1,171 @@
+"""Reading and writing artifacts so that nothing half-written ever looks whole.
+
+Finished artifacts appear by one rename (:func:`atomic_directory`, :func:`write_jsonl`); logs of a running stage grow
+line by line and survive a kill (:class:`AppendLog`). Every reader names file, line and field of what it refuses.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from deepsearch_rl.errors import ArtifactError, RecordError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def parse_record(model: type[ModelT], line: str | bytes, path: Path | str, number: int) -> ModelT:
+    """Parse one JSON line.
+
+    Raises:
+        RecordError: naming ``path``, the line ``number`` (from 1) and the first field that does not fit.
+    """
+    try:
+        return model.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise RecordError(path, number, field, first["msg"]) from error
+
+
+def read_jsonl(path: Path, model: type[ModelT]) -> Iterator[ModelT]:
+    """Yield the records of a JSON Lines file one by one; blank lines are skipped.
+
+    Raises:
+        ArtifactError: the file does not exist.
+        RecordError: a line does not fit ``model``.
+    """
+    if not path.is_file():
+        raise ArtifactError(f"{path} does not exist; run the stage that makes it (`dvc repro`) first.")
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield parse_record(model, line, path, number)
+
+
+def write_jsonl(path: Path, records: Iterable[BaseModel]) -> int:
+    """Write records as JSON Lines (UTF-8, one rename at the end) and return how many there were."""
+    count = 0
+    with atomic_file(path) as partial, partial.open("w", encoding="utf-8") as out:
+        for record in records:
+            out.write(record.model_dump_json(exclude_none=True) + "\n")
+            count += 1
+    return count
+
+
+def read_json(path: Path) -> Any:
+    """Load a JSON file.
+
+    Raises:
+        ArtifactError: the file is missing or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path} does not exist; run the stage that makes it (`dvc repro`) first.") from error
+    except json.JSONDecodeError as error:
+        raise ArtifactError(f"{path} is not valid JSON: {error}.") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON with sorted keys, by one rename."""
+    with atomic_file(path) as partial:
+        partial.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _partial_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a hidden neighbour to write to; it becomes ``path`` when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial_name(path)
+    try:
+        yield partial
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Yield an empty hidden neighbour to fill; it becomes ``path`` (replacing it) when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = _partial_name(path)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        if path.exists():
+            shutil.rmtree(path)
+        partial.replace(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """Hex SHA-256 of a value's canonical JSON (sorted keys, no spaces)."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class AppendLog:
+    """An append-only JSON Lines file that a killed writer can continue.
+
+    Opening it cuts off a last line that was not finished, so that its record is made again. Every :meth:`append`
+    is flushed to the operating system before it returns.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        _cut_unfinished_line(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, record: BaseModel) -> None:
+        """Write one record as one line."""
+        self._file.write(record.model_dump_json(exclude_none=True) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush to disk and close."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def __enter__(self) -> "AppendLog":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _cut_unfinished_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as log:
+        end = log.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            log.seek(start)
+            newline = log.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                log.truncate(start + newline + 1)
+                return
+            end = start
+        log.truncate(0)

@@ -1,0 +1,76 @@
+"""Progress of long work: a bar with rate and ETA on a terminal, a plain line every ten seconds elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TextIO, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+ItemT = TypeVar("ItemT")
+PLAIN_LINE_INTERVAL_S = 10.0
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.finished_speed or task.speed or 0:.1f} {task.fields['unit']}/s", style="progress.data.speed")
+
+
+class Meter:
+    """Counts finished work of a known total and shows it; use as a context manager.
+
+    Args:
+        label: what is being done, e.g. ``"sft"``.
+        total: number of units.
+        unit: plural name of a unit, e.g. ``"questions"``.
+        stream: where to write; a terminal gets a bar, anything else plain lines.
+    """
+
+    def __init__(self, label: str, total: int, unit: str = "items", stream: TextIO = sys.stderr) -> None:
+        self._label, self._total, self._unit, self._stream = label, total, unit, stream
+        self._done, self._note = 0, ""
+        self._started = self._last_line = time.monotonic()
+        self._bar = _terminal_bar(stream) if stream.isatty() else None
+
+    def __enter__(self) -> "Meter":
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task(self._label, total=self._total, unit=self._unit, note="")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif time.monotonic() - self._started >= PLAIN_LINE_INTERVAL_S:
+            self._print_line()
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Count ``count`` more units as done; ``note`` is shown at the end of the line."""
+        self._done, self._note = self._done + count, note or self._note
+        if self._bar is not None:
+            self._bar.update(self._task, advance=count, note=self._note)
+        elif time.monotonic() - self._last_line >= PLAIN_LINE_INTERVAL_S:
+            self._print_line()
+
+    def _print_line(self) -> None:
+        self._last_line = time.monotonic()
+        elapsed_s = self._last_line - self._started
+        rate = self._done / elapsed_s if elapsed_s else 0.0
+        eta = f"{(self._total - self._done) / rate:.0f} s left" if rate else "no estimate yet"
+        line = f"{self._label}: {self._done}/{self._total} {self._unit}, {rate:.1f}/s, {eta}"
+        print(f"{line}{', ' + self._note if self._note else ''}", file=self._stream, flush=True)
+
+
+def _terminal_bar(stream: TextIO) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+    return Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(file=stream))
+
+
+def track(items: Iterable[ItemT], label: str, total: int, unit: str = "items") -> Iterator[ItemT]:
+    """Yield ``items`` while showing how many of ``total`` are done."""
+    with Meter(label, total, unit) as meter:
+        for item in items:
+            yield item
+            meter.advance()

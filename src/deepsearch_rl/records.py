@@ -1,0 +1,181 @@
+"""The records that cross file and process boundaries, one pydantic model each (field names as in docs/contracts.md).
+
+All are frozen and refuse unknown fields; ``metadata`` is the one open place, for what a corpus or a question set
+carries beyond the common fields.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+class Record(BaseModel):
+    """A frozen model that refuses fields it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Document(Record):
+    """One article of a corpus. ``contents`` is the title, a newline and the text."""
+
+    id: NonEmpty
+    contents: NonEmpty
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The first line of ``contents``, as it stands (wiki-18 titles keep their quotes)."""
+        return self.contents.partition("\n")[0]
+
+    @property
+    def text(self) -> str:
+        """Everything after the first line of ``contents``."""
+        return self.contents.partition("\n")[2]
+
+
+class ChunkMetadata(BaseModel):
+    """Where a chunk comes from, plus whatever its document's metadata holds."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    doc_id: NonEmpty
+    doc_chunks: int = Field(ge=1, description="number of chunks of the document")
+    doc_chunk_id: int = Field(ge=0, description="position of this chunk in its document, from 0")
+
+
+class Chunk(Record):
+    """A retrievable passage. ``contents`` is the document's title, a newline and the passage."""
+
+    id: NonEmpty
+    contents: NonEmpty
+    metadata: ChunkMetadata
+
+    @property
+    def title(self) -> str:
+        """The first line of ``contents``."""
+        return self.contents.partition("\n")[0]
+
+    @property
+    def text(self) -> str:
+        """The passage without its title."""
+        return self.contents.partition("\n")[2]
+
+
+class Evidence(BaseModel):
+    """A gold fact: a string found in one document of the corpus. Unknown keys of a source are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    fact: NonEmpty
+    doc_id: str | None = None
+    title: str | None = None
+
+
+class QuestionMetadata(BaseModel):
+    """What is known about a question. ``evidence_list`` is None where the gold evidence is not known."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    question_type: str = ""
+    evidence_list: tuple[Evidence, ...] | None = None
+
+
+class Question(Record):
+    """A question with every acceptable answer."""
+
+    id: NonEmpty
+    question: NonEmpty
+    golden_answers: Annotated[tuple[str, ...], Field(min_length=1)]
+    metadata: QuestionMetadata = Field(default_factory=QuestionMetadata)
+
+
+class StopReason(StrEnum):
+    """Why a rollout ended."""
+
+    ANSWERED = "answered"
+    """The last assistant turn holds an answer tag."""
+    NO_ANSWER_TAG = "no_answer_tag"
+    """The model ended its turn without a tool call and without an answer tag."""
+    SEARCH_BUDGET = "search_budget"
+    """The model asked for more searches than it may, and did not answer when told so."""
+    TURN_BUDGET = "turn_budget"
+    """The model used all its turns without an answer."""
+    TOKEN_BUDGET = "token_budget"
+    """The next turn would not fit the model's context, or the answer was cut by the token limit."""
+    DEADLINE = "deadline"
+    """The rollout took longer than it may."""
+    TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
+    """The model wrote a tool call that is not valid JSON or names no known tool."""
+    TOOL_ERROR = "tool_error"
+    """The retrieval tool failed, and kept failing."""
+    MODEL_ERROR = "model_error"
+    """The model endpoint failed, and kept failing."""
+
+
+class ToolCall(Record):
+    """A call as the model wrote it; ``arguments`` is the raw JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(Record):
+    """One message of a conversation in the Chat Completions sense."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+class Retrieval(Record):
+    """One executed search: the query and the ids of the chunks that the model was shown, best first."""
+
+    query: str
+    chunk_ids: tuple[str, ...]
+
+
+class Trajectory(Record):
+    """One finished rollout. Scores are derived from it, never stored in it.
+
+    ``id`` is ``<question id>#<sample>``. ``answer`` is the extracted answer, empty where there is none.
+    ``prompt_tokens`` and ``completion_tokens`` are sums over the model calls, as the endpoint counted them.
+    """
+
+    schema_version: Literal[1] = 1
+    id: NonEmpty
+    question_id: NonEmpty
+    sample: int = Field(ge=0)
+    question: NonEmpty
+    golden_answers: tuple[str, ...]
+    question_type: str = ""
+    model: NonEmpty
+    prompt: NonEmpty
+    temperature: float
+    messages: tuple[Message, ...]
+    retrievals: tuple[Retrieval, ...] = ()
+    answer: str = ""
+    stop_reason: StopReason
+    error: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def rounds(self) -> int:
+        """Number of assistant turns."""
+        return sum(message.role == "assistant" for message in self.messages)
+
+    @property
+    def tool_calls(self) -> int:
+        """Number of tool calls that the model wrote."""
+        return sum(len(message.tool_calls) for message in self.messages)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the rollout ended in anything but an answer."""
+        return self.stop_reason is not StopReason.ANSWERED

@@ -1,0 +1,130 @@
+"""What every stage shares: reading its params sections and turning errors into one paragraph.
+
+A stage file reads
+
+    def main(params: Params) -> None:
+        config = params.section("chunk", ChunkConfig)
+        ...
+
+    if __name__ == "__main__":
+        run(main)
+
+and is called as ``python -m stages.chunk PARAMS_FILE [ITEM] [--debug]``.
+"""
+
+import argparse
+import errno
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from deepsearch_rl.errors import ConfigError, DeepsearchError
+
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """One profile's params.yaml.
+
+    ``item`` is the matrix value of the stage (``rl@sft`` -> ``sft``), empty where there is none. ``loaded`` collects
+    the names of the sections that were read, which a test compares with the ``params`` of dvc.yaml.
+    """
+
+    path: Path
+    values: dict[str, Any]
+    item: str = ""
+    loaded: set[str] = field(default_factory=set)
+
+    @property
+    def profile(self) -> str:
+        """The profile's name: the folder under data/, models/ and reports/."""
+        return str(self.values["profile"])
+
+    @property
+    def data(self) -> Path:
+        """``data/<profile>``."""
+        return Path("data", self.profile)
+
+    @property
+    def models(self) -> Path:
+        """``models/<profile>``."""
+        return Path("models", self.profile)
+
+    @property
+    def reports(self) -> Path:
+        """``reports/<profile>``."""
+        return Path("reports", self.profile)
+
+    def value(self, name: str) -> Any:
+        """A plain top-level value, e.g. ``seed``."""
+        if name not in self.values:
+            raise ConfigError(f"{self.path} has no {name!r}; copy it from params.yaml of the tiny profile.")
+        self.loaded.add(name)
+        return self.values[name]
+
+    def section(self, name: str, config: type[ConfigT]) -> ConfigT:
+        """A section as its frozen config.
+
+        Raises:
+            ConfigError: the section is missing, or a field is missing, unknown or out of range.
+        """
+        return self._validated(name, TypeAdapter(config))
+
+    def mapping(self, name: str, config: type[ConfigT]) -> dict[str, ConfigT]:
+        """A section that maps names to configs, e.g. ``datasets``."""
+        return self._validated(name, TypeAdapter(dict[str, config]))
+
+    def _validated(self, name: str, adapter: TypeAdapter[Any]) -> Any:
+        try:
+            return adapter.validate_python(self.value(name))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join([name, *(str(part) for part in first["loc"])])
+            raise ConfigError(f"{self.path}, {where}: {first['msg']} (given: {first['input']!r}).") from error
+
+
+def load_params(path: Path, item: str = "") -> Params:
+    """Read a profile's params.yaml.
+
+    Raises:
+        ConfigError: the file is missing or is not a YAML mapping with a ``profile``.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist; give a profile's params.yaml, e.g. `params.yaml`.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}.") from error
+    if not isinstance(values, dict) or "profile" not in values:
+        raise ConfigError(f"{path} is not a profile: it has no `profile:` name.")
+    return Params(path, values, item)
+
+
+def run(main: Callable[[Params], None]) -> None:
+    """Run a stage from its command line; errors end it with status 1 and one paragraph on stderr."""
+    parser = argparse.ArgumentParser(description=sys.modules[main.__module__].__doc__)
+    parser.add_argument("params", type=Path, help="the profile's params.yaml")
+    parser.add_argument("item", nargs="?", default="", help="matrix value of the stage, e.g. the model to evaluate")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    arguments = parser.parse_args()
+    try:
+        main(load_params(arguments.params, arguments.item))
+    except (DeepsearchError, OSError) as error:
+        if arguments.debug:
+            traceback.print_exc()
+        sys.exit(f"error: {explain(error)}")
+
+
+def explain(error: DeepsearchError | OSError) -> str:
+    """The paragraph that a user reads."""
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        return f"the disk is full ({error.filename or 'while writing'}). Free some space and run the command again; finished stages are kept."
+    return str(error)
