@@ -1,0 +1,17 @@
+"""How found chunks are written for a model to read.
+
+The text is plain, ``[1] Title`` and the passage below it, because a model that reads escaped JSON pays for every
+quote and newline twice and copies the escapes into its answers.
+"""
+
+from collections.abc import Sequence
+
+from deepsearch_rl.records import Chunk
+
+NO_PASSAGES = "No passages found."
+"""What the model reads when a search succeeded and found nothing."""
+
+
+def format_passages(chunks: Sequence[Chunk]) -> str:
+    """Write chunks, best first, as ``[rank] Title`` and text; a blank line stands between two passages."""
+    return "\n\n".join(f"[{rank}] {chunk.contents}" for rank, chunk in enumerate(chunks, 1)) or NO_PASSAGES
