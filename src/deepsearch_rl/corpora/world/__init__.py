@@ -1,0 +1,1 @@
+"""Generated multi-hop worlds: word lists, grammars, articles and questions."""
