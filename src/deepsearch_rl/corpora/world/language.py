@@ -39,7 +39,7 @@ class Grammar:
     """One world's kinds, relations and question wordings.
 
     ``questions`` maps a set of wordings to templates with ``{path}``, the nested noun phrase of a chain;
-    ``comparisons`` maps a question set to templates with ``{first}``, ``{second}`` (names) and, where it fits, ``{noun}``.
+    ``comparisons`` maps a question set to templates with ``{first}``, ``{second}`` (names) and perhaps ``{noun}``.
     """
 
     kinds: Mapping[str, Kind]
