@@ -14,7 +14,10 @@ and is called as ``python -m stages.chunk PARAMS_FILE [ITEM] [--debug]``.
 
 import argparse
 import errno
+import json
+import resource
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +31,8 @@ from deepsearch_rl.errors import ConfigError, DeepsearchError
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+TIMINGS = Path("work", "timings.jsonl")
+"""One line per finished stage run, for `deepsearch summary`; a measurement, so no artifact and not tracked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +120,33 @@ def run(main: Callable[[Params], None]) -> None:
     parser.add_argument("item", nargs="?", default="", help="matrix value of the stage, e.g. the model to evaluate")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     arguments = parser.parse_args()
+    started = time.monotonic()
     try:
-        main(load_params(arguments.params, arguments.item))
+        params = load_params(arguments.params, arguments.item)
+        main(params)
+        _record_run(params, Path(sys.argv[0]).stem, time.monotonic() - started)
     except (DeepsearchError, OSError) as error:
         if arguments.debug:
             traceback.print_exc()
         sys.exit(f"error: {explain(error)}")
 
 
+def _record_run(params: Params, stage: str, seconds: float) -> None:
+    peaks_kib = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    run_of_stage = {
+        "profile": params.profile,
+        "stage": f"{stage}@{params.item}" if params.item else stage,
+        "seconds": round(seconds, 1),
+        "peak_mb": round(sum(peaks_kib) / 1024),  # of the stage's own process and of its largest child together
+    }
+    TIMINGS.parent.mkdir(exist_ok=True)
+    with TIMINGS.open("a", encoding="utf-8") as timings:
+        timings.write(json.dumps(run_of_stage) + "\n")
+
+
 def explain(error: DeepsearchError | OSError) -> str:
     """The paragraph that a user reads."""
     if isinstance(error, OSError) and error.errno in NO_SPACE:
-        return f"the disk is full ({error.filename or 'while writing'}). Free some space and run the command again; finished stages are kept."
+        where = error.filename or "while writing"
+        return f"the disk is full ({where}). Free some space and run the command again; finished stages are kept."
     return str(error)

@@ -1,0 +1,45 @@
+# The whole job and its checks. `make help` lists what there is; PROFILE=smoke (or gpu) selects another profile.
+PROFILE ?= tiny
+PYTHON  ?= $(shell for python in python3.11 python3.12 python3; do $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
+
+BIN   := .venv/bin
+GRAPH := $(if $(filter tiny,$(PROFILE)),dvc.yaml,profiles/$(PROFILE)/dvc.yaml)
+
+# Nothing phones home; one thread is the fastest setting for models of a few million parameters.
+export DO_NOT_TRACK ?= 1
+export ITERATIVE_DO_NOT_TRACK ?= 1
+export DVC_NO_ANALYTICS ?= 1
+export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
+export MLFLOW_DISABLE_TELEMETRY ?= true
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help environment repro flow ui test unit lint
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
+
+environment:  ## .venv/ from the committed lock
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer on PATH; install python3.11 (or name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS))." >&2; exit 1; }
+	@$(PYTHON) scripts/environment.py
+
+repro: environment  ## run whatever changed, then print the F1 table and where the time went
+	@test -e $(GRAPH) || { echo "error: there is no profile '$(PROFILE)': $(GRAPH) does not exist. Profiles: tiny $(notdir $(wildcard profiles/*))." >&2; exit 1; }
+	@$(BIN)/dvc repro $(GRAPH)
+	@$(BIN)/deepsearch summary $(PROFILE)
+
+flow: environment  ## the same as a Prefect flow run: a task per stage
+	@$(BIN)/python -m flows.reproduce $(PROFILE)
+
+ui: environment  ## Prefect and MLflow on loopback until Ctrl-C
+	@$(BIN)/python -m flows.ui
+
+test: environment lint  ## every check, the smoke graph last
+	@$(BIN)/python -m pytest
+
+unit: environment  ## the tests without the slow ones
+	@$(BIN)/python -m pytest -m "not slow"
+
+lint: environment  ## ruff and pyright
+	@$(BIN)/ruff check
+	@$(BIN)/pyright

@@ -1,0 +1,121 @@
+"""Make the project's environment, ``.venv/``, from the committed ``uv.lock``; do nothing where it is up to date.
+
+    python3 scripts/environment.py
+
+uv, which reads the lock, is installed by pip into ``.venvs/uv``, so that neither the user's site nor a uv of another
+version takes part. The one package that is not simply the lock's is torch: PyPI's Linux build is a CUDA build of
+several gigabytes, which a CPU has no use for. Where pip's find-links (``PIP_FIND_LINKS`` or pip's configuration) offers
+the CPU build of the pinned version for this Python, that one is installed and the CUDA packages are left out.
+
+Standard library only: this runs before anything is installed.
+"""
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+UV_VERSION = "0.13.8"
+BOOTSTRAP = ROOT / ".venvs" / "uv"
+ENVIRONMENT = ROOT / ".venv"
+STAMP = ENVIRONMENT / ".installed"
+PYTHONS = ">=3.11,<3.13"  # requires-python of pyproject.toml
+CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
+
+
+def main() -> None:
+    """Bring ``.venv/`` up to date, or exit with one paragraph that says what is missing."""
+    if STAMP.is_file() and STAMP.read_text(encoding="utf-8") == _digest():
+        return
+    try:
+        _install(_uv())
+    except subprocess.CalledProcessError as error:
+        command = shlex.join(map(str, error.cmd))
+        sys.exit(f"error: the environment is not complete: `{command}` ended with status {error.returncode}.")
+    STAMP.write_text(_digest(), encoding="utf-8")
+
+
+def _digest() -> str:
+    """Digest of everything that decides what is installed."""
+    inputs = (ROOT / "uv.lock", ROOT / "pyproject.toml", Path(__file__))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
+
+
+def _uv() -> list[str]:
+    """The command line of the pinned uv, installed first where it is missing."""
+    uv = BOOTSTRAP / "bin" / "uv"
+    if not uv.exists() or UV_VERSION not in subprocess.run([uv, "--version"], capture_output=True, text=True).stdout:
+        _say(f"installing uv {UV_VERSION} into {BOOTSTRAP.relative_to(ROOT)}")
+        try:
+            venv.create(BOOTSTRAP, with_pip=True, clear=True)
+        except subprocess.CalledProcessError:
+            sys.exit("error: this Python cannot make virtual environments; on Debian: `apt-get install python3-venv`.")
+        _run([BOOTSTRAP / "bin" / "python", "-m", "pip", "install", "--quiet", f"uv=={UV_VERSION}"])
+    return [str(uv)]
+
+
+def _install(uv: list[str]) -> None:
+    """Install the lock, with a CPU torch where one is offered."""
+    torch, cuda_packages = _read_lock()
+    _make_venv(uv)
+    python = str(ENVIRONMENT / "bin" / "python")
+    offline = ["--python", python, "--no-index", "--no-deps", *_find_links()]
+    cpu_torch = [*uv, "pip", "install", *offline, f"torch=={torch}+cpu"]
+    sync = [*uv, "sync", "--frozen", "--inexact", "--python", python]
+    if subprocess.run([*cpu_torch, "--dry-run"], capture_output=True, cwd=ROOT).returncode == 0:
+        _say(f"installing the locked packages with the CPU build of torch {torch} that find-links offers")
+        _run([*sync, *(f"--no-install-package={name}" for name in ("torch", *cuda_packages))])
+        _run(cpu_torch)
+        return
+    if sys.platform == "linux":
+        _say(
+            f"no CPU build of torch {torch} in pip's find-links: installing PyPI's CUDA build, several GB. For a CPU "
+            "build: `pip download --no-deps --dest wheels --index-url https://download.pytorch.org/whl/cpu "
+            f"torch=={torch}+cpu`, then run again with PIP_FIND_LINKS=$PWD/wheels."
+        )
+    _run(sync)
+
+
+def _make_venv(uv: list[str]) -> None:
+    """Create ``.venv/`` with this Python where it fits, else with one that uv finds or fetches."""
+    if (ENVIRONMENT / "bin" / "python").exists():
+        return
+    fits = (3, 11) <= sys.version_info[:2] < (3, 13)
+    _run([*uv, "venv", "--quiet", "--python", sys.executable if fits else PYTHONS, str(ENVIRONMENT)])
+
+
+def _read_lock() -> tuple[str, list[str]]:
+    """The locked version of torch, and the names of the packages that only its CUDA build needs."""
+    packages = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))["package"]
+    torch = next(package["version"] for package in packages if package["name"] == "torch")
+    return torch, sorted({p["name"] for p in packages if p["name"].startswith(CUDA_PREFIXES)})
+
+
+def _find_links() -> list[str]:
+    """The find-links of pip, from its environment variable and its configuration files, as uv options."""
+    pip = [BOOTSTRAP / "bin" / "python", "-m", "pip", "config", "list"]
+    settings = subprocess.run(pip, capture_output=True, text=True, check=True).stdout.splitlines()
+    pairs = [line.partition("=")[::2] for line in settings]
+    values = [value.strip("'\"").replace("\\n", " ") for name, value in pairs if name.endswith(".find-links")]
+    return [f"--find-links={place}" for place in dict.fromkeys(" ".join(values).split())]
+
+
+def _run(command: Sequence[str | Path]) -> None:
+    # A virtual environment that happens to be active is not the one to install into.
+    active = {"VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT"}
+    environment = {name: value for name, value in os.environ.items() if name not in active}
+    subprocess.run(command, check=True, cwd=ROOT, env=environment)
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"environment: {message}\n")
+
+
+if __name__ == "__main__":
+    main()

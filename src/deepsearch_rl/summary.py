@@ -1,0 +1,81 @@
+"""What a finished run of the graph comes to: the F1 table, where time and memory went, where to look next."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from deepsearch_rl.errors import ArtifactError, UnknownNameError
+from deepsearch_rl.files import read_jsonl
+
+TIMINGS = Path("work", "timings.jsonl")
+
+
+class StageRun(BaseModel):
+    """One finished run of a stage, as stages/entry.py notes it in ``work/timings.jsonl``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    profile: str
+    stage: str = Field(description="name as DVC gives it, e.g. rl@sft")
+    seconds: float = Field(ge=0, description="wall time, imports left out")
+    peak_mb: int = Field(ge=0, description="peak resident memory of the stage's process and its largest child, MiB")
+
+
+def profile_names(root: Path) -> list[str]:
+    """Names of the profiles of the project at ``root``: tiny, and every folder of profiles/ with a params.yaml."""
+    return ["tiny", *sorted(path.parent.name for path in (root / "profiles").glob("*/params.yaml"))]
+
+
+def dvc_file(profile: str) -> str:
+    """The dvc.yaml of a profile, relative to the project."""
+    return "dvc.yaml" if profile == "tiny" else f"profiles/{profile}/dvc.yaml"
+
+
+def read_table(root: Path, profile: str) -> str:
+    """The F1 table of a profile in Markdown.
+
+    Raises:
+        UnknownNameError: there is no such profile.
+        ArtifactError: the profile has no report yet.
+    """
+    if profile not in profile_names(root):
+        raise UnknownNameError("profile", profile, profile_names(root))
+    table = root / "reports" / profile / "f1_table.md"
+    if not table.is_file():
+        raise ArtifactError(f"{table} does not exist yet; `dvc repro {dvc_file(profile)}` makes it.")
+    return table.read_text(encoding="utf-8").rstrip()
+
+
+def latest_runs(root: Path, profile: str) -> list[StageRun]:
+    """The last run of every stage of a profile, in the order in which the stages last ran."""
+    if not (root / TIMINGS).is_file():
+        return []
+    latest: dict[str, StageRun] = {}
+    for run in read_jsonl(root / TIMINGS, StageRun):
+        if run.profile == profile:
+            latest.pop(run.stage, None)
+            latest[run.stage] = run
+    return list(latest.values())
+
+
+def render_runs(runs: list[StageRun]) -> str:
+    """A plain table of stage times and memory, with the total time and the highest peak."""
+    rows = [(run.stage, run.seconds, run.peak_mb) for run in runs]
+    rows.append(("total / highest", sum(run.seconds for run in runs), max((run.peak_mb for run in runs), default=0)))
+    return "\n".join(f"{stage:<22}{seconds:>9.1f} s{peak_mb:>8,} MiB" for stage, seconds, peak_mb in rows)
+
+
+def render(root: Path, profile: str) -> str:
+    """The closing words of `make repro`."""
+    dvc_yaml, runs = dvc_file(profile), latest_runs(root, profile)
+    parts = [read_table(root, profile)]
+    if runs:
+        parts.append(f"Where the time went (last run of each stage):\n\n{render_runs(runs)}")
+    parts.append(
+        f"""Where to look next:
+  reports/{profile}/index.html       the report with its plots, in a browser
+  make ui                         runs and figures in Prefect and MLflow
+  dvc dag {dvc_yaml}  the graph;  dvc status {dvc_yaml}  what would run again
+  deepsearch doctor               what the other profiles need"""
+    )
+    return "\n\n".join(parts)
