@@ -20,10 +20,12 @@ INSUFFICIENT = "Insufficient information."
 
 
 def extract_answer(text: str) -> str:
-    """The stripped text between the last ``<answer>`` and the last ``</answer>``; empty where there is no such pair."""
-    end = text.rfind("</answer>")
-    start = text.rfind("<answer>", 0, end if end >= 0 else 0)
-    return text[start + len("<answer>") : end].strip() if start >= 0 else ""
+    """The stripped text between the last ``<answer>`` and the last ``</answer>``; empty where there is no such pair.
+
+    An answer that was opened again and not closed (``<answer>x</answer> <answer>y``) is cut off, so it is empty.
+    """
+    start, end = text.rfind("<answer>"), text.rfind("</answer>")
+    return text[start + len("<answer>") : end].strip() if 0 <= start < end else ""
 
 
 def normalise(text: str) -> str:

@@ -1,0 +1,209 @@
+"""Instruction following before and after training: IFEval through evalscope against a served model.
+
+evalscope asks the prompts and applies the official checkers. A prompt whose checker fails is dropped by it without a
+word in the figures, so every item's own review is read here: the number scored must equal the number asked, or there
+is no score at all. Accuracies are those of the official scorer: per prompt (all its instructions followed) and per
+instruction, strict (the response as it stands) and loose (also without its first or last line and asterisks).
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from evalscope import TaskConfig, run_task
+from pydantic import BaseModel, ConfigDict, Field
+
+from deepsearch_rl.errors import CheckFailedError, ConfigError, EndpointError
+from deepsearch_rl.evaluation.ifeval_prompts import IfevalPrompt, generated_prompts, read_prompts
+from deepsearch_rl.evaluation.rows import IfevalScore
+from deepsearch_rl.files import atomic_directory, read_jsonl, write_json, write_jsonl
+from deepsearch_rl.records import Record
+from deepsearch_rl.serving.endpoint import Endpoint
+
+
+class IfevalConfig(Record):
+    """Section ``ifeval`` of params.yaml."""
+
+    prompts: Literal["generated", "real"]
+    """``generated``: written here, no download; ``real``: the file ``path``."""
+    count: int = Field(ge=1, le=100)
+    """Number of generated prompts; at least 23 to use every instruction once."""
+    path: Path | None
+    """The official prompts as JSON Lines (541 prompts; key, prompt, instruction_id_list, kwargs), for ``real``."""
+    max_tokens: int = Field(ge=1)
+    """Length limit of a response."""
+    concurrency: int = Field(ge=1)
+    """Requests at once."""
+    timeout_s: float = Field(gt=0)
+    """Time that one response may take."""
+    retries: int = Field(ge=1)
+    """Attempts per prompt where the endpoint fails."""
+
+
+class IfevalResponse(Record):
+    """What a model answered to one prompt, and which of its instructions it followed (shares in [0, 1])."""
+
+    key: int
+    prompt: str
+    response: str
+    prompt_strict: float
+    prompt_loose: float
+    inst_strict: float
+    inst_loose: float
+
+
+class _Lenient(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class _ReviewValues(_Lenient):
+    prompt_level_strict: float
+    prompt_level_loose: float
+    inst_level_strict: float
+    inst_level_loose: float
+
+
+class _ReviewMetadata(_Lenient):
+    key: int
+    prompt: str
+
+
+class _ReviewScore(_Lenient):
+    value: _ReviewValues | dict[str, float]
+    prediction: str
+
+
+class _SampleScore(_Lenient):
+    score: _ReviewScore
+    sample_metadata: _ReviewMetadata
+
+
+class _Review(_Lenient):
+    """One line of evalscope's reviews file; ``value`` is empty where a checker failed."""
+
+    sample_score: _SampleScore
+
+
+def load_prompts(config: IfevalConfig) -> list[IfevalPrompt]:
+    """The prompts that ``config`` names.
+
+    Raises:
+        ConfigError: ``prompts`` is ``real`` and no ``path`` is given.
+        ArtifactError, RecordError: as :func:`~deepsearch_rl.evaluation.ifeval_prompts.read_prompts`.
+    """
+    if config.prompts == "generated":
+        return generated_prompts(config.count)
+    if config.path is None:
+        raise ConfigError("ifeval.path must name the JSON Lines file of the official prompts when ifeval.prompts is real.")
+    return read_prompts(config.path)
+
+
+def evaluate_ifeval(
+    model: str, endpoint: Endpoint, config: IfevalConfig, seed: int, out: Path, work: Path
+) -> IfevalScore:
+    """Ask and score every prompt; write ``responses.jsonl`` (by key) and ``scores.json`` into ``out``.
+
+    Args:
+        model: the name of the model in the tables.
+        work: scratch folder for evalscope, emptied first.
+
+    Raises:
+        CheckFailedError: evalscope scored fewer prompts than were asked.
+        EndpointError: the model's endpoint failed.
+    """
+    prompts = load_prompts(config)
+    shutil.rmtree(work, ignore_errors=True)
+    write_jsonl(work / "prompts" / "train.jsonl", prompts)
+    _run_evalscope(endpoint, config, seed, work)
+    responses = _reviewed(prompts, work)
+    score = _score(model, config, prompts, responses)
+    with atomic_directory(out) as folder:
+        write_jsonl(folder / "responses.jsonl", responses)
+        write_json(folder / "scores.json", score.model_dump(mode="json"))
+    return score
+
+
+def _run_evalscope(endpoint: Endpoint, config: IfevalConfig, seed: int, work: Path) -> None:
+    task = TaskConfig(
+        model=endpoint.model,
+        model_id="model",
+        api_url=endpoint.base_url,
+        api_key=endpoint.api_key,
+        eval_type="openai_api",
+        datasets=["ifeval"],
+        dataset_args={"ifeval": {"local_path": str((work / "prompts").resolve())}},
+        generation_config={
+            "temperature": 0.0,
+            "max_tokens": config.max_tokens,
+            "timeout": config.timeout_s,
+            "retries": config.retries,
+            "retry_interval": 1,
+        },
+        eval_batch_size=config.concurrency,
+        work_dir=str(work / "evalscope"),
+        no_timestamp=True,
+        ignore_errors=False,
+        collect_perf=False,
+        seed=seed,
+    )
+    try:
+        run_task(task)
+    except Exception as error:  # noqa: BLE001 - evalscope raises whatever its client or threads raised
+        raise EndpointError(
+            f"IFEval stopped ({type(error).__name__}): {endpoint.base_url} did not answer every prompt. "
+            f"Details are in {work / 'evalscope' / 'logs' / 'eval_log.log'}."
+        ) from error
+
+
+def _reviewed(prompts: Sequence[IfevalPrompt], work: Path) -> list[IfevalResponse]:
+    """The complete reviews by key; refuses a missing, doubled or unscored prompt."""
+    reviews = read_jsonl(work / "evalscope" / "reviews" / "model" / "ifeval_default.jsonl", _Review)
+    responses = sorted((found for review in reviews if (found := _response(review))), key=lambda found: found.key)
+    asked, scored = sorted(prompt.key for prompt in prompts), [response.key for response in responses]
+    if scored != asked:
+        lost = sorted(set(asked) - set(scored))
+        raise CheckFailedError(
+            f"IFEval asked {len(asked)} prompts and scored {len(scored)}; without a score: keys {lost[:10]}. "
+            f"The checkers' errors are in {work / 'evalscope' / 'logs' / 'eval_log.log'}."
+        )
+    return responses
+
+
+def _response(review: _Review) -> IfevalResponse | None:
+    found = review.sample_score
+    values = found.score.value
+    if not isinstance(values, _ReviewValues):
+        return None
+    return IfevalResponse(
+        key=found.sample_metadata.key,
+        prompt=found.sample_metadata.prompt,
+        response=found.score.prediction,
+        prompt_strict=values.prompt_level_strict,
+        prompt_loose=values.prompt_level_loose,
+        inst_strict=values.inst_level_strict,
+        inst_loose=values.inst_level_loose,
+    )
+
+
+def _score(
+    model: str, config: IfevalConfig, prompts: Sequence[IfevalPrompt], responses: Sequence[IfevalResponse]
+) -> IfevalScore:
+    weight_of = {prompt.key: len(prompt.instruction_id_list) for prompt in prompts}
+    weights = [weight_of[response.key] for response in responses]
+
+    def mean(values: Sequence[float], weights: Sequence[int] | None = None) -> float:
+        return round(float(np.average(values, weights=weights)), 6)
+
+    return IfevalScore(
+        model=model,
+        prompts=config.prompts,
+        n=len(responses),
+        instructions=sum(weights),
+        instruction_ids=len({name for prompt in prompts for name in prompt.instruction_id_list}),
+        prompt_strict=mean([response.prompt_strict for response in responses]),
+        prompt_loose=mean([response.prompt_loose for response in responses]),
+        inst_strict=mean([response.inst_strict for response in responses], weights),
+        inst_loose=mean([response.inst_loose for response in responses], weights),
+    )

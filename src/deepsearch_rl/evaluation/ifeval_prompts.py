@@ -1,0 +1,141 @@
+"""IFEval prompts in the official form (Zhou et al. 2023, arXiv 2311.07911): read from a file, or generated.
+
+The generated set needs no download: it uses the instructions whose checkers are plain string code (and langdetect,
+which carries its own profiles). Two of the 25 official kinds are left out because their checkers load NLTK's sentence
+model: ``length_constraints:number_sentences`` and ``change_case:capital_word_frequency``. The wording of every
+instruction comes from its checker's own ``build_description``, so that what is asked is what is checked.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from evalscope.benchmarks.ifeval import instructions_registry
+from pydantic import Field, JsonValue, model_validator
+
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.records import NonEmpty, Record
+
+NEED_NLTK_DATA = frozenset({"length_constraints:number_sentences", "change_case:capital_word_frequency"})
+"""Instructions that cannot be checked without NLTK's ``punkt_tab``."""
+
+_INSTRUCTIONS: tuple[tuple[str, dict[str, JsonValue]], ...] = (
+    ("keywords:existence", {"keywords": ["river", "bridge"]}),
+    ("keywords:frequency", {"keyword": "city", "frequency": 2, "relation": "at least"}),
+    ("keywords:forbidden_words", {"forbidden_words": ["film", "actor"]}),
+    ("keywords:letter_frequency", {"letter": "o", "let_frequency": 5, "let_relation": "at least"}),
+    ("language:response_language", {"language": "en"}),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}),
+    ("length_constraints:number_words", {"num_words": 30, "relation": "less than"}),
+    (
+        "length_constraints:nth_paragraph_first_word",
+        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "later"},
+    ),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 3}),
+    ("detectable_format:constrained_response", {}),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 1}),
+    ("detectable_format:multiple_sections", {"section_spliter": "Section", "num_sections": 2}),
+    ("detectable_format:json_format", {}),
+    ("detectable_format:title", {}),
+    ("combination:two_responses", {}),
+    ("combination:repeat_prompt", {"prompt_to_repeat": "Name a capital city."}),
+    ("startend:end_checker", {"end_phrase": "That is all."}),
+    ("startend:quotation", {}),
+    ("change_case:english_capital", {}),
+    ("change_case:english_lowercase", {}),
+    ("punctuation:no_comma", {}),
+)
+_TOPICS = (
+    "Describe a small town by a river.",
+    "Tell a friend about a company that makes clocks.",
+    "Name a country and say who lives there.",
+    "Say where a director was born.",
+    "Write about a film that you would watch again.",
+)
+
+
+class IfevalPrompt(Record):
+    """One prompt of IFEval: ``kwargs[i]`` are the arguments of the checker ``instruction_id_list[i]``."""
+
+    key: int
+    prompt: NonEmpty
+    instruction_id_list: tuple[str, ...] = Field(min_length=1)
+    kwargs: tuple[dict[str, JsonValue], ...]
+
+    @model_validator(mode="after")
+    def _known_and_paired(self) -> "IfevalPrompt":
+        unknown = sorted(set(self.instruction_id_list) - set(instructions_registry.INSTRUCTION_DICT))
+        if unknown:
+            raise ValueError(f"no checker is known for {', '.join(unknown)}")
+        if len(self.kwargs) != len(self.instruction_id_list):
+            raise ValueError("kwargs must hold one entry per instruction")
+        return self
+
+
+def generated_prompts(count: int) -> list[IfevalPrompt]:
+    """``count`` generated prompts: every instruction alone first, then pairs of instructions that go together."""
+    singles = [(entry,) for entry in _INSTRUCTIONS]
+    pairs = [
+        (first, second)
+        for distance in range(1, len(_INSTRUCTIONS))
+        for first, second in zip(_INSTRUCTIONS, _INSTRUCTIONS[distance:], strict=False)
+        if _compatible(first[0], second[0])
+    ]
+    chosen = [*singles, *pairs][:count]
+    return [_prompt(key, entries) for key, entries in enumerate(chosen, 1)]
+
+
+def _compatible(first: str, second: str) -> bool:
+    conflicts = instructions_registry.INSTRUCTION_CONFLICTS
+    return second not in conflicts[first] and first not in conflicts[second]
+
+
+def _prompt(key: int, entries: Sequence[tuple[str, dict[str, JsonValue]]]) -> IfevalPrompt:
+    ids = tuple(name for name, _ in entries)
+    kwargs = tuple(arguments for _, arguments in entries)
+    wording = (instructions_registry.INSTRUCTION_DICT[name](name).build_description(**given) for name, given in entries)
+    topic = _TOPICS[key % len(_TOPICS)]
+    return IfevalPrompt(key=key, prompt=" ".join([topic, *wording]), instruction_id_list=ids, kwargs=kwargs)
+
+
+def read_prompts(path: Path) -> list[IfevalPrompt]:
+    """Read a JSON Lines file in the official form.
+
+    Raises:
+        ArtifactError: the file is missing, empty, or asks for checkers whose NLTK data is not installed.
+        RecordError: a line does not fit, or names an instruction without a checker.
+    """
+    prompts = list(read_jsonl(path, IfevalPrompt))
+    if not prompts:
+        raise ArtifactError(f"{path} holds no IFEval prompt.")
+    require_nltk_data(prompts)
+    return prompts
+
+
+def require_nltk_data(prompts: Sequence[IfevalPrompt]) -> None:
+    """Refuse to start without NLTK's sentence model where a checker needs it.
+
+    Without it evalscope tries a download in the middle of the run, and scores nothing for those prompts.
+
+    Raises:
+        ArtifactError: a prompt needs ``punkt_tab`` and it is not installed.
+    """
+    needing = sum(not NEED_NLTK_DATA.isdisjoint(prompt.instruction_id_list) for prompt in prompts)
+    if needing and not _has_sentence_model():
+        raise ArtifactError(
+            f"{needing} of {len(prompts)} IFEval prompts are checked with NLTK's sentence model, which is not installed. "
+            "Run `python -m nltk.downloader punkt_tab` once, or set NLTK_DATA to a folder that holds "
+            "tokenizers/punkt_tab."
+        )
+
+
+def _has_sentence_model() -> bool:
+    nltk: ModuleType = instructions_registry.instructions.instructions_util.nltk
+    try:
+        nltk.data.find("tokenizers/punkt_tab")
+    except LookupError:
+        return False
+    return True

@@ -1,0 +1,116 @@
+"""What an evaluation leaves behind for the report: rows of the F1 table, IFEval scores, and where they come from."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from deepsearch_rl.records import NonEmpty, Record
+
+Share = float
+"""A score in [0, 1], rounded to six decimals so that equal results have equal files."""
+Control = Literal["no_search", "gold_passage"]
+Condition = Literal["search", "no_search", "gold_passage"]
+"""How a question was answered: by the agent with its search tool, without it, or with the gold passages given."""
+
+
+def run_file(dataset: str, condition: Condition, temperature: float) -> str:
+    """Name of the file that holds the rollouts of one run, e.g. ``musique.search.t0.7.jsonl``."""
+    return f"{dataset}.{condition}.t{temperature:g}.jsonl"
+
+
+class ConstantScore(Record):
+    """The best constant answer of a set: what a model that reads nothing can reach."""
+
+    answer: str
+    f1: Share
+    em: Share
+
+
+class TypeScore(Record):
+    """Scores of the questions of one type."""
+
+    n: int = Field(ge=1, description="questions")
+    em: Share
+    f1: Share
+    f1_low: Share
+    f1_high: Share
+    constant: ConstantScore
+
+
+class ControlScore(Record):
+    """Scores of the same model on the first ``n`` questions of the set under other conditions."""
+
+    n: int = Field(ge=1, description="questions")
+    temperature: float
+    samples: int
+    em: Share
+    f1: Share
+    f1_low: Share
+    f1_high: Share
+    searched_f1: Share = Field(description="F1 with search on the same questions, for a fair comparison")
+    failures: dict[str, int]
+
+
+class F1TableRow(Record):
+    """One model on one question set under one setting."""
+
+    model: NonEmpty
+    checkpoint: NonEmpty = Field(description="which weights: folder, and the step that was kept where there were several")
+    dataset: NonEmpty
+    corpus: NonEmpty
+    prompt: NonEmpty
+    top_k: int = Field(description="passages per search")
+    chunk_size: int = Field(description="tokens per passage, at most")
+    temperature: float
+    samples: int = Field(ge=1, description="answers per question, averaged per question before anything else")
+    seed: int
+    n: int = Field(ge=1, description="questions")
+    em: Share
+    f1: Share
+    f1_low: Share = Field(description="lower end of the 95 % bootstrap interval over questions")
+    f1_high: Share
+    acc: Share
+    precision: Share
+    recall: Share
+    mean_rounds: float = Field(description="assistant turns per rollout")
+    mean_tool_calls: float = Field(description="searches asked for per rollout")
+    failures: dict[str, int] = Field(description="rollouts that did not end in an answer, by stop reason")
+    generated: bool = Field(description="the questions and their corpus are generated, not a published set")
+    constant: ConstantScore
+    types: dict[str, TypeScore]
+    controls: dict[Control, ControlScore] = Field(default_factory=dict)
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the main figure (sampled answers), not the greedy one beside it."""
+        return self.temperature > 0
+
+    @property
+    def sort_key(self) -> tuple[str, str, float, str, int]:
+        """Canonical order of rows."""
+        return (self.dataset, self.model, -self.temperature, self.prompt, self.top_k)
+
+
+class ModelEvaluation(Record):
+    """``rows.json`` of one evaluated model."""
+
+    schema_version: Literal[1] = 1
+    model: NonEmpty
+    seed: int
+    inputs: dict[str, str] = Field(description="what was evaluated against: file -> sha256")
+    rows: tuple[F1TableRow, ...]
+
+
+class IfevalScore(Record):
+    """``scores.json`` of one model's IFEval run; accuracies as the official scorer defines them."""
+
+    schema_version: Literal[1] = 1
+    model: NonEmpty
+    prompts: Literal["generated", "real"]
+    n: int = Field(ge=1, description="prompts asked, and scored")
+    instructions: int = Field(ge=1, description="instructions over all prompts")
+    instruction_ids: int = Field(ge=1, description="distinct kinds of instruction")
+    prompt_strict: Share
+    prompt_loose: Share
+    inst_strict: Share
+    inst_loose: Share
