@@ -1,0 +1,1 @@
+"""Model servers behind one interface: a folder goes in, an OpenAI-compatible endpoint comes out."""

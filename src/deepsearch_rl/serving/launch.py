@@ -1,0 +1,68 @@
+"""Starting, checking and stopping the model server that a profile names.
+
+    with serve_model(folder, config) as endpoint:
+        ...  # OpenAI-compatible, stopped at the end of the block
+
+Backends: ``transformers`` (ms-swift's engine in a process of its own, CPU), ``vllm`` (GPU), ``remote`` (a server that
+runs already; its address comes from params, its key from the environment variable that params name).
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.records import Record
+from deepsearch_rl.serving.swift import TransformersConfig, serve_transformers
+from deepsearch_rl.serving.vllm import VllmConfig, serve_vllm
+
+
+class RemoteConfig(Record):
+    """A server that runs already."""
+
+    base_url: str = Field(min_length=1, description="address up to and including /v1")
+    model: str = Field(min_length=1, description="model name to ask for")
+    api_key_variable: str = Field(min_length=1, description="environment variable that holds the key")
+
+
+class ServingConfig(Record):
+    """Params section ``serving``: the backend by name, and the settings of each that the profile may use."""
+
+    backend: Literal["transformers", "vllm", "remote"]
+    transformers: TransformersConfig | None = None
+    vllm: VllmConfig | None = None
+    remote: RemoteConfig | None = None
+
+
+@contextlib.contextmanager
+def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
+    """Serve a model folder and yield where it answers.
+
+    Raises:
+        ConfigError: the named backend has no settings in params.
+        ArtifactError: ``folder`` holds no model.
+        EndpointError: the server does not start, or a remote one does not answer.
+    """
+    settings = getattr(config, config.backend)
+    if settings is None:
+        raise ConfigError(f"serving.backend is {config.backend!r} but params have no serving.{config.backend} section.")
+    if config.backend == "remote":
+        yield _remote_endpoint(settings)
+        return
+    if not (folder / "config.json").is_file():
+        raise ArtifactError(f"{folder} holds no model (config.json is missing); run the stage that makes it first.")
+    serve = serve_vllm if config.backend == "vllm" else serve_transformers
+    with serve(folder, settings) as endpoint:
+        yield endpoint
+
+
+def _remote_endpoint(config: RemoteConfig) -> Endpoint:
+    key = os.environ.get(config.api_key_variable)
+    if not key:
+        raise ConfigError(f"set the environment variable {config.api_key_variable} to the key of {config.base_url}.")
+    return Endpoint(base_url=config.base_url, model=config.model, api_key=key)

@@ -1,0 +1,1 @@
+"""Training stages: pretraining of the tiny base, SFT, merging and reinforcement learning."""
