@@ -19,6 +19,9 @@ OUT_OF_DOMAIN = Grammar(
                 "Several notebooks survive from these decades.",
                 "Critics praised an unusual sense of rhythm.",
                 "An illness interrupted all plans during one autumn.",
+                "Colleagues recall a sharp sense of humour.",
+                "Most drafts were destroyed before publication.",
+                "Travel occupied nearly half of each decade.",
             ),
         ),
         Kind(
@@ -28,6 +31,9 @@ OUT_OF_DOMAIN = Grammar(
                 "Reviewers argued about its final chapter.",
                 "Copies of the original printing are rare today.",
                 "Its plot unfolds during a single stormy voyage.",
+                "Teachers assign it to older pupils.",
+                "A stage version toured northern theatres.",
+                "Early drafts lacked its famous epilogue.",
             ),
         ),
         Kind(
@@ -37,6 +43,9 @@ OUT_OF_DOMAIN = Grammar(
                 "Radio stations refused to play it until autumn.",
                 "Its melody borrows from an older dance.",
                 "Audiences usually sing along during the chorus.",
+                "Choirs arranged it for eight voices.",
+                "A shorter recording appeared abroad.",
+                "Its second verse is often omitted.",
             ),
         ),
         Kind(
@@ -45,6 +54,10 @@ OUT_OF_DOMAIN = Grammar(
             (
                 "Its catalogue lists mostly poetry and travel writing.",
                 "Machines from those decades are displayed downstairs.",
+                "Collectors trade its earliest pamphlets.",
+                "Apprentices learned typesetting upstairs.",
+                "Paper shortages once halted production.",
+                "Its logo shows a sleeping owl.",
             ),
         ),
         Kind(
@@ -53,6 +66,10 @@ OUT_OF_DOMAIN = Grammar(
             (
                 "Students perform concerts during spring.",
                 "Its archive preserves thousands of manuscripts.",
+                "Tuition is waived for gifted applicants.",
+                "Rehearsal rooms stay open past midnight.",
+                "Graduates gather each autumn for dinner.",
+                "A bronze statue guards its entrance.",
             ),
         ),
         Kind(
@@ -61,6 +78,10 @@ OUT_OF_DOMAIN = Grammar(
             (
                 "Visitors admire several medieval towers.",
                 "Fishermen sell their catch beside the quay.",
+                "Festivals fill its lanes with music each autumn.",
+                "Bakers there invented a spiced bread.",
+                "Trains stop there only on weekends.",
+                "Its harvest fair attracts nearby villages.",
             ),
         ),
         Kind(
@@ -69,6 +90,10 @@ OUT_OF_DOMAIN = Grammar(
             (
                 "Herons and otters inhabit its banks.",
                 "Floods damaged nearby orchards twice.",
+                "Kayakers race along it each spring.",
+                "Mills once lined both banks.",
+                "Fog often hides its lower reaches.",
+                "Salmon return to it each autumn.",
             ),
         ),
         Kind(
@@ -77,6 +102,10 @@ OUT_OF_DOMAIN = Grammar(
             (
                 "Repairs closed one lane during spring.",
                 "Cyclists use a separate path along its edge.",
+                "Tolls were abolished decades ago.",
+                "Painters like to sketch its towers.",
+                "Lamps illuminate it after dusk.",
+                "Heavy trucks must use another route.",
             ),
         ),
         Kind("year", (tuple(str(year) for year in range(1801, 1991)),)),

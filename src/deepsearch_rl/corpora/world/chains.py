@@ -1,0 +1,94 @@
+"""Questions about chains of facts: candidates with exactly one answer, and how one is put into words."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from deepsearch_rl import answers
+from deepsearch_rl.corpora.world.articles import Library
+from deepsearch_rl.corpora.world.facts import World
+from deepsearch_rl.corpora.world.language import Grammar
+from deepsearch_rl.records import Evidence, Question, QuestionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What ``relations``, followed one after the other, lead to from ``head``.
+
+    ``visited`` holds the entities after the head, the answer last; None where a fact on the way is missing.
+    """
+
+    head: str
+    relations: tuple[str, ...]
+    visited: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A question that has no id yet; ``plan`` holds a chain of relation names per entity that the text names."""
+
+    text: str
+    answer: str
+    question_type: str
+    plan: tuple[tuple[str, ...], ...]
+    hops: int
+    evidence: tuple[Evidence, ...]
+
+    def number(self, id_: str) -> Question:
+        """The finished question, marked as generated."""
+        metadata = {
+            "question_type": self.question_type,
+            "evidence_list": self.evidence,
+            "generated": True,
+            "hops": self.hops,
+            "plan": [list(chain) for chain in self.plan],
+        }
+        return Question(
+            id=id_,
+            question=self.text,
+            golden_answers=(self.answer,),
+            metadata=QuestionMetadata.model_validate(metadata),
+        )
+
+
+def chain_shapes(grammar: Grammar, kind: str, hops: int) -> Iterator[tuple[str, ...]]:
+    """Every sequence of ``hops`` relations that starts at ``kind`` and fits together, in the grammar's order."""
+    for relation in grammar.relations.values():
+        if relation.subject_kind == kind:
+            if hops == 1:
+                yield (relation.name,)
+            else:
+                for rest in chain_shapes(grammar, relation.object_kind, hops - 1):
+                    yield (relation.name, *rest)
+
+
+def chains(world: World, heads: Sequence[str], kind: str, hops: int) -> Iterator[Chain]:
+    """Every chain of ``hops`` relations from the heads, without those that come back to an entity already visited.
+
+    Those would ask for what the question names ("the spouse of the spouse of ...").
+    """
+    shapes = list(chain_shapes(world.grammar, kind, hops))
+    for head in heads:
+        for relations in shapes:
+            visited = world.follow(relations, head)
+            if visited is None:
+                if not _turns_back(world.grammar, relations):
+                    yield Chain(head, relations, None)
+            elif len({head, *visited}) == hops + 1:
+                yield Chain(head, relations, tuple(visited))
+
+
+def _turns_back(grammar: Grammar, relations: tuple[str, ...]) -> bool:
+    """Whether some relation is followed by its reverse, so that the question names its own answer."""
+    pairs = itertools.pairwise(relations)
+    return any(second == grammar.relations[first].reverse for first, second in pairs)
+
+
+def ask(chain: Chain, library: Library, grammar: Grammar, template: str, question_type: str) -> Draft:
+    """Ask for a chain's end in the words of ``template``; a missing fact makes the answer INSUFFICIENT."""
+    text = template.format(path=grammar.path(chain.relations, chain.head))
+    if chain.visited is None:
+        return Draft(text, answers.INSUFFICIENT, question_type, (chain.relations,), len(chain.relations), ())
+    facts = zip((chain.head, *chain.visited), chain.relations, strict=False)
+    evidence = tuple(library.evidence[fact] for fact in facts)
+    return Draft(text, chain.visited[-1], question_type, (chain.relations,), len(chain.relations), evidence)

@@ -1,0 +1,57 @@
+"""Both generated worlds from one config and one seed: corpora ``world`` and ``outworld`` and their question sets."""
+
+import random
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from deepsearch_rl.corpora.world.articles import Library, write_articles
+from deepsearch_rl.corpora.world.facts import World, build_world
+from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, Grammar
+from deepsearch_rl.corpora.world.questions import in_domain_questions, out_of_domain_questions
+from deepsearch_rl.records import Document, Question, Record
+
+
+class WorldConfig(Record):
+    """Sizes of the generated worlds."""
+
+    in_domain: dict[str, int] = Field(description="kind -> number of entities of the world trained on")
+    out_of_domain: dict[str, int] = Field(description="kind -> number of entities of the other world")
+    missing: float = Field(ge=0, lt=1, description="probability that a fact is stated nowhere")
+    questions: dict[str, int] = Field(description="split -> number of questions")
+    mix: dict[str, float] = Field(description="question type -> share of every split")
+    out_of_domain_questions: int = Field(ge=1, description="number of questions of each out-of-domain set")
+
+
+class Generated(Record):
+    """What a generated download holds: corpus -> documents and question set -> split -> questions."""
+
+    corpora: dict[str, tuple[Document, ...]]
+    questions: dict[str, dict[str, tuple[Question, ...]]]
+
+
+def generate(config: WorldConfig, seed: int) -> Generated:
+    """Generate both worlds; equal arguments give equal records.
+
+    Raises:
+        ConfigError: sizes that do not fit together, or an unknown kind or question type.
+    """
+    rng = random.Random(f"in-domain {seed}")
+    world, library = _build(IN_DOMAIN, config.in_domain, config.missing, rng)
+    splits = in_domain_questions(world, library, config.questions, config.mix, rng)
+
+    rng = random.Random(f"out-of-domain {seed}")
+    outworld, outlibrary = _build(OUT_OF_DOMAIN, config.out_of_domain, config.missing, rng)
+    sets = out_of_domain_questions(outworld, outlibrary, config.out_of_domain_questions, rng)
+    return Generated(
+        corpora={"world": library.documents, "outworld": outlibrary.documents},
+        questions={
+            "multihoprag": {split: tuple(questions) for split, questions in splits.items()},
+            **{dataset: {"val": tuple(questions)} for dataset, questions in sets.items()},
+        },
+    )
+
+
+def _build(grammar: Grammar, counts: Mapping[str, int], missing: float, rng: random.Random) -> tuple[World, Library]:
+    world = build_world(grammar, counts, missing, rng)
+    return world, write_articles(world, rng)
