@@ -7,9 +7,9 @@ trained with one schema must be served with the same.
 What the model reads is the text of the MCP result: ``result.content[0].text``, exactly :func:`format_passages` of the
 hits. Which chunks it was shown is in the same result, beside the text and never in the prompt:
 ``result.structured_content["result"]`` is a list of ``{"chunk": contents, "chunk_id": id, "score": float}``, best
-first. With the Agents SDK, take it in ``MCPServerStreamableHttp(custom_data_extractor=...)``: the extractor is given the
-whole result (``context.result``) and what it returns travels with the tool output item. A failed search has
-``result.is_error`` set and no structured content; it is never an empty list.
+first. With the Agents SDK, take it in ``MCPServerStreamableHttp(custom_data_extractor=...)``: the extractor's context
+carries ``structured_content`` and ``is_error``, and what it returns travels with the tool output item. A failed search
+has ``is_error`` set and no structured content, and its text is the error; it is never an empty list.
 """
 
 from typing import Final

@@ -1,0 +1,46 @@
+"""Hybrid retrieval: weighted reciprocal rank fusion of BM25 and dense rankings (Cormack, Clarke and Buettcher 2009).
+
+A row's score is the sum over the rankings of ``weight / (rrf_k + rank)``, rank from 1. Ranks need no common scale, so
+that one retriever's scores cannot drown the other's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import Field
+
+from deepsearch_rl.records import Record
+from deepsearch_rl.retrieval.ranking import Ranking, Retriever, rank
+
+
+class FusionConfig(Record):
+    """How two rankings become one."""
+
+    depth: int = Field(ge=1, description="rows taken from each retriever; at least top_k are always taken")
+    rrf_k: float = Field(gt=0, description="how little the first ranks stand out; 60 in the paper")
+    bm25_weight: float = Field(ge=0)
+    dense_weight: float = Field(ge=0)
+
+
+@dataclass(frozen=True, slots=True)
+class HybridRetriever:
+    """Asks two retrievers and fuses what they find."""
+
+    bm25: Retriever
+    dense: Retriever
+    config: FusionConfig
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
+        """Rank the rows that either retriever found; equal scores are ordered by row."""
+        depth = max(self.config.depth, top_k)
+        found = zip(self.bm25.search(queries, depth), self.dense.search(queries, depth), strict=True)
+        return [self._fuse(lexical, semantic, top_k) for lexical, semantic in found]
+
+    def _fuse(self, lexical: Ranking, semantic: Ranking, top_k: int) -> Ranking:
+        scores: dict[int, float] = {}
+        for ranking, weight in ((lexical, self.config.bm25_weight), (semantic, self.config.dense_weight)):
+            for position, row in enumerate(ranking.rows_K.tolist(), 1):
+                scores[row] = scores.get(row, 0.0) + weight / (self.config.rrf_k + position)
+        rows_N = np.fromiter(scores.keys(), dtype=np.int64, count=len(scores))
+        return rank(rows_N, np.fromiter(scores.values(), dtype=np.float32, count=len(scores)), top_k)

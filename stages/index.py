@@ -1,0 +1,20 @@
+"""Build BM25 and dense indexes over every corpus's chunks and measure them against the gold evidence."""
+
+from deepsearch_rl.files import write_json
+from deepsearch_rl.retrieval.build import build_indexes
+from deepsearch_rl.retrieval.quality import DatasetConfig, IndexSection, measure_datasets
+from stages.entry import Params, run
+
+
+def main(params: Params) -> None:
+    """Write ``data/<profile>/index/<corpus>/`` and ``reports/<profile>/retrieval.json``."""
+    section = params.section("index", IndexSection)
+    datasets = params.mapping("datasets", DatasetConfig)
+    chunks, index = params.data / "chunks", params.data / "index"
+    build_indexes(chunks, index, section, params.value("seed"))
+    scores = measure_datasets(index, chunks, params.data / "questions", datasets, section.quality)
+    write_json(params.reports / "retrieval.json", scores)
+
+
+if __name__ == "__main__":
+    run(main)
