@@ -1,0 +1,162 @@
+"""A chat server that answers from a script and an MCP server whose searches can be made to fail, both on loopback."""
+
+import asyncio
+import json
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import CallToolResult, TextContent
+
+from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.agent.rollout import AgentConfig
+
+KEY = "sk-very-secret-key"
+
+
+@dataclass
+class ChatServer:
+    """Answers request number i with ``script[i]``: a message, or a function that writes to the handler itself."""
+
+    url: str = ""
+    script: list[Any] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    finish: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.url, "scripted-model", KEY)
+
+    def says(self, content: str | None, *calls: str | tuple[str, str], tokens: tuple[int, int] = (100, 10)) -> None:
+        """Add a reply with the queries (or name and raw arguments) of its tool calls and its token counts."""
+        self.script.append((content, [_function(call) for call in calls], tokens))
+
+    def fails(self, status: int, message: str, *, body: str | None = None) -> None:
+        """Add an error reply that asks for an immediate retry."""
+        self.script.append(lambda handler: _reply(handler, status, body or json.dumps({"error": {"message": message}})))
+
+    def hangs(self) -> None:
+        """Add a reply that does not come before the test is over."""
+        self.script.append(lambda _: self.finish.wait(30))
+
+
+def _function(call: str | tuple[str, str]) -> dict[str, str]:
+    name, arguments = ("retrieve", json.dumps({"query": call})) if isinstance(call, str) else call
+    return {"name": name, "arguments": arguments}
+
+
+def _reply(handler: BaseHTTPRequestHandler, status: int, body: str) -> None:
+    handler.send_response(status)
+    handler.send_header("content-type", "application/json")
+    handler.send_header("content-length", str(len(body.encode())))
+    handler.send_header("retry-after-ms", "1")
+    handler.end_headers()
+    handler.wfile.write(body.encode())
+
+
+def _completion(content: str | None, functions: list[dict[str, str]], tokens: tuple[int, int]) -> str:
+    calls = [{"id": uuid.uuid4().hex, "type": "function", "function": function} for function in functions]
+    message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+    usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
+    body = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+    return json.dumps(body)
+
+
+@pytest.fixture
+def chat_server() -> Iterator[ChatServer]:
+    state = ChatServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            state.requests.append(json.loads(body))
+            step = state.script[min(len(state.requests), len(state.script)) - 1]
+            _reply(self, 200, _completion(*step)) if isinstance(step, tuple) else step(self)
+
+        def log_message(self, *_: object) -> None:
+            """Stay quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    state.url = f"http://127.0.0.1:{server.server_port}/v1"
+    yield state
+    state.finish.set()
+    server.shutdown()
+    server.server_close()
+
+
+@dataclass
+class Searches:
+    """The MCP server's address, the queries that reached it, and how many of them fail (-1: all)."""
+
+    url: str = ""
+    queries: list[str] = field(default_factory=list)
+    failures: int = 0
+
+
+@pytest.fixture(scope="session")
+def mcp_server() -> Iterator[Searches]:
+    state = Searches()
+    mcp = MCPServer("retrieval_server", log_level="ERROR", subscriptions=False)
+
+    @mcp.tool(structured_output=False)
+    async def retrieve(query: str, with_meta: bool = False) -> CallToolResult:
+        state.queries.append(query)
+        if state.failures:
+            state.failures -= 1
+            raise ToolError("the index is broken")
+        if query == "slow":
+            await asyncio.sleep(30)
+        text = f"[1] About {query}\nNothing much."
+        found = [{"chunk": "c", "chunk_id": f"{query}-{i}", "score": 1.0} for i in range(2)]
+        return CallToolResult(content=[TextContent(text=text)], structured_content={"result": found})
+
+    app = mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")
+    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
+    thread.start()
+    state.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    yield state
+    server.should_exit = True
+    thread.join(timeout=5)
+
+
+@pytest.fixture
+def searches(mcp_server: Searches) -> Searches:
+    """The MCP server, with nothing asked of it yet and no failures."""
+    mcp_server.queries.clear()
+    mcp_server.failures = 0
+    return mcp_server
+
+
+@pytest.fixture
+def agent_config() -> Callable[..., AgentConfig]:
+    """Makes an agent section with some of its values replaced."""
+
+    def make(**changes: Any) -> AgentConfig:
+        values = {
+            "protocol": "function_calling",
+            "prompt": "tiny",
+            "max_searches": 3,
+            "max_turns": 6,
+            "max_tokens": 64,
+            "context_tokens": 1024,
+            "timeout_s": 20.0,
+            "concurrency": 4,
+        }
+        return AgentConfig(**(values | changes))
+
+    return make

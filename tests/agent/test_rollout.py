@@ -1,0 +1,222 @@
+"""One rollout through the real Agents SDK, a real chat server and a real MCP server, for every way that it can end."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deepsearch_rl.agent import rollout
+from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.agent.rollout import AgentConfig, SearchAgent
+from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.errors import EndpointError, UnknownNameError
+from deepsearch_rl.records import Question, Retrieval, StopReason, Trajectory
+
+QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
+ANSWER = "<answer> Mary Moss</answer>"
+
+
+@pytest.fixture
+def answer(chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig]) -> Callable[..., Trajectory]:
+    """Runs one rollout against the scripted servers."""
+
+    def run(*, logprobs: bool = False, temperature: float = 0.7, **changes: Any) -> Trajectory:
+        return asyncio.run(_answer(chat_server.endpoint, searches.url, agent_config(**changes), logprobs, temperature))
+
+    return run
+
+
+async def _answer(
+    endpoint: Endpoint, url: str, config: AgentConfig, logprobs: bool = False, temperature: float = 0.7
+) -> Trajectory:
+    async with SearchAgent(config, endpoint, url, temperature, logprobs=logprobs, first_wait_s=0.001) as agent:
+        return await agent.answer(QUESTION, 2)
+
+
+def test_an_answered_question_is_recorded_with_every_message_search_and_token(chat_server, answer):
+    chat_server.says("", "director of Silent Harbor", tokens=(100, 10))
+    chat_server.says(ANSWER, tokens=(150, 5))
+    trajectory = answer()
+    assert (trajectory.id, trajectory.model, trajectory.stop_reason) == ("q1#2", "scripted-model", StopReason.ANSWERED)
+    assert trajectory.answer == "Mary Moss"
+    assert trajectory.error is None
+    assert [message.role for message in trajectory.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert trajectory.messages[2].tool_calls[0].id == trajectory.messages[3].tool_call_id == "call_1"
+    assert trajectory.messages[3].content == "[1] About director of Silent Harbor\nNothing much."
+    query = "director of Silent Harbor"
+    assert trajectory.retrievals == (Retrieval(query=query, chunk_ids=(f"{query}-0", f"{query}-1")),)
+    assert (trajectory.prompt_tokens, trajectory.completion_tokens) == (250, 15)
+
+
+def test_requests_carry_the_frozen_schema_and_the_recorded_conversation(chat_server, answer):
+    chat_server.says('<tool_call>\n{"name": "retrieve"}\n</tool_call>', "a")
+    chat_server.says(ANSWER)
+    answer()
+    first, second = chat_server.requests
+    assert first["tools"] == second["tools"] == [RETRIEVE_TOOL]
+    assert (first["temperature"], first["max_tokens"], first.get("stream"), "logprobs" in first) == (0.7, 64, None, False)
+    call = second["messages"][2]
+    assert (call["content"], json.loads(call["tool_calls"][0]["function"]["arguments"])) == ("", {"query": "a"})
+    assert second["messages"][3]["tool_call_id"] == call["tool_calls"][0]["id"]
+    assert second["messages"][:2] == first["messages"]
+
+
+def test_log_probabilities_are_asked_for_when_wanted(chat_server, answer):
+    chat_server.says(ANSWER)
+    answer(logprobs=True, temperature=1.0)
+    assert chat_server.requests[0]["logprobs"] is True
+
+
+def test_parallel_calls_are_all_executed_in_order(chat_server, answer):
+    chat_server.says("", "one", "two")
+    chat_server.says(ANSWER)
+    trajectory = answer()
+    assert [retrieval.query for retrieval in trajectory.retrievals] == ["one", "two"]
+    assert [message.tool_call_id for message in trajectory.messages if message.role == "tool"] == ["call_1", "call_2"]
+
+
+def test_an_answer_without_the_tag_is_no_answer(chat_server, answer):
+    chat_server.says("Mary Moss")
+    assert answer().stop_reason is StopReason.NO_ANSWER_TAG
+
+
+def test_a_model_told_that_its_searches_are_used_up_can_still_answer(chat_server, searches, answer):
+    chat_server.says("", "one")
+    chat_server.says("", "two")
+    chat_server.says(ANSWER)
+    trajectory = answer(max_searches=1)
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert trajectory.messages[-2].content == NO_SEARCHES_LEFT
+    assert searches.queries == ["one"]
+
+
+def test_searching_on_after_being_told_ends_in_the_search_budget(chat_server, answer):
+    chat_server.says("", "again")
+    trajectory = answer(max_searches=1)
+    assert trajectory.stop_reason is StopReason.SEARCH_BUDGET
+    assert len(trajectory.retrievals) == 1
+
+
+def test_searching_to_the_last_turn_ends_in_the_turn_budget(chat_server, answer):
+    chat_server.says("", "again")
+    trajectory = answer(max_turns=2)
+    assert (trajectory.stop_reason, trajectory.rounds) == (StopReason.TURN_BUDGET, 2)
+
+
+@pytest.mark.parametrize("tokens", [(900, 60), (1000, 10)])
+def test_a_next_prompt_that_would_not_fit_ends_in_the_token_budget(chat_server, answer, tokens):
+    chat_server.says("", "one", tokens=tokens)
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.TOKEN_BUDGET
+    assert len(chat_server.requests) == 1
+
+
+def test_an_answer_cut_by_the_token_limit_ends_in_the_token_budget(chat_server, answer):
+    chat_server.says('<tool_call>\n{"name": "retr', tokens=(100, 64))
+    assert answer().stop_reason is StopReason.TOKEN_BUDGET
+
+
+def test_a_server_that_refuses_a_prompt_as_too_long_ends_in_the_token_budget(chat_server, answer):
+    chat_server.fails(400, "This model's maximum context length is 1024 tokens.")
+    assert answer().stop_reason is StopReason.TOKEN_BUDGET
+
+
+def test_a_model_that_does_not_answer_in_time_ends_at_the_deadline(chat_server, answer):
+    chat_server.hangs()
+    assert answer(timeout_s=0.3).stop_reason is StopReason.DEADLINE
+
+
+def test_a_session_whose_search_was_cut_off_by_the_deadline_still_searches(chat_server, searches, agent_config):
+    async def two_rollouts() -> list[StopReason]:
+        async with SearchAgent(agent_config(timeout_s=0.5), chat_server.endpoint, searches.url, 0.7) as agent:
+            return [(await agent.answer(QUESTION, sample)).stop_reason for sample in range(2)]
+
+    chat_server.says("", "slow")
+    chat_server.says("", "quick")
+    chat_server.says(ANSWER)
+    assert asyncio.run(two_rollouts()) == [StopReason.DEADLINE, StopReason.ANSWERED]
+
+
+@pytest.mark.parametrize(
+    ("content", "calls"),
+    [
+        ('<tool_call>\n{"name": "retrieve", "arguments": \n</tool_call>', []),
+        ("", [("retrieve", '{"query": "a')]),
+        ("", [("retrieve", '{"question": "a"}')]),
+        ("", [("search_the_web", '{"query": "a"}')]),
+    ],
+    ids=["raw text", "broken JSON", "wrong argument", "unknown tool"],
+)
+def test_a_call_that_cannot_be_carried_out_is_unparsable(chat_server, searches, answer, content, calls):
+    chat_server.says(content, *calls)
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.TOOL_CALL_UNPARSABLE
+    assert trajectory.error
+    assert searches.queries == []
+
+
+def test_a_search_that_fails_once_is_repeated(chat_server, searches, answer):
+    searches.failures = 1
+    chat_server.says("", "one")
+    chat_server.says(ANSWER)
+    assert answer().stop_reason is StopReason.ANSWERED
+    assert searches.queries == ["one", "one"]
+
+
+def test_a_search_that_keeps_failing_is_an_error_and_never_an_empty_result(chat_server, searches, answer):
+    searches.failures = -1
+    chat_server.says("", "one")
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.TOOL_ERROR
+    assert "the index is broken" in (trajectory.error or "")
+    assert trajectory.retrievals == ()
+    assert all(message.role != "tool" for message in trajectory.messages)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_passing_failure_of_the_model_server_is_retried(chat_server, answer, status):
+    chat_server.fails(status, "busy")
+    chat_server.says(ANSWER)
+    assert answer().stop_reason is StopReason.ANSWERED
+
+
+def test_a_model_server_that_keeps_failing_is_a_model_error_after_three_retries(chat_server, answer):
+    chat_server.fails(500, "broken")
+    assert answer().stop_reason is StopReason.MODEL_ERROR
+    assert len(chat_server.requests) == 4
+
+
+@pytest.mark.parametrize("body", ["<html>not a completion</html>", "{}"])
+def test_a_reply_that_is_no_completion_is_a_model_error(chat_server, answer, body):
+    chat_server.fails(200, "", body=body)
+    assert answer().stop_reason is StopReason.MODEL_ERROR
+
+
+def test_a_refused_key_is_not_retried_and_never_quoted(chat_server, answer):
+    chat_server.fails(401, f"Incorrect API key provided: {chat_server.endpoint.api_key}")
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.MODEL_ERROR
+    assert len(chat_server.requests) == 1
+    assert chat_server.endpoint.api_key not in trajectory.model_dump_json() + repr(chat_server.endpoint)
+
+
+def test_an_unreachable_model_server_is_a_model_error(searches, agent_config, monkeypatch):
+    monkeypatch.setattr(rollout, "MODEL_RETRIES", 0)  # the client waits for seconds between its attempts
+    endpoint = Endpoint("http://127.0.0.1:9/v1", "m")
+    assert asyncio.run(_answer(endpoint, searches.url, agent_config())).stop_reason is StopReason.MODEL_ERROR
+
+
+def test_an_unreachable_retrieval_server_stops_the_agent_before_any_question(chat_server, agent_config):
+    with pytest.raises(EndpointError, match="retrieval server"):
+        asyncio.run(_answer(chat_server.endpoint, "http://127.0.0.1:9", agent_config()))
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "nearest"), [("prompt", "tinny", "tiny"), ("protocol", "function", "function_calling")]
+)
+def test_an_unknown_prompt_or_protocol_is_refused_with_the_nearest_names(agent_config, field, name, nearest):
+    with pytest.raises(UnknownNameError, match=nearest):
+        agent_config(**{field: name})
