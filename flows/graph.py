@@ -1,0 +1,99 @@
+"""The graph of a profile, read from DVC itself: its stages, what each builds on, and what DVC calls changed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+from dvc.stage import PipelineStage
+
+from deepsearch_rl.errors import ConfigError, UnknownNameError
+from deepsearch_rl.summary import dvc_file, profile_names
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of the graph.
+
+    ``address`` is what `dvc repro` takes (``rl@sft``, or ``profiles/smoke/dvc.yaml:rl@sft``), ``upstream`` the names of
+    the stages whose outputs it reads, ``changed`` whether DVC would run it if nothing before it ran.
+    """
+
+    name: str
+    address: str
+    upstream: frozenset[str]
+    changed: bool
+
+    @property
+    def family(self) -> str:
+        """The stage's name without its matrix value: its section in params.yaml."""
+        return self.name.partition("@")[0]
+
+
+Graph = dict[str, Stage]
+"""Stage name -> stage, upstream stages first."""
+
+
+def read_graph(root: Path, profile: str) -> Graph:
+    """Read a profile's graph and its state from DVC.
+
+    Raises:
+        UnknownNameError: there is no such profile.
+        ConfigError: DVC refuses dvc.yaml or params.yaml.
+    """
+    if profile not in profile_names(root):
+        raise UnknownNameError("profile", profile, profile_names(root))
+    dvc_yaml = dvc_file(profile)
+    try:
+        with Repo(str(root), _wait_for_lock=True) as repo:
+            stages = [stage for stage in repo.stage.collect(dvc_yaml) if isinstance(stage, PipelineStage)]
+            changed = repo.status(targets=[dvc_yaml])
+            upstream = {stage: repo.index.graph.successors(stage) for stage in stages}  # DVC's edges point upstream
+            read = {
+                str(stage.name): Stage(
+                    name=str(stage.name),
+                    address=str(stage.addressing),
+                    upstream=frozenset(str(before.name) for before in upstream[stage] if before in upstream),
+                    changed=stage.addressing in changed,
+                )
+                for stage in stages
+            }
+    except DvcException as error:
+        raise ConfigError(f"DVC cannot read {dvc_yaml}: {error}") from error
+    return _upstream_first(read)
+
+
+def _upstream_first(stages: Graph) -> Graph:
+    ordered: Graph = {}
+
+    def visit(name: str) -> None:
+        for before in sorted(stages[name].upstream - ordered.keys()):
+            visit(before)
+        ordered[name] = stages[name]
+
+    for name in stages:
+        if name not in ordered:
+            visit(name)
+    return ordered
+
+
+def select(graph: Graph, targets: tuple[str, ...]) -> Graph:
+    """The part of the graph that the targets need, themselves included; all of it where there are no targets.
+
+    A target is a stage (``rl@sft``) or all stages of a family (``rl``).
+
+    Raises:
+        UnknownNameError: a target is neither.
+    """
+    if not targets:
+        return graph
+    wanted: set[str] = set()
+    for target in targets:
+        named = {stage.name for stage in graph.values() if target in (stage.name, stage.family)}
+        if not named:
+            raise UnknownNameError("stage", target, {*graph, *(stage.family for stage in graph.values())})
+        wanted |= named
+    for stage in reversed(graph.values()):
+        if stage.name in wanted:
+            wanted |= stage.upstream
+    return {name: stage for name, stage in graph.items() if name in wanted}

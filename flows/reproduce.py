@@ -1,0 +1,170 @@
+"""The graph of dvc.yaml as a Prefect flow: one task per stage, and the result of `dvc repro`.
+
+    python -m flows.reproduce [PROFILE] [STAGE...] [--force]
+
+Every task is ``dvc repro --single-item`` of its stage, so DVC decides whether the stage runs, records it in dvc.lock
+and caches it. A stage that DVC calls unchanged, after stages that did not run either, starts no process at all. Two
+stages run side by side where the graph allows it; those of the families in ``flow.gpu_stages`` of params.yaml take
+turns, in this flow run and in all others of the same Prefect server. After a failure nothing new starts, as with
+`dvc repro`.
+"""
+
+import argparse
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
+from graphlib import TopologicalSorter
+from pathlib import Path
+from queue import SimpleQueue
+
+import yaml
+from prefect import flow, get_client, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.concurrency.sync import concurrency
+from prefect.futures import PrefectFuture
+from prefect.states import Completed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from deepsearch_rl.errors import DeepsearchError
+from deepsearch_rl.summary import dvc_file, read_table
+from flows.graph import Graph, Stage, read_graph, select
+from flows.leash import Leash
+
+WORKERS = 2
+GPU_LIMIT = "deepsearch-gpu"
+TAIL_LINES = 20
+CACHED = "Cached"
+_UNCHANGED = "Data and pipelines are up to date."
+_RESTORED = "is cached - skipping run, checking out outputs"
+
+
+class StageFailedError(DeepsearchError):
+    """A stage ended with a status other than 0."""
+
+
+@task(task_run_name="{stage.name}", cache_policy=NO_CACHE)
+def run_stage(stage: Stage, root: Path, leash: Leash, on_gpu: bool, skip: bool, force: bool) -> State[None]:
+    """Let DVC reproduce one stage; its output goes to the task's log line by line.
+
+    Returns:
+        A completed state, named Cached where DVC ran nothing.
+
+    Raises:
+        StageFailedError: with the command, its exit status and its last lines.
+    """
+    if skip:
+        return Completed(name=CACHED, message="unchanged, and so is everything before it")
+    with concurrency(GPU_LIMIT, strict=True) if on_gpu else nullcontext():
+        lines = _stream(dvc_command(stage, force), root, leash)
+    if _UNCHANGED in lines:
+        return Completed(name=CACHED, message="unchanged")
+    if any(line.endswith(_RESTORED) for line in lines):
+        return Completed(name=CACHED, message="restored from the run cache")
+    return Completed()
+
+
+def dvc_command(stage: Stage, force: bool) -> list[str]:
+    """The command that reproduces one stage. Several at once take turns at DVC's lock, which a running stage frees."""
+    dvc = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item"]
+    return [*dvc, *(["--force"] if force else []), stage.address]
+
+
+def _stream(command: list[str], root: Path, leash: Leash) -> list[str]:
+    """Run a command under the leash, log its output as it comes and return the last lines."""
+    logger = get_run_logger()
+    tail: deque[str] = deque(maxlen=TAIL_LINES)
+    with leash.start(command, root, {**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
+        assert process.stdout is not None
+        for line in filter(str.strip, process.stdout):
+            tail.append(line.rstrip())
+            logger.info("%s", tail[-1])
+    if process.returncode != 0:
+        shown = " ".join(["dvc", *command[3:]])
+        raise StageFailedError(f"`{shown}` ended with status {process.returncode}; its last lines:\n" + "\n".join(tail))
+    return list(tail)
+
+
+@flow(name="reproduce", flow_run_name="reproduce-{profile}", task_runner=ThreadPoolTaskRunner(max_workers=WORKERS))
+def reproduce(profile: str = "tiny", targets: tuple[str, ...] = (), force: bool = False) -> None:
+    """Reproduce a profile's graph, or what some of its stages need, through DVC.
+
+    Args:
+        profile: tiny, or a folder of profiles/.
+        targets: stages (rl@sft) or families (rl) to bring up to date, with what they need; all where empty.
+        force: run stages even where nothing changed.
+
+    Raises:
+        DeepsearchError: an unknown name, or a stage that failed.
+    """
+    root = Path.cwd()
+    graph = select(read_graph(root, profile), targets)
+    gpu_families = _gpu_families(root, profile)
+    if gpu_families:
+        with get_client(sync_client=True) as client:
+            client.upsert_global_concurrency_limit_by_name(GPU_LIMIT, 1)
+    with Leash() as leash:
+
+        def start(stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool) -> PrefectFuture[State[None]]:
+            on_gpu = stage.family in gpu_families
+            return run_stage.submit(stage, root, leash, on_gpu, skip and not force, force, wait_for=upstream)
+
+        _run_graph(graph, start)
+    if "report" in graph:
+        create_markdown_artifact(read_table(root, profile), key=f"f1-table-{profile}", description="F1 table")
+
+
+def _gpu_families(root: Path, profile: str) -> frozenset[str]:
+    params = yaml.safe_load((root / dvc_file(profile)).with_name("params.yaml").read_text(encoding="utf-8"))
+    return frozenset(params.get("flow", {}).get("gpu_stages", ()))
+
+
+StartStage = Callable[[Stage, list[PrefectFuture[State[None]]], bool], PrefectFuture[State[None]]]
+
+
+def _run_graph(graph: Graph, start: StartStage) -> None:
+    """Start every stage as soon as those before it are done; after a failure start no more and raise it."""
+    order = TopologicalSorter({name: stage.upstream & graph.keys() for name, stage in graph.items()})
+    order.prepare()
+    futures: dict[str, PrefectFuture[State[None]]] = {}
+    finished: SimpleQueue[str] = SimpleQueue()
+    ran: set[str] = set()
+    running, failures = 0, []
+    while running or (order.is_active() and not failures):
+        for name in () if failures else order.get_ready():
+            stage = graph[name]
+            upstream = sorted(stage.upstream & graph.keys())
+            skip = not stage.changed and ran.isdisjoint(upstream)
+            futures[name] = start(stage, [futures[before] for before in upstream], skip)
+            futures[name].add_done_callback(lambda _, name=name: finished.put(name))
+            running += 1
+        name = finished.get()
+        running -= 1
+        futures[name].wait()
+        if not futures[name].state.is_completed():
+            failures.append(name)
+        if futures[name].state.name != CACHED:
+            ran.add(name)
+        order.done(name)
+    for name in failures:
+        futures[name].result()
+
+
+def main() -> None:
+    """Command line of the flow; errors end it with status 1 and one paragraph."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("profile", nargs="?", default="tiny", help="tiny, or a folder of profiles/")
+    parser.add_argument("targets", nargs="*", help="stages or families to bring up to date; all where none is named")
+    parser.add_argument("--force", action="store_true", help="run stages even where nothing changed")
+    arguments = parser.parse_args()
+    try:
+        reproduce(arguments.profile, tuple(arguments.targets), arguments.force)
+    except DeepsearchError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
