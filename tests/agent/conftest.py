@@ -111,7 +111,7 @@ def mcp_server() -> Iterator[Searches]:
     mcp = MCPServer("retrieval_server", log_level="ERROR", subscriptions=False)
 
     @mcp.tool(structured_output=False)
-    async def retrieve(query: str, with_meta: bool = False) -> CallToolResult:
+    async def retrieve(query: str) -> CallToolResult:
         state.queries.append(query)
         if state.failures:
             state.failures -= 1

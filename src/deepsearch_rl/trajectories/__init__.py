@@ -1,0 +1,1 @@
+"""Trajectories: collected from any agent, filtered by named predicates, converted to training rows."""
