@@ -79,7 +79,7 @@ def _split_questions(
         for hops, part in apportion(count, {str(length): 1.0 for length in lengths}).items():
             drawn = _draw_chains(world, heads, int(hops), part, question_type == "null", rng)
             drafts += [_ask_in_domain(world, library, chain, question_type, rng) for chain in drawn]
-    return _number(drafts, split, rng)
+    return _number(drafts, f"multihoprag-{split}", rng)
 
 
 def _ask_in_domain(world: World, library: Library, chain: Chain, question_type: str, rng: random.Random) -> Draft:
@@ -127,10 +127,10 @@ def _set_questions(world: World, library: Library, dataset: str, size: int, rng:
             continue
         for chain in _draw_chains(world, world.entities, hops, count, False, rng):
             drafts.append(ask(chain, library, world.grammar, rng.choice(templates), question_type))
-    return _number(drafts, "val", rng)
+    return _number(drafts, f"{dataset}-val", rng)
 
 
-def _number(drafts: list[Draft], split: str, rng: random.Random) -> list[Question]:
+def _number(drafts: list[Draft], prefix: str, rng: random.Random) -> list[Question]:
     """Shuffle, so that the first n questions are a fair sample, and number from 0."""
     rng.shuffle(drafts)
-    return [draft.number(f"{split}-{number:05d}") for number, draft in enumerate(drafts)]
+    return [draft.number(f"{prefix}-{number:05d}") for number, draft in enumerate(drafts)]
