@@ -68,6 +68,11 @@ class Params:
         """``reports/<profile>``."""
         return Path("reports", self.profile)
 
+    @property
+    def work(self) -> Path:
+        """``work/<profile>``: untracked, for what lets a killed stage go on."""
+        return Path("work", self.profile)
+
     def value(self, name: str) -> Any:
         """A plain top-level value, e.g. ``seed``."""
         if name not in self.values:

@@ -1,0 +1,36 @@
+"""rl: reinforcement learning from one start model. `python -m stages.rl params.yaml sft`"""
+
+from deepsearch_rl.agent.rollout import AgentConfig
+from deepsearch_rl.files import read_jsonl, sha256_file, sha256_json
+from deepsearch_rl.records import Question
+from deepsearch_rl.retrieval.launch import RetrievalConfig, serve_index
+from deepsearch_rl.retrieval.quality import DatasetConfig
+from deepsearch_rl.training.rl import RlTask, train_policy
+from deepsearch_rl.training.rl_config import RlConfig
+from stages.entry import Params, run
+
+
+def main(params: Params) -> None:
+    """Train from ``models/<profile>/<item>`` into ``models/<profile>/rl_adapter/<item>``."""
+    config = params.section("rl", RlConfig)
+    agent, retrieval = params.section("agent", AgentConfig), params.section("retrieval", RetrievalConfig)
+    seed, start = params.value("seed"), params.models / params.item
+    corpus = params.mapping("datasets", DatasetConfig)[config.dataset].corpus
+    questions = params.data / "questions" / config.dataset
+    key = sha256_json([config.model_dump(), agent.model_dump(), seed, sha256_file(start / "model.safetensors")])
+    with serve_index(params.data / "index" / corpus, params.data / "chunks" / f"{corpus}.jsonl", retrieval) as url:
+        task = RlTask(
+            start=start,
+            start_name=params.item,
+            train=list(read_jsonl(questions / "train.jsonl", Question)),
+            dev=list(read_jsonl(questions / "dev.jsonl", Question)),
+            agent=agent,
+            retrieval_url=url,
+            scratch=params.work / f"rl-{params.item}-{key[:12]}",
+            seed=seed,
+        )
+        train_policy(task, config, params.models / "rl_adapter" / params.item)
+
+
+if __name__ == "__main__":
+    run(main)
