@@ -96,7 +96,9 @@ def load_prompts(config: IfevalConfig) -> list[IfevalPrompt]:
     if config.prompts == "generated":
         return generated_prompts(config.count)
     if config.path is None:
-        raise ConfigError("ifeval.path must name the JSON Lines file of the official prompts when ifeval.prompts is real.")
+        raise ConfigError(
+            "ifeval.path must name the JSON Lines file of the official prompts when ifeval.prompts is real."
+        )
     return read_prompts(config.path)
 
 
@@ -105,9 +107,7 @@ def evaluate_ifeval(
 ) -> IfevalScore:
     """Ask and score every prompt; write ``responses.jsonl`` (by key) and ``scores.json`` into ``out``.
 
-    Args:
-        model: the name of the model in the tables.
-        work: scratch folder for evalscope, emptied first.
+    ``model`` is its name in the tables; ``work`` is evalscope's scratch folder, emptied first.
 
     Raises:
         CheckFailedError: evalscope scored fewer prompts than were asked.
@@ -150,7 +150,7 @@ def _run_evalscope(endpoint: Endpoint, config: IfevalConfig, seed: int, work: Pa
     )
     try:
         run_task(task)
-    except Exception as error:  # noqa: BLE001 - evalscope raises whatever its client or threads raised
+    except Exception as error:  # evalscope lets through whatever its client or threads raised
         raise EndpointError(
             f"IFEval stopped ({type(error).__name__}): {endpoint.base_url} did not answer every prompt. "
             f"Details are in {work / 'evalscope' / 'logs' / 'eval_log.log'}."

@@ -126,7 +126,7 @@ def require_nltk_data(prompts: Sequence[IfevalPrompt]) -> None:
     needing = sum(not NEED_NLTK_DATA.isdisjoint(prompt.instruction_id_list) for prompt in prompts)
     if needing and not _has_sentence_model():
         raise ArtifactError(
-            f"{needing} of {len(prompts)} IFEval prompts are checked with NLTK's sentence model, which is not installed. "
+            f"{needing} of {len(prompts)} IFEval prompts need NLTK's sentence model, which is not installed. "
             "Run `python -m nltk.downloader punkt_tab` once, or set NLTK_DATA to a folder that holds "
             "tokenizers/punkt_tab."
         )

@@ -55,7 +55,7 @@ class F1TableRow(Record):
     """One model on one question set under one setting."""
 
     model: NonEmpty
-    checkpoint: NonEmpty = Field(description="which weights: folder, and the step that was kept where there were several")
+    checkpoint: NonEmpty = Field(description="weights: the folder, and the step that was kept where there were several")
     dataset: NonEmpty
     corpus: NonEmpty
     prompt: NonEmpty

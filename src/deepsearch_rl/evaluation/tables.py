@@ -1,4 +1,4 @@
-"""The F1 table: rows of every evaluated model, models compared question by question, as JSON, Markdown, CSV and metrics.
+"""The F1 table: every model's rows and paired differences, as JSON, Markdown, CSV and metrics.
 
 The JSON is canonical (rows sorted, no time of day), so that equal results have equal digests.
 """
@@ -66,10 +66,9 @@ def build_table(
 ) -> F1Table:
     """Gather every model's rows and compare ``pairs`` of models wherever both answered the same set.
 
-    Args:
-        folders: model name -> its evaluation folder.
-        pairs: (model, other) as in :class:`Comparison`; pairs with a model that was not evaluated are left out.
-        draws: resamples and sign patterns per comparison.
+    ``folders`` maps a model's name to its evaluation folder. ``pairs`` are (model, other) as in :class:`Comparison`;
+    pairs with a model that was not evaluated are left out. ``draws`` counts the resamples, and the sign patterns, of
+    each comparison.
     """
     rows = {name: read_evaluation(folder).rows for name, folder in folders.items()}
     everything = sorted((row for found in rows.values() for row in found), key=lambda row: row.sort_key)
@@ -197,9 +196,10 @@ def _settings_line(table: F1Table) -> str:
     sampled = next((row for row in table.rows if row.main), table.rows[0])
     return (
         f"Mean over questions with its 95 % bootstrap interval; temperature {sampled.temperature:g}, prompt "
-        f"`{sampled.prompt}`, top-{sampled.top_k} passages of at most {sampled.chunk_size} tokens; a failed rollout scores 0. "
-        "*Constant*: the best single answer given to every question. *No search*, *gold passages*: the last model of the "
-        "table without its tool, and with the gold passages in place of found ones, on the first questions of each set."
+        f"`{sampled.prompt}`, top-{sampled.top_k} passages of at most {sampled.chunk_size} tokens; a failed rollout "
+        "scores 0. *Constant*: the best single answer given to every question. *No search*, *gold passages*: the last "
+        "model of the table without its tool, and with the gold passages in place of found ones, on the first "
+        "questions of each set."
     )
 
 
@@ -219,9 +219,7 @@ def _f1_grid(table: F1Table) -> list[list[str]]:
     return grid
 
 
-def _column_title(
-    found: Mapping[tuple[str, str, bool], F1TableRow], table: F1Table, dataset: str, main: bool
-) -> str:
+def _column_title(found: Mapping[tuple[str, str, bool], F1TableRow], table: F1Table, dataset: str, main: bool) -> str:
     row = next(found[model, dataset, main] for model in models_of(table) if (model, dataset, main) in found)
     return f"{dataset}{'' if main else ', greedy'} ({row.n} x {row.samples})"
 

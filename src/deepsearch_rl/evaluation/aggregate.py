@@ -1,0 +1,109 @@
+"""From the rollouts of one run to its row of the F1 table."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from deepsearch_rl.evaluation.rows import ConstantScore, ControlScore, F1TableRow, TypeScore
+from deepsearch_rl.evaluation.score import QuestionScores, best_constant, bootstrap_interval, score_questions
+from deepsearch_rl.records import Trajectory
+
+DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class RowKey:
+    """What a row is keyed by beyond what its rollouts say themselves."""
+
+    model: str
+    checkpoint: str
+    dataset: str
+    corpus: str
+    prompt: str
+    top_k: int
+    chunk_size: int
+    temperature: float
+    samples: int
+    seed: int
+
+
+def build_row(key: RowKey, rollouts: Sequence[Trajectory], generated: bool, draws: int) -> F1TableRow:
+    """The row of a run with search; ``draws`` bootstrap resamples make each interval.
+
+    Raises:
+        CheckFailedError: a question has not exactly ``key.samples`` rollouts.
+    """
+    scores = score_questions(rollouts, key.samples)
+    golds_of = {rollout.question_id: rollout.golden_answers for rollout in rollouts}
+    kinds = sorted(set(scores.question_types) - {""})
+    return F1TableRow(
+        model=key.model,
+        checkpoint=key.checkpoint,
+        dataset=key.dataset,
+        corpus=key.corpus,
+        prompt=key.prompt,
+        top_k=key.top_k,
+        chunk_size=key.chunk_size,
+        temperature=key.temperature,
+        samples=key.samples,
+        seed=key.seed,
+        n=len(scores.question_ids),
+        **_f1(scores, key.seed, draws),
+        em=_mean(scores, "em"),
+        acc=_mean(scores, "acc"),
+        precision=_mean(scores, "precision"),
+        recall=_mean(scores, "recall"),
+        mean_rounds=round(fmean(rollout.rounds for rollout in rollouts), DIGITS),
+        mean_tool_calls=round(fmean(rollout.tool_calls for rollout in rollouts), DIGITS),
+        failures=count_failures(rollouts),
+        generated=generated,
+        constant=_constant([golds_of[name] for name in scores.question_ids]),
+        types={kind: _type_score(scores.of_type(kind), golds_of, key.seed, draws) for kind in kinds},
+    )
+
+
+def build_control(
+    rollouts: Sequence[Trajectory], searched: Sequence[Trajectory], samples: int, key: RowKey, draws: int
+) -> ControlScore:
+    """The score of a control run beside that of the run with search (``searched``) on the same questions."""
+    scores = score_questions(rollouts, samples)
+    asked = set(scores.question_ids)
+    with_search = score_questions((rollout for rollout in searched if rollout.question_id in asked), key.samples)
+    return ControlScore(
+        n=len(scores.question_ids),
+        temperature=rollouts[0].temperature,
+        samples=samples,
+        em=_mean(scores, "em"),
+        **_f1(scores, key.seed, draws),
+        searched_f1=_mean(with_search, "f1"),
+        failures=count_failures(rollouts),
+    )
+
+
+def count_failures(rollouts: Sequence[Trajectory]) -> dict[str, int]:
+    """Rollouts that did not end in an answer, by stop reason."""
+    return dict(sorted(Counter(str(rollout.stop_reason) for rollout in rollouts if rollout.failed).items()))
+
+
+def _mean(scores: QuestionScores, metric: str) -> float:
+    return round(float(scores.metrics[metric].mean()), DIGITS)
+
+
+def _f1(scores: QuestionScores, seed: int, draws: int) -> dict[str, float]:
+    found = bootstrap_interval(scores.metrics["f1"], seed, draws)
+    return {"f1": round(found.mean, DIGITS), "f1_low": round(found.low, DIGITS), "f1_high": round(found.high, DIGITS)}
+
+
+def _constant(golden_answers: Sequence[Sequence[str]]) -> ConstantScore:
+    found = best_constant(golden_answers)
+    return ConstantScore(answer=found.answer, f1=round(found.f1, DIGITS), em=round(found.em, DIGITS))
+
+
+def _type_score(scores: QuestionScores, golds_of: dict[str, tuple[str, ...]], seed: int, draws: int) -> TypeScore:
+    return TypeScore(
+        n=len(scores.question_ids),
+        em=_mean(scores, "em"),
+        **_f1(scores, seed, draws),
+        constant=_constant([golds_of[name] for name in scores.question_ids]),
+    )

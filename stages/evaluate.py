@@ -1,0 +1,36 @@
+"""Answer every question set with one model and score it."""
+
+from pathlib import Path
+
+from deepsearch_rl.agent.rollout import AgentConfig
+from deepsearch_rl.corpora.chunking import ChunkConfig
+from deepsearch_rl.errors import UnknownNameError
+from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation
+from deepsearch_rl.evaluation.run import evaluate_model
+from deepsearch_rl.retrieval.launch import RetrievalConfig
+from deepsearch_rl.retrieval.quality import DatasetConfig
+from deepsearch_rl.serving.launch import ServingConfig
+from stages.entry import Params, run
+
+
+def main(params: Params) -> None:
+    """Write ``data/<profile>/evaluate/<model>/``."""
+    folders = params.value("models")
+    if params.item not in folders:
+        raise UnknownNameError("model", params.item, folders)
+    setting = Evaluation(
+        evaluate=params.section("evaluate", EvaluateConfig),
+        agent=params.section("agent", AgentConfig),
+        retrieval=params.section("retrieval", RetrievalConfig),
+        serving=params.section("serving", ServingConfig),
+        datasets=params.mapping("datasets", DatasetConfig),
+        chunk_size=params.section("chunk", ChunkConfig).chunk_size,
+        seed=params.value("seed"),
+    )
+    out = params.data / "evaluate" / params.item
+    work = Path("work", f"evaluate-{params.profile}-{params.item}")
+    evaluate_model(params.item, Path(folders[params.item]), setting, params.data, out, work)
+
+
+if __name__ == "__main__":
+    run(main)
