@@ -1,0 +1,15 @@
+"""The base model of a profile: trained from scratch in minutes (tiny), or a pinned snapshot of the hub (gpu).
+
+The tiny base is a Qwen3 of about 650 thousand parameters. It plays the part that a pretrained instruct model plays at
+full size: it knows the chat format, the search tool and the answer tags, it can read a passage and copy a name out of
+it, and it uses search poorly (one call, then an answer). What SFT and RL then add is what is measured.
+
+    vocabulary.py     byte-level BPE in which every name word is one token
+    architecture.py   the Qwen3 model, empty
+    lessons.py        what it learns from: generated conversations, from one fact to several passages
+    batches.py        conversations -> token batches with the loss on assistant tokens alone
+    muon.py           the optimizer of the matrices
+    trainer.py        the training loop
+    hub.py            the other source: a snapshot at a pinned revision
+    prepare.py        config -> folder
+"""
