@@ -1,0 +1,51 @@
+"""Where a profile's results come from, read from its dvc.lock and from git."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.files import sha256_json
+from deepsearch_rl.tracking import Provenance
+
+DATASET_STAGES = ("download", "chunk")
+
+
+def read_provenance(params_path: Path, stage: str) -> Provenance:
+    """The settings with which the stages ran and the digests of the data that they made, as DVC recorded them.
+
+    ``stage`` is the stage that asks: its own entry in dvc.lock is left out, for it is written when that stage ends.
+
+    Raises:
+        ArtifactError: there is no dvc.lock, so the stage was not started by DVC.
+    """
+    lock = params_path.with_name("dvc.lock")
+    if not lock.is_file():
+        raise ArtifactError(f"{lock} does not exist: the stage {stage} reads it, and `dvc repro` writes it.")
+    stages = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
+    before = {name: entry for name, entry in stages.items() if name != stage}
+    tags = {"dvc.stage": stage, "dvc.lock": sha256_json(before), "git.commit": _git_commit(lock.resolve().parent)}
+    return Provenance(tags, _params(before), _datasets(before))
+
+
+def _git_commit(folder: Path) -> str:
+    """The checked-out commit, with ``-dirty`` where tracked files differ from it; "unknown" outside git."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def _params(stages: Mapping[str, Any]) -> dict[str, Any]:
+    sections: dict[str, Any] = {}
+    for entry in stages.values():
+        for values in entry.get("params", {}).values():
+            sections.update(values)
+    return sections
+
+
+def _datasets(stages: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    outs = [out for name in DATASET_STAGES for out in stages.get(name, {}).get("outs", [])]
+    return {Path(out["path"]).name: (out["path"], out["md5"]) for out in outs}
