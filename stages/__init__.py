@@ -3,10 +3,15 @@
 import os
 
 # Set before any stage imports a numeric library: one thread is the fastest setting for models of a few million
-# parameters, and no library may phone home. A user's own setting wins.
+# parameters, no library may phone home, and a stage's log is our own lines (a stage shows its progress by
+# deepsearch_rl.progress; the libraries' own bars would be written over it). A user's own setting wins.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "LOG_LEVEL": "ERROR",  # ms-swift's
     "DO_NOT_TRACK": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
