@@ -1,0 +1,57 @@
+"""The rules of the source tree that no linter knows."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.first_party import PACKAGES, imported_names, module_file
+
+LAYERS = (
+    ("errors", "records", "answers", "files", "progress"),
+    ("corpora",),
+    ("retrieval",),
+    ("agent",),
+    ("serving",),
+    ("trajectories",),
+    ("training",),
+    ("evaluation",),
+    ("tracking",),
+    ("summary",),
+    ("doctor",),
+    ("cli",),
+)
+SOURCES = sorted(PACKAGES["deepsearch_rl"].rglob("*.py"))
+
+
+def layer(path: Path) -> int:
+    name = path.relative_to(PACKAGES["deepsearch_rl"]).parts[0].removesuffix(".py")
+    return next(number for number, names in enumerate(LAYERS) if name in names)
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGES["deepsearch_rl"]).as_posix()
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if relative(path) != "__init__.py"], ids=relative)
+def test_a_module_imports_only_its_own_layer_and_those_below(path: Path) -> None:
+    imported = {file for name in imported_names(path) if (file := module_file(name))}
+    upward = [relative(file) for file in imported if layer(file) > layer(path)]
+    assert not upward
+
+
+def test_the_library_knows_neither_dvc_nor_prefect_and_only_tracking_knows_mlflow() -> None:
+    found = {(relative(path), name.partition(".")[0]) for path in SOURCES for name in imported_names(path)}
+    orchestration = {(path, name) for path, name in found if name in {"dvc", "prefect", "mlflow"}}
+    assert orchestration == {("tracking.py", "mlflow")}
+
+
+def test_importing_the_package_is_quick_and_loads_no_torch() -> None:
+    code = (
+        "import sys, time; started = time.process_time(); import deepsearch_rl; "
+        "print(time.process_time() - started, 'torch' in sys.modules)"
+    )
+    seconds, torch = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
+    assert float(seconds) < 0.3
+    assert torch == "False"

@@ -1,0 +1,73 @@
+"""What dvc.yaml says of its stages is true: their imports are deps, their params are loaded, every profile resolves."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from dvc.repo import Repo
+from dvc.stage import PipelineStage
+
+from deepsearch_rl.summary import dvc_file, profile_names
+from tests.pipeline.first_party import PACKAGES, ROOT, closure, parse
+
+NOT_INPUTS = {ROOT / "src/deepsearch_rl/__init__.py", ROOT / "stages/__init__.py"}
+"""A version number and settings of the process: neither decides what a stage makes."""
+LOADERS = {"section", "mapping", "value"}
+
+
+def read_stages(profile: str) -> list[PipelineStage]:
+    with Repo(str(ROOT)) as repo:
+        return [stage for stage in repo.stage.collect(dvc_file(profile)) if isinstance(stage, PipelineStage)]
+
+
+STAGES = {stage.name: stage for stage in read_stages("tiny")}
+
+
+def stage_file(stage: PipelineStage) -> Path:
+    module = stage.cmd.split(" -m ")[1].split()[0]
+    return ROOT / f"{module.replace('.', '/')}.py"
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_everything_that_a_stage_imports_is_among_its_deps(name: str) -> None:
+    stage = STAGES[name]
+    deps = [ROOT / dep.def_path for dep in stage.deps if not dep.def_path.endswith("params.yaml")]
+    needed = closure(stage_file(stage)) - NOT_INPUTS
+    missing = {path for path in needed if not any(path == dep or dep in path.parents for dep in deps)}
+    assert sorted(path.relative_to(ROOT).as_posix() for path in missing) == []
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_declares_exactly_the_params_that_it_loads(name: str) -> None:
+    stage = STAGES[name]
+    declared = {section for params in stage.params for section in params.params}
+    files = {path for path in closure(stage_file(stage)) if path.parent == PACKAGES["stages"]} - NOT_INPUTS
+    calls = [node for path in files if path.name != "entry.py" for node in ast.walk(parse(path))]
+    loaded = {
+        node.args[0].value
+        for node in calls
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in LOADERS
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert declared == loaded
+
+
+def test_a_stages_name_is_its_file_and_its_interpreter_is_named_in_params() -> None:
+    for name, stage in STAGES.items():
+        assert stage_file(stage).stem == name.partition("@")[0]
+        assert stage.cmd.startswith(".venv/bin/python -m stages.")
+
+
+@pytest.mark.parametrize("profile", profile_names(ROOT))
+def test_every_profile_has_the_same_stage_families(profile: str) -> None:
+    families = {stage.name.partition("@")[0] for stage in read_stages(profile)}
+    assert families == {name.partition("@")[0] for name in STAGES}
+
+
+@pytest.mark.parametrize("profile", profile_names(ROOT))
+def test_no_stage_writes_where_another_profile_does(profile: str) -> None:
+    outs = [out.def_path for stage in read_stages(profile) for out in stage.outs]
+    assert all(out.split("/")[1] == profile for out in outs)
