@@ -216,7 +216,9 @@ def _batches(items: Sequence[ItemT], size: int) -> Iterator[Sequence[ItemT]]:
 
 def table_columns(rows: Sequence[F1TableRow]) -> dict[str, list[str | float | int]]:
     """The F1 table by column, as MLflow's table artifact wants it."""
-    columns: dict[str, list[str | float | int]] = {name: [getattr(row, name) for row in rows] for name in (*SETTINGS, *SCORES)}
+    columns: dict[str, list[str | float | int]] = {
+        name: [getattr(row, name) for row in rows] for name in (*SETTINGS, *SCORES)
+    }
     columns["failures"] = [failures_text(row.failures) for row in rows]
     return columns
 
