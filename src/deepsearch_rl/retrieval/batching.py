@@ -47,11 +47,12 @@ class SearchQueue:
         """One list of hits per query, as :meth:`Searcher.search` gives them.
 
         Raises:
-            OverloadedError: ``max_pending`` queries are waiting already, or these alone are more than that.
+            OverloadedError: with these, more than ``max_pending`` queries would wait. A request that finds nobody
+                waiting is always taken, however long it is.
         """
         if not queries:
             return []
-        if self._pending + len(queries) > self._max_pending:
+        if self._pending and self._pending + len(queries) > self._max_pending:
             raise OverloadedError(
                 f"{self._pending} queries are waiting and at most {self._max_pending} may; try again."
             )

@@ -56,7 +56,7 @@ class Bm25Index:
         """
         try:
             return cls(bm25s.BM25.load(folder, show_progress=False))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"the BM25 index in {folder} cannot be read ({error}); build it again.") from error
 
     def save(self, folder: Path) -> None:

@@ -5,6 +5,7 @@ becomes the zero vector, which matches nothing.
 """
 
 import json
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -75,7 +76,7 @@ class TfidfSvdEncoder:
         Raises:
             ConfigError: no text holds a single term.
         """
-        from sklearn.utils.extmath import randomized_svd  # noqa: PLC0415 - needed for fitting alone, costs a second
+        from sklearn.decomposition import TruncatedSVD  # noqa: PLC0415 - needed for fitting alone, costs a second
 
         documents = [Counter(analyse(text)) for text in texts]
         frequencies = Counter(term for document in documents for term in document)
@@ -85,8 +86,8 @@ class TfidfSvdEncoder:
         counts_V = np.array([frequencies[term] for term in vocabulary], dtype=np.float32)
         idf_V = np.log((1 + len(documents)) / (1 + counts_V)) + 1
         weights_NV = _tfidf(documents, vocabulary, idf_V)
-        rank = min(config.dimension, *weights_NV.shape)
-        _, _, components_DV = randomized_svd(weights_NV, n_components=rank, random_state=seed)
+        rank = min(config.dimension, len(documents), len(vocabulary))
+        components_DV = np.asarray(TruncatedSVD(rank, random_state=seed).fit(weights_NV).components_)
         return cls(vocabulary, idf_V, np.ascontiguousarray(components_DV.T, dtype=np.float32))
 
     def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:  # noqa: ARG002 - both sides are alike
@@ -111,7 +112,7 @@ class TfidfSvdEncoder:
             terms: list[str] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
             with np.load(folder / "projection.npz") as arrays:
                 return cls({term: i for i, term in enumerate(terms)}, arrays["idf_V"], arrays["projection_VD"])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise ArtifactError(f"the encoder in {folder} cannot be read ({error}); build the index again.") from error
 
 

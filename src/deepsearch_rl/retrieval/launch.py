@@ -78,7 +78,8 @@ def _await_health(port: int, process: subprocess.Popen[bytes], timeout_s: float,
     except TimeoutError as error:
         raise EndpointError(f"the retrieval server was not ready after {timeout_s:g} s. {_written(log)}") from error
     except OSError as error:
-        process.wait(timeout=SHUTDOWN_TIMEOUT_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what it wrote is complete once it has ended
+            process.wait(timeout=SHUTDOWN_TIMEOUT_S)
         raise EndpointError(f"the retrieval server did not start. {_written(log)}") from error
     finally:
         connection.close()

@@ -41,7 +41,7 @@ class DatasetConfig(Record):
 
 
 def measure(searcher: Searcher, questions: Sequence[Question], cutoffs: Sequence[int]) -> dict[str, float]:
-    """Mean scores in [0, 1] over the questions with evidence, and their number ``n``; only ``n`` where there are none."""
+    """Mean scores in [0, 1] over the questions with evidence, and their number ``n`` (alone where there are none)."""
     asked = [question for question in questions if question.metadata.evidence_list]
     found = searcher.search([question.question for question in asked], max(*cutoffs, RANKED))
     rows = []

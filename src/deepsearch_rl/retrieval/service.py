@@ -1,8 +1,8 @@
 """The HTTP faces of a searcher: ``POST /retrieve``, ``POST /access``, ``GET /healthz``, and MCP at ``/mcp``.
 
-Search-R1, veRL, RLinf and ASearcher clients work unchanged. Shapes are those of docs/contracts.md §1. Errors are ``{"detail": message}``: 422 for a request that does not fit, 404
-where no pages are configured, 503 with ``Retry-After`` when too many queries wait. Nothing is ever padded or replaced
-by an empty list.
+Search-R1, veRL, RLinf and ASearcher clients work unchanged; the shapes are those of docs/contracts.md §1. Errors are
+``{"detail": message}``: 422 for a request that does not fit, 404 where no pages are configured, 503 with
+``Retry-After`` when too many queries wait. Nothing is ever padded, and no failure is answered with an empty list.
 """
 
 import contextlib

@@ -1,0 +1,79 @@
+"""What every retriever promises, whichever it is."""
+
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.files import write_jsonl
+from deepsearch_rl.records import Chunk, ChunkMetadata
+from deepsearch_rl.retrieval.build import build_index
+from deepsearch_rl.retrieval.manifest import IndexConfig
+from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
+
+WORDS = ["comet", "lander", "probe", "river", "city", "capital", "country", "moon", "orbit", "ship", "island", "port"]
+TWINS = (3, 17, 20)
+"""Rows with the same text."""
+
+
+def text(row: int) -> str:
+    return (
+        "twin words"
+        if row in TWINS
+        else f"{WORDS[row % 12]} {WORDS[(row * 5 + 1) % 12]} {WORDS[(row * 7) % 12]} n{row}"
+    )
+
+
+@pytest.fixture(scope="module", params=RETRIEVERS)
+def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Searcher:
+    folder: Path = tmp_path_factory.mktemp("contract")
+    where = ChunkMetadata(doc_id="d", doc_chunks=1, doc_chunk_id=0)
+    write_jsonl(
+        folder / "c.jsonl", [Chunk(id=f"c{row}", contents=f"T{row}\n{text(row)}", metadata=where) for row in range(24)]
+    )
+    config = {
+        "bm25": {"k1": 0.9, "b": 0.4},
+        "encoder": {"name": "tfidf_svd", "dimension": 16},
+        "vectors": {"kind": "flat"},
+        "fusion": {"depth": 20, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 1.0},
+    }
+    build_index(folder / "c.jsonl", folder / "index", IndexConfig.model_validate(config), seed=0)
+    return open_index(folder / "index", folder / "c.jsonl", request.param)
+
+
+def test_hits_are_distinct_rows_best_first_with_their_own_chunks(searcher):
+    for hits in searcher.search(["comet lander", "river ship"], 10):
+        assert hits
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+        assert len({hit.row for hit in hits}) == len(hits)
+        assert all(hit.chunk.id == f"c{hit.row}" for hit in hits)
+
+
+def test_more_hits_than_chunks_are_never_given(searcher):
+    [hits] = searcher.search(["comet"], 1000)
+    assert 1 <= len(hits) <= 24
+
+
+@pytest.mark.parametrize("query", ["", "   ", "?!", "the of and", "qqq"])
+def test_a_query_that_says_nothing_known_finds_nothing(searcher, query):
+    assert searcher.search([query], 5) == [[]]
+
+
+def test_no_queries_give_no_answers(searcher):
+    assert searcher.search([], 5) == []
+
+
+def test_equal_chunks_are_ordered_by_row(searcher):
+    [hits] = searcher.search(["twin words"], 3)
+    assert [hit.row for hit in hits] == list(TWINS)
+
+
+def test_an_answer_does_not_depend_on_the_queries_beside_it(searcher):
+    queries = [f"{word} {other}" for word in WORDS for other in WORDS]
+    together = [[hit.row for hit in hits] for hits in searcher.search(queries, 3)]
+    alone = [[hit.row for hit in searcher.search([query], 3)[0]] for query in queries]
+    assert together == alone
+
+
+def test_a_smaller_top_k_gives_the_head_of_a_larger_one(searcher):
+    [[*three], [*ten]] = (searcher.search(["comet probe"], top_k)[0] for top_k in (3, 10))
+    assert [hit.row for hit in three] == [hit.row for hit in ten[:3]]

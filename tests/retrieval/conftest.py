@@ -1,0 +1,67 @@
+"""A small corpus, its index, and one real server for all tests of this folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.files import write_jsonl
+from deepsearch_rl.records import Chunk, ChunkMetadata
+from deepsearch_rl.retrieval.build import build_index
+from deepsearch_rl.retrieval.launch import RetrievalConfig, serve_index
+from deepsearch_rl.retrieval.manifest import IndexConfig
+
+PASSAGES = {
+    "Philae": "The lander Philae touched down on a comet in 2014.",
+    "Rosetta": "The probe Rosetta carried the lander Philae to the comet.",
+    "Vienna": "Vienna is the capital of Austria, on the Danube.",
+    "Danube": "The river Danube flows through ten countries.",
+    "Comet": "A comet is a small icy body.",
+}
+
+
+def make_chunk(title: str, text: str) -> Chunk:
+    return Chunk(
+        id=f"{title.lower()}-0",
+        contents=f"{title}\n{text}",
+        metadata=ChunkMetadata(doc_id=title.lower(), doc_chunks=1, doc_chunk_id=0),
+    )
+
+
+@pytest.fixture(scope="session")
+def index_config() -> IndexConfig:
+    return IndexConfig.model_validate(
+        {
+            "bm25": {"k1": 0.9, "b": 0.4},
+            "encoder": {"name": "tfidf_svd", "dimension": 4},
+            "vectors": {"kind": "flat"},
+            "fusion": {"depth": 10, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5},
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def chunks_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("chunks") / "small.jsonl"
+    write_jsonl(path, [make_chunk(title, text) for title, text in PASSAGES.items()])
+    return path
+
+
+@pytest.fixture(scope="session")
+def index_dir(tmp_path_factory: pytest.TempPathFactory, chunks_path: Path, index_config: IndexConfig) -> Path:
+    folder = tmp_path_factory.mktemp("index") / "small"
+    build_index(chunks_path, folder, index_config, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def retrieval_config(tmp_path_factory: pytest.TempPathFactory) -> RetrievalConfig:
+    pages = tmp_path_factory.mktemp("pages") / "pages.jsonl"
+    pages.write_text('{"url": "http://w/index.php/Vienna", "contents": "A city.", "lang": "en"}\n')
+    return RetrievalConfig(retriever="bm25", top_k=2, max_pending=64, pages=pages, startup_timeout_s=60)
+
+
+@pytest.fixture(scope="session")
+def server_url(index_dir: Path, chunks_path: Path, retrieval_config: RetrievalConfig) -> Iterator[str]:
+    with serve_index(index_dir, chunks_path, retrieval_config) as url:
+        yield url

@@ -1,0 +1,76 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from deepsearch_rl.errors import ArtifactError, RecordError
+from deepsearch_rl.files import sha256_file
+from deepsearch_rl.retrieval import build
+from deepsearch_rl.retrieval.build import build_index, build_indexes
+from deepsearch_rl.retrieval.manifest import read_manifest
+
+BUILD_AGAIN = """
+import sys
+from pathlib import Path
+from deepsearch_rl.retrieval.build import build_index
+from deepsearch_rl.retrieval.manifest import IndexConfig
+build_index(Path(sys.argv[1]), Path(sys.argv[2]), IndexConfig.model_validate_json(sys.argv[3]), seed=0)
+"""
+
+
+def digests(folder):
+    return {str(path.relative_to(folder)): sha256_file(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_manifest_tells_what_was_built(index_dir, chunks_path, index_config):
+    manifest = read_manifest(index_dir)
+    assert manifest.chunks_sha256 == sha256_file(chunks_path)
+    assert (manifest.rows, manifest.dimension, manifest.seed, manifest.config) == (5, 4, 0, index_config)
+    assert manifest.sizes_bytes == {
+        str(path.relative_to(index_dir)): path.stat().st_size
+        for path in index_dir.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    }
+
+
+def test_another_process_builds_the_same_bytes(index_dir, chunks_path, index_config, tmp_path):
+    command = [
+        sys.executable,
+        "-c",
+        BUILD_AGAIN,
+        str(chunks_path),
+        str(tmp_path / "again"),
+        index_config.model_dump_json(),
+    ]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "77"})
+    assert digests(tmp_path / "again") == digests(index_dir)
+
+
+def test_a_build_that_fails_leaves_the_earlier_index(chunks_path, index_config, tmp_path, monkeypatch):
+    folder = tmp_path / "index"
+    build_index(chunks_path, folder, index_config, seed=0)
+    before = digests(folder)
+    monkeypatch.setattr(build, "build_vectors", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        build_index(chunks_path, folder, index_config, seed=1)
+    assert digests(folder) == before
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_an_empty_chunk_file_is_refused(index_config, tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(ArtifactError, match=r"empty\.jsonl holds no chunks"):
+        build_index(tmp_path / "empty.jsonl", tmp_path / "index", index_config, seed=0)
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_malformed_chunk_names_file_line_and_field(chunks_path, index_config, tmp_path):
+    (tmp_path / "bad.jsonl").write_text(chunks_path.read_text() + '{"id": "x", "contents": "t\\nb", "metadata": {}}\n')
+    with pytest.raises(RecordError, match=r"bad\.jsonl, line 6: field 'metadata\.doc_id'"):
+        build_index(tmp_path / "bad.jsonl", tmp_path / "index", index_config, seed=0)
+
+
+def test_a_folder_without_chunk_files_is_refused(index_config, tmp_path):
+    with pytest.raises(ArtifactError, match="no chunk files"):
+        build_indexes(tmp_path, tmp_path / "index", index_config, seed=0)

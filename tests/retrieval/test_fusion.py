@@ -1,0 +1,42 @@
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from deepsearch_rl.retrieval.fusion import FusionConfig, HybridRetriever
+from deepsearch_rl.retrieval.ranking import Ranking, rank
+
+
+@dataclass
+class FixedRetriever:
+    rows: list[int]
+
+    def search(self, queries, top_k):
+        found = np.array(self.rows[:top_k], dtype=np.int64)
+        return [Ranking(found, np.linspace(1, 0.5, len(found), dtype=np.float32)) for _ in queries]
+
+
+def fuse(lexical: list[int], semantic: list[int], top_k: int, **changes) -> Ranking:
+    config = FusionConfig(**{"depth": 10, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5, **changes})
+    [ranking] = HybridRetriever(FixedRetriever(lexical), FixedRetriever(semantic), config).search(["q"], top_k)
+    return ranking
+
+
+def test_ranks_are_weighted_and_added():
+    ranking = fuse([3, 7], [7, 5], 10)
+    assert ranking.rows_K.tolist() == [7, 3, 5]
+    assert ranking.scores_K.tolist() == pytest.approx([1 / 62 + 0.5 / 61, 1 / 61, 0.5 / 62])
+
+
+def test_equal_scores_are_ordered_by_row():
+    assert fuse([9], [4], 2, dense_weight=1.0).rows_K.tolist() == [4, 9]
+
+
+def test_more_rows_than_the_depth_can_be_asked_for():
+    assert len(fuse([1, 2, 3, 4], [], 4, depth=1).rows_K) == 4
+
+
+def test_ties_across_the_cut_are_decided_by_row():
+    rows_N = np.array([8, 2, 5, 1, 9])
+    ranking = rank(rows_N, np.array([1, 1, 1, 1, 2], dtype=np.float32), 3)
+    assert ranking.rows_K.tolist() == [9, 1, 2]

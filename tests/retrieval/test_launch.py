@@ -1,0 +1,67 @@
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from deepsearch_rl.errors import ConfigError, EndpointError
+from deepsearch_rl.retrieval.launch import serve_index
+from deepsearch_rl.retrieval.server import listen
+
+SERVE_UNTIL_KILLED = """
+import sys
+from pathlib import Path
+from deepsearch_rl.retrieval.launch import RetrievalConfig, serve_index
+with serve_index(Path(sys.argv[1]), Path(sys.argv[2]), RetrievalConfig.model_validate_json(sys.argv[3])) as url:
+    print(url, flush=True)
+    sys.stdin.read()
+"""
+
+
+def address(url: str) -> tuple[str, int]:
+    host, port = url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+def test_the_server_is_gone_when_the_block_ends(index_dir, chunks_path, retrieval_config):
+    with serve_index(index_dir, chunks_path, retrieval_config) as url:
+        socket.create_connection(address(url)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address(url))
+
+
+def test_the_server_stops_when_its_parent_is_killed(index_dir, chunks_path, retrieval_config):
+    command = [
+        sys.executable,
+        "-c",
+        SERVE_UNTIL_KILLED,
+        str(index_dir),
+        str(chunks_path),
+        retrieval_config.model_dump_json(),
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        url = parent.stdout.readline().strip()
+        with socket.create_connection(address(url), timeout=20) as connection:
+            parent.send_signal(signal.SIGKILL)
+            assert connection.recv(1) == b""  # the server closes its connections as it stops
+
+
+def test_a_server_that_cannot_start_tells_why(chunks_path, retrieval_config, tmp_path):
+    serving = serve_index(tmp_path, chunks_path, retrieval_config)
+    with pytest.raises(EndpointError, match=r"did not start.*manifest\.json does not exist") as raised:
+        serving.__enter__()
+    assert "Traceback" not in str(raised.value)
+
+
+def test_a_port_in_use_is_one_clear_paragraph(index_dir, chunks_path):
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
+            listen("127.0.0.1", port)
+        command = [sys.executable, "-m", "deepsearch_rl.retrieval.server", "--index", str(index_dir)]
+        command += ["--chunks", str(chunks_path), "--retriever", "bm25", "--top-k", "3", "--port", str(port)]
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 1
+    assert finished.stderr.startswith(f"error: port {port} on 127.0.0.1 is in use")
+    assert finished.stderr.count("\n") == 1

@@ -1,0 +1,118 @@
+"""The MCP tool through the clients that agents use, against a real server process."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import mcp
+import pytest
+from agents import RunContextWrapper
+from agents.mcp import MCPServerStreamableHttp, MCPUtil
+
+from deepsearch_rl.agent.tool import NO_PASSAGES, RETRIEVE_TOOL, format_passages
+from deepsearch_rl.retrieval.batching import SearchQueue
+from deepsearch_rl.retrieval.mcp_tool import make_mcp_server
+from deepsearch_rl.retrieval.searcher import open_index
+
+
+@pytest.fixture(scope="module")
+def expected_hits(index_dir, chunks_path):
+    [hits] = open_index(index_dir, chunks_path, "bm25").search(["lander comet"], 2)
+    return hits
+
+
+def test_the_agents_sdk_hands_the_model_exactly_the_passages(server_url, expected_hits):
+    async def call():
+        async with MCPServerStreamableHttp({"url": f"{server_url}/mcp"}, cache_tools_list=True) as server:
+            [tool] = await server.list_tools()
+            return await MCPUtil.invoke_mcp_tool(server, tool, RunContextWrapper(None), '{"query": "lander comet"}')
+
+    assert asyncio.run(call()) == {"type": "text", "text": format_passages([hit.chunk for hit in expected_hits])}
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_the_structured_content_holds_what_the_model_was_shown(server_url, expected_hits, mode):
+    async def call():
+        async with mcp.Client(f"{server_url}/mcp", mode=mode) as client:
+            return await client.call_tool("retrieve", {"query": "lander comet"})
+
+    result = asyncio.run(call())
+    assert result.content[0].text == format_passages([hit.chunk for hit in expected_hits])
+    assert result.structured_content == {
+        "result": [{"chunk": hit.chunk.contents, "chunk_id": hit.chunk.id, "score": hit.score} for hit in expected_hits]
+    }
+
+
+def test_metadata_come_with_the_hits_on_request(server_url):
+    async def call():
+        async with mcp.Client(f"{server_url}/mcp") as client:
+            return await client.call_tool("retrieve", {"query": "Austria", "with_meta": True})
+
+    [hit] = asyncio.run(call()).structured_content["result"]
+    assert hit["metadata"] == {"doc_id": "vienna", "doc_chunks": 1, "doc_chunk_id": 0}
+
+
+def test_a_search_that_finds_nothing_says_so_and_is_no_error(server_url):
+    async def call():
+        async with mcp.Client(f"{server_url}/mcp") as client:
+            return await client.call_tool("retrieve", {"query": ""})
+
+    result = asyncio.run(call())
+    assert not result.is_error
+    assert result.content[0].text == NO_PASSAGES
+    assert result.structured_content == {"result": []}
+
+
+def test_a_call_without_query_is_an_error(server_url):
+    async def call():
+        async with mcp.Client(f"{server_url}/mcp") as client:
+            return await client.call_tool("retrieve", {"q": "comet"})
+
+    result = asyncio.run(call())
+    assert result.is_error
+    assert "query" in result.content[0].text
+
+
+def test_a_broken_index_is_an_error_and_not_an_empty_result():
+    class BrokenSearcher:
+        def search(self, *_):
+            raise OSError("secret path")
+
+    async def call():
+        async with (
+            SearchQueue(BrokenSearcher(), max_pending=8) as queue,
+            mcp.Client(make_mcp_server(queue, 3)) as client,
+        ):
+            return await client.call_tool("retrieve", {"query": "comet"})
+
+    result = asyncio.run(call())
+    assert result.is_error
+    assert result.structured_content is None
+    assert "secret" not in result.content[0].text
+
+
+def test_many_agents_at_once_get_their_own_answers(server_url):
+    titles = ["Philae", "Rosetta", "Vienna", "Comet"]
+
+    async def ask(client, title):
+        result = await client.call_tool("retrieve", {"query": f"{title} {title}"})
+        return title in result.structured_content["result"][0]["chunk"]
+
+    async def scenario():
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(mcp.Client(f"{server_url}/mcp")) for _ in range(4)]
+            return await asyncio.gather(*(ask(clients[i % 4], titles[i % 3]) for i in range(64)))
+
+    assert all(asyncio.run(scenario()))
+
+
+def test_the_frozen_schema_is_one_that_the_server_accepts(server_url):
+    async def listed():
+        async with mcp.Client(f"{server_url}/mcp") as client:
+            return (await client.list_tools()).tools
+
+    [tool] = asyncio.run(listed())
+    function = RETRIEVE_TOOL["function"]
+    assert tool.name == function["name"]
+    assert tool.input_schema["required"] == function["parameters"]["required"]
+    for name, schema in function["parameters"]["properties"].items():
+        assert tool.input_schema["properties"][name]["type"] == schema["type"]

@@ -1,0 +1,46 @@
+import pytest
+
+from deepsearch_rl.records import Evidence, Question, QuestionMetadata
+from deepsearch_rl.retrieval.quality import measure, score_facts
+from deepsearch_rl.retrieval.searcher import open_index
+
+
+def question(text: str, facts: list[str] | None) -> Question:
+    evidence = None if facts is None else tuple(Evidence(fact=fact) for fact in facts)
+    return Question(id=text, question=text, golden_answers=("x",), metadata=QuestionMetadata(evidence_list=evidence))
+
+
+def test_scores_of_one_question_follow_their_definitions():
+    # three facts; rank 2 holds fact 0, rank 3 holds facts 0 and 1, fact 2 is never found
+    scores = score_facts([set(), {0}, {0, 1}], facts=3, cutoffs=[1, 2, 3])
+    assert scores == pytest.approx(
+        {
+            "hits@1": 0.0,
+            "hits@2": 1.0,
+            "hits@3": 1.0,
+            "evidence_recall@1": 0.0,
+            "evidence_recall@2": 1 / 3,
+            "evidence_recall@3": 2 / 3,
+            "mrr@10": 1 / 2,
+            "map@10": (1 / 2 + 1 / 3) / 3,
+        }
+    )
+
+
+def test_what_is_found_below_rank_ten_counts_for_recall_alone():
+    scores = score_facts([set()] * 10 + [{0}], facts=1, cutoffs=[11])
+    assert (scores["hits@11"], scores["mrr@10"], scores["map@10"]) == (1.0, 0.0, 0.0)
+
+
+def test_white_space_is_ignored_and_questions_without_evidence_are_left_out(index_dir, chunks_path):
+    searcher = open_index(index_dir, chunks_path, "bm25")
+    asked = [
+        question("Where did Philae touch down?", ["Philae  touched\ndown on a comet"]),
+        question("Who is the king of Mars?", []),
+        question("What is not known?", None),
+    ]
+    assert measure(searcher, asked, [1]) == {"n": 1, "hits@1": 1, "evidence_recall@1": 1, "mrr@10": 1, "map@10": 1}
+
+
+def test_a_set_without_evidence_has_no_scores(index_dir, chunks_path):
+    assert measure(open_index(index_dir, chunks_path, "bm25"), [question("?", None)], [1]) == {"n": 0}
