@@ -1,0 +1,77 @@
+"""ART on a GPU: ``art.LocalBackend`` as it is (Unsloth trains, ART's own vLLM runtime serves), plus the canary.
+
+The pure part, :func:`unsloth_internal_config`, says everything that differs from ART's defaults; the published run's
+settings come to it from params. :class:`UnslothBackend` adds the one method that ART's service lacks: the
+trainer's own log-probabilities of given tokens (module ``unsloth_service``).
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from art import dev
+from art.local.backend import LocalBackend
+from art.local.service import ModelService
+from art.model import TrainableModel
+from art.utils.output_dirs import get_model_dir
+from mp_actors import move_to_child_process
+
+from deepsearch_rl.serving.hardware import require_gpu
+from deepsearch_rl.training.rl_config import RlConfig
+
+PACKAGES = ("unsloth", "bitsandbytes", "trl", "megatron")
+"""Import names; ART 0.5.18 reads its list of model architectures from a module that imports megatron-core."""
+LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def unsloth_internal_config(config: RlConfig, seed: int) -> dev.InternalModelConfig:
+    """ART's model settings for a QLoRA (nf4 base, 16-bit adapter) that vLLM serves beside the 16-bit base.
+
+    ``enforce_eager`` and no prefix caching keep the served probabilities as close to the trainer's as vLLM allows.
+    """
+    return {
+        "init_args": {
+            "max_seq_length": config.max_sequence_tokens,
+            "load_in_4bit": True,
+            "random_state": seed,
+        },
+        "engine_args": {
+            "max_model_len": config.max_sequence_tokens,
+            "max_lora_rank": config.lora.rank,
+            "enforce_eager": True,
+            "enable_prefix_caching": False,
+            "enable_sleep_mode": True,
+            "seed": seed,
+        },
+        "peft_args": {
+            "r": config.lora.rank,
+            "lora_alpha": config.lora.alpha,
+            "target_modules": LINEAR_LAYERS,
+            "random_state": seed,
+        },
+        "trainer_args": {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 1, "seed": seed},
+    }
+
+
+class UnslothBackend(LocalBackend):
+    """``art.LocalBackend`` whose service can also answer the canary check.
+
+    Args:
+        path: folder for ART's step folders and logs.
+
+    Raises:
+        UnavailableError: no GPU, or one of ART's backend packages is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        require_gpu("rl with the unsloth backend", packages=PACKAGES)
+        super().__init__(path=str(path))
+
+    async def _get_service(self, model: TrainableModel[Any, Any]) -> ModelService:
+        if model.name not in self._services:
+            from deepsearch_rl.training.backends.unsloth_service import make_service  # noqa: PLC0415 - needs trl, megatron
+
+            os.environ["IMPORT_UNSLOTH"] = "1"  # read by ART's child process, which must import unsloth before torch
+            service = make_service(model, get_model_dir(model=model, art_path=self._path))
+            self._services[model.name] = move_to_child_process(service, process_name="model-service")
+        return self._services[model.name]
