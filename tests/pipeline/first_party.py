@@ -47,20 +47,21 @@ def used_files(path: Path) -> Iterator[Path]:
 
 
 def closure(path: Path) -> set[Path]:
-    """All first-party files that running ``path`` can load, itself included, with the data files beside them."""
+    """All first-party files that running ``path`` can load, itself included, with the data files that they name."""
     seen, waiting = {path}, [path]
     while waiting:
         for found in used_files(waiting.pop()):
             if found not in seen:
                 seen.add(found)
                 waiting.append(found)
-    folders = {file.parent for file in seen} - set(PACKAGES.values())
-    return seen | {data for folder in folders for data in _data_files(folder)}
+    return seen | {data for file in seen for data in _named_data_files(file)}
 
 
-def _data_files(folder: Path) -> Iterator[Path]:
-    for path in folder.iterdir():
-        if path.is_file() and path.suffix not in {".py", ".pyc"}:
-            yield path
-        elif path.is_dir() and path.name != "__pycache__" and not any(path.glob("*.py")):
-            yield from _data_files(path)
+def _named_data_files(file: Path) -> Iterator[Path]:
+    """Data files that a module names (``"page.css"``), and those of a folder beside it that it names (``"prompts"``)."""
+    constants = [node.value for node in ast.walk(parse(file)) if isinstance(node, ast.Constant)]
+    named = {Path(value).name for value in constants if isinstance(value, str)}
+    for data in PACKAGES["deepsearch_rl"].rglob("*.*"):
+        beside = file.parent == data.parent.parent and data.parent.name in named
+        if data.suffix not in {".py", ".pyc"} and (data.name in named or beside):
+            yield data
