@@ -7,6 +7,7 @@ from pydantic import Field
 
 from deepsearch_rl.agent.rollout import AgentConfig
 from deepsearch_rl.evaluation.rows import Condition, Control, run_file
+from deepsearch_rl.files import sha256_json
 from deepsearch_rl.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.launch import RetrievalConfig
 from deepsearch_rl.retrieval.quality import DatasetConfig
@@ -44,6 +45,18 @@ class Evaluation:
     datasets: Mapping[str, DatasetConfig]
     chunk_size: int
     seed: int
+
+    def digest(self) -> str:
+        """SHA-256 of all of it."""
+        sections = (self.evaluate, self.agent, self.retrieval, self.serving, *self.datasets.values())
+        return sha256_json(
+            [
+                list(self.datasets),
+                self.chunk_size,
+                self.seed,
+                *(section.model_dump(mode="json") for section in sections),
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,8 @@ class ModelEvaluation(Record):
     schema_version: Literal[1] = 1
     model: NonEmpty
     seed: int
-    inputs: dict[str, str] = Field(description="what was evaluated against: file -> sha256")
+    settings_sha256: NonEmpty = Field(description="of the params sections that decide how models are evaluated")
+    inputs: dict[str, str] = Field(description="the model and what it was evaluated against: artifact -> sha256")
     rows: tuple[F1TableRow, ...]
 
 

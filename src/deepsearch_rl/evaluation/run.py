@@ -37,7 +37,8 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
     """
     questions = read_questions(data, setting)
     inputs = digest_inputs(folder, setting, data)
-    logs = work / sha256_json([inputs, repr(setting)])[:16]
+    settings = setting.digest()
+    logs = work / sha256_json([inputs, settings])[:16]
     rows: list[F1TableRow] = []
     with atomic_directory(out) as partial, serve_model(folder, setting.serving) as endpoint:
         for corpus in sorted({setting.datasets[name].corpus for name in questions}):
@@ -48,7 +49,9 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
                 evaluator = Evaluator(model, folder, setting, endpoint, url, gold, logs, partial)
                 rows.extend(row for name, asked in sets.items() for row in evaluator.rows(name, asked))
         rows.sort(key=lambda row: row.sort_key)
-        evaluation = ModelEvaluation(model=model, seed=setting.seed, inputs=inputs, rows=tuple(rows))
+        evaluation = ModelEvaluation(
+            model=model, seed=setting.seed, settings_sha256=settings, inputs=inputs, rows=tuple(rows)
+        )
         write_json(partial / "rows.json", evaluation.model_dump(mode="json"))
     return evaluation
 

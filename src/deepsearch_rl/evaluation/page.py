@@ -1,0 +1,198 @@
+"""The report as one self-contained page: no script, no network, light and dark, usable on a phone and by keyboard.
+
+The page is a function of the report alone (no date, no commit), so that equal results give an equal page. Whatever
+was measured on generated data carries a label that says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from deepsearch_rl.evaluation.curves import RlRun
+from deepsearch_rl.evaluation.markup import Markup, Row, figure, html, join, paragraph, section, small, table, tag
+from deepsearch_rl.evaluation.page_scores import (
+    behaviour_section,
+    controls_section,
+    differences_section,
+    f1_section,
+    types_section,
+)
+from deepsearch_rl.evaluation.plots import colour_of, inline_svg, rl_figure
+from deepsearch_rl.evaluation.rows import F1TableRow, IfevalScore, ModelEvaluation
+from deepsearch_rl.evaluation.tables import MODEL_ORDER, F1Table, datasets_of, in_order, models_of, score_text
+
+CSS = Path(__file__).with_name("page.css")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that the page shows.
+
+    ``rl`` is keyed by the model that RL started from; ``retrieval`` and ``filter`` are those stages' reports.
+    """
+
+    table: F1Table
+    evaluations: tuple[ModelEvaluation, ...]
+    ifeval: tuple[IfevalScore, ...]
+    rl: Mapping[str, RlRun]
+    retrieval: Mapping[str, Mapping[str, Mapping[str, float]]]
+    filter: JsonValue
+
+
+def render_page(report: Report) -> str:
+    """The page as HTML."""
+    sections = [
+        ("f1", "F1 by question set", f1_section(report.table)),
+        ("differences", "Differences between models", differences_section(report.table)),
+        ("types", "By type of question", types_section(report.table)),
+        ("controls", "Without search, and with gold passages", controls_section(report.table)),
+        ("behaviour", "How rollouts went", behaviour_section(report.table)),
+        ("rl", "Reinforcement learning", _rl(report.rl)),
+        ("ifeval", "Instruction following", _ifeval(report.ifeval)),
+        ("retrieval", "Retrieval quality", _retrieval(report)),
+        ("filter", "Training data", _filter(report)),
+        ("provenance", "Provenance", _provenance(report)),
+    ]
+    links = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title, _ in sections)
+    body = "".join(section(name, title, *parts).source for name, title, parts in sections)
+    title = f"Search agent, profile {report.table.profile}"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{CSS.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n"
+        f'<a class="skip" href="#f1">Skip to the results</a>\n<header>{_header(report, title).source}'
+        f'<nav aria-label="Contents"><ul>{links}</ul></nav></header>\n<main>{body}</main>\n</body>\n</html>\n'
+    )
+
+
+def _header(report: Report, title: str) -> Markup:
+    models, first = models_of(report.table), datasets_of(report.table)[0]
+    label = tag("generated data") if report.table.generated else Markup("")
+    lede = (
+        f"{len(models)} models answer {len(datasets_of(report.table))} sets of multi-hop questions by calling a search "
+        "tool. Every answer was generated against a real retrieval server."
+    )
+    main = {row.model: row for row in report.table.rows if row.dataset == first and row.main}
+    figures = "".join(_headline(main[model]) for model in models if model in main)
+    return Markup(
+        f"<h1>{escape(title)} {label.source}</h1>{paragraph(lede, 'lede').source}<dl class=headline>{figures}</dl>"
+        + paragraph(f"F1 on {first}, mean and 95 % interval over {_sampling(main)}.", "note").source
+    )
+
+
+def _sampling(rows: Mapping[str, F1TableRow]) -> str:
+    row = next(iter(rows.values()))
+    return f"{row.n} questions answered {row.samples} times at temperature {row.temperature:g}"
+
+
+def _headline(row: F1TableRow) -> str:
+    dot = f'<i style="background:{colour_of(row.model)}"></i>'
+    interval = f"{score_text(row.f1_low)} to {score_text(row.f1_high)}"
+    return f"<div><dt>{dot}{escape(row.model)}</dt><dd>{score_text(row.f1)}{small(interval).source}</dd></div>"
+
+
+def _rl(runs: Mapping[str, RlRun]) -> list[Markup]:
+    if not runs:
+        return [paragraph("No model was trained by reinforcement learning.")]
+    body = []
+    for start, run in sorted(runs.items()):
+        kept = run.manifest
+        gate = score_text(kept.sampled_f1_at_start) if kept.sampled_f1_at_start is not None else "not measured"
+        below = tag("below the gate") if kept.below_gate else Markup("")
+        body.append(
+            Row(
+                [f"from {start}", join(gate, below), str(kept.steps), str(kept.best_step), score_text(kept.best_dev_f1)]
+            )
+        )
+    head = ["run", "sampled F1 at the start", "steps", "step kept", "its dev F1"]
+    svg = inline_svg(rl_figure(runs), "plot-rl", "Reward and F1 by step of every reinforcement learning run")
+    return [
+        table("The checkpoint with the best dev F1 is kept", head, body),
+        figure(svg, "One step updates the policy once, on all rollouts of its questions."),
+    ]
+
+
+def _ifeval(scores: Sequence[IfevalScore]) -> list[Markup]:
+    if not scores:
+        return [paragraph("Not measured.")]
+    ordered = [
+        score
+        for name in in_order((score.model for score in scores), MODEL_ORDER)
+        for score in scores
+        if score.model == name
+    ]
+    body = [
+        Row(
+            [
+                score.model,
+                score_text(score.prompt_strict),
+                score_text(score.prompt_loose),
+                score_text(score.inst_strict),
+                score_text(score.inst_loose),
+            ]
+        )
+        for score in ordered
+    ]
+    first = ordered[0]
+    label = [tag("generated prompts")] if first.prompts == "generated" else []
+    caption = join(f"IFEval accuracy, {first.n} prompts with {first.instructions} instructions", *label)
+    head = ["model", "prompt, strict", "prompt, loose", "instruction, strict", "instruction, loose"]
+    return [table(caption, head, body)]
+
+
+def _retrieval(report: Report) -> list[Markup]:
+    generated = {row.dataset for row in report.table.rows if row.generated}
+    order = [name for name in datasets_of(report.table) if name in report.retrieval]
+    columns = sorted(
+        {name for by in report.retrieval.values() for scores in by.values() for name in scores} - {"n"},
+        key=_metric_order,
+    )
+    body = []
+    for dataset in order:
+        label = [tag("generated")] if dataset in generated else []
+        for retriever, scores in sorted(report.retrieval[dataset].items()):
+            cells = [score_text(scores[name]) if name in scores else "" for name in columns]
+            body.append(Row([join(retriever, "on", dataset, *label), f"{scores.get('n', 0):g}", *cells]))
+    note = "The question as the query, scored against the gold evidence; questions without known evidence are left out."
+    head = ["retriever and set", "questions", *(name.replace("_", " ") for name in columns)]
+    return [paragraph(note, "note"), table("Retrieval against gold evidence", head, body)]
+
+
+def _metric_order(name: str) -> tuple[str, int]:
+    kind, _, cutoff = name.partition("@")
+    return kind, int(cutoff or 0)
+
+
+def _filter(report: Report) -> list[Markup]:
+    body = [Row([name, value]) for name, value in _flat(report.filter)]
+    label = [tag("generated")] if report.table.generated else []
+    return [table(join("What the filter kept and dropped", *label), ["", "value"], body)]
+
+
+def _flat(value: JsonValue, prefix: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}{key}, ")]
+    text = f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return [(prefix.removesuffix(", ").replace("_", " "), text)]
+
+
+def _provenance(report: Report) -> list[Markup]:
+    rows = [
+        Row([join(evaluation.model, name), Markup(f"<code>{digest[:16]}</code>")])
+        for evaluation in report.evaluations
+        for name, digest in [("settings", evaluation.settings_sha256), ("weights", evaluation.inputs["model"])]
+    ]
+    shared = {name: digest for evaluation in report.evaluations for name, digest in evaluation.inputs.items()}
+    rows += [
+        Row([name, Markup(f"<code>{digest[:16]}</code>")]) for name, digest in sorted(shared.items()) if name != "model"
+    ]
+    checkpoints = sorted({(row.model, row.checkpoint) for row in report.table.rows})
+    names = Markup("; ".join(f"{escape(model)}: <code>{escape(name)}</code>" for model, name in checkpoints))
+    seeds = ", ".join(sorted({str(evaluation.seed) for evaluation in report.evaluations}))
+    return [
+        paragraph(Markup(f"Seed {html(seeds)}. Checkpoints: {names.source}."), "note"),
+        table("SHA-256, first 16 digits", ["artifact", "digest"], rows),
+    ]

@@ -1,0 +1,148 @@
+"""F1 by model and set, and the RL curves, as figures whose files depend on the figures alone.
+
+matplotlib writes the date and random element ids into SVG files; both are switched off here, so that equal results
+have equal files. For the page, figures are drawn narrow (readable on a phone) and in ink that follows the page's
+colour scheme.
+"""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from deepsearch_rl.evaluation.curves import RlRun
+from deepsearch_rl.evaluation.rows import F1TableRow
+from deepsearch_rl.evaluation.tables import F1Table, datasets_of, models_of
+from deepsearch_rl.files import atomic_file
+
+INK, FAINT = "#1b1e23", "#8a9099"
+COLOURS = {"base": "#7d838c", "sft": "#3f7fd1", "rl": "#bd7414", "sft_rl": "#12876a"}
+OTHER_COLOUR = "#8f5bb5"
+STYLE = {
+    "svg.hashsalt": "deepsearch-rl",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+}
+PANEL_INCHES = (4.7, 1.75)
+
+
+def colour_of(model: str) -> str:
+    """The colour that a model has in every figure."""
+    return COLOURS.get(model, OTHER_COLOUR)
+
+
+def f1_figure(table: F1Table, columns: int) -> Figure:
+    """A panel per question set: F1 with its interval per model, greedy hollow, the best constant answer dashed."""
+    datasets = datasets_of(table)
+    columns = min(columns, len(datasets))
+    lines = -(-len(datasets) // columns)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * lines), layout="constrained")
+        panels = figure.subplots(lines, columns, squeeze=False, sharex=True).ravel()
+        for panel, dataset in zip(panels, datasets, strict=False):
+            _f1_panel(panel, [row for row in table.rows if row.dataset == dataset], models_of(table))
+        for panel in panels[len(datasets) :]:
+            panel.set_axis_off()
+    return figure
+
+
+def _f1_panel(panel: Axes, rows: Sequence[F1TableRow], models: Sequence[str]) -> None:
+    first = next(row for row in rows if row.main) if any(row.main for row in rows) else rows[0]
+    panel.set_title(f"{first.dataset}{' (generated)' if first.generated else ''}, {first.n} questions")
+    panel.axvline(first.constant.f1, color=FAINT, linestyle=(0, (3, 3)), linewidth=1)
+    for row in rows:
+        height = len(models) - models.index(row.model) - (0.0 if row.main else 0.3)
+        colour = colour_of(row.model)
+        panel.plot([row.f1_low, row.f1_high], [height, height], color=colour, linewidth=2.2, solid_capstyle="round")
+        face = colour if row.main else "none"
+        panel.plot([row.f1], [height], marker="o", markersize=6, markerfacecolor=face, markeredgecolor=colour)
+    panel.set_yticks(range(len(models), 0, -1), models)
+    panel.set_ylim(0.3, len(models) + 0.6)
+    panel.set_xlim(0, 1)
+    _bare(panel)
+
+
+def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
+    """Reward per step above, F1 below: sampled on training questions as a line, on dev questions as dots.
+
+    The dot of the checkpoint that was kept is filled.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(PANEL_INCHES[0], 3.9), layout="constrained")
+        reward, f1 = figure.subplots(2, 1, sharex=True)
+        reward.set_title("reward, mean of a step's rollouts")
+        f1.set_title("F1: rollouts (line), dev (dots; filled: kept)")
+        for start, run in sorted(runs.items()):
+            _curve(reward, f1, f"from {start}", run, colour_of("rl" if start == "base" else f"{start}_rl"))
+        f1.set_ylim(0, 1)
+        f1.set_xlabel("step")
+        if runs:
+            reward.legend(frameon=False, loc="best")
+        for panel in (reward, f1):
+            _bare(panel)
+    return figure
+
+
+def _curve(reward: Axes, f1: Axes, label: str, run: RlRun, colour: str) -> None:
+    trained = [point for point in run.points if point.reward is not None]
+    reward.plot(
+        [point.step for point in trained], [point.reward or 0.0 for point in trained], color=colour, label=label
+    )
+    f1.plot([point.step for point in trained], [point.f1 or 0.0 for point in trained], color=colour, alpha=0.6)
+    for point in run.points:
+        if point.dev_f1 is not None:
+            face = colour if point.step == run.manifest.best_step else "none"
+            f1.plot([point.step], [point.dev_f1], "o", markersize=6, markerfacecolor=face, markeredgecolor=colour)
+
+
+def _bare(panel: Axes) -> None:
+    panel.spines[["top", "right", "left"]].set_visible(False)
+    panel.grid(axis="x", color=FAINT, alpha=0.25, linewidth=0.6)
+    panel.tick_params(length=0)
+
+
+def save_figure(figure: Figure, stem: Path) -> None:
+    """Write ``<stem>.svg`` and ``<stem>.png`` on white, equal bytes for equal figures."""
+    with atomic_file(stem.with_suffix(".svg")) as partial:
+        partial.write_text(_svg(figure, transparent=False), encoding="utf-8")
+    with atomic_file(stem.with_suffix(".png")) as partial, mpl.rc_context(STYLE):
+        FigureCanvasAgg(figure).print_png(partial, metadata={"Software": None})
+
+
+def inline_svg(figure: Figure, name: str, description: str) -> str:
+    """The figure as an SVG element for a page: no fixed size, ids of its own, ink in the page's text colour."""
+    svg = _svg(figure, transparent=True)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(
+        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1
+    )
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'href="#', f'href="#{name}-', svg).replace("url(#", f"url(#{name}-")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = svg.replace(INK, "currentColor").replace("'DejaVu Sans'", "inherit")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{description}"', 1)
+
+
+def _svg(figure: Figure, *, transparent: bool) -> str:
+    text = io.StringIO()
+    figure.patch.set_facecolor("none" if transparent else "white")
+    for panel in figure.axes:
+        panel.set_facecolor("none")
+    with mpl.rc_context(STYLE):
+        FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None, "Creator": None})
+    return re.sub(r"[ \t]+$", "", text.getvalue(), flags=re.MULTILINE)

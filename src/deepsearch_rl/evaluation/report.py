@@ -1,0 +1,67 @@
+"""The report of one profile: tables, metrics, plots and a page, from what the stages before it left behind."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.evaluation.curves import read_rl_run
+from deepsearch_rl.evaluation.page import Report, render_page
+from deepsearch_rl.evaluation.plots import f1_figure, rl_figure, save_figure
+from deepsearch_rl.evaluation.rows import IfevalScore
+from deepsearch_rl.evaluation.tables import build_table, read_evaluation, write_table
+from deepsearch_rl.files import atomic_file, read_json
+from deepsearch_rl.records import Record
+
+
+class ReportConfig(Record):
+    """Section ``report``."""
+
+    comparisons: tuple[tuple[str, str], ...] = Field(
+        description="(model, other): the mean of model minus other is reported, paired by question"
+    )
+    draws: int = Field(ge=100, description="resamples and sign patterns per comparison")
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where one profile's results lie. ``evaluate``, ``ifeval`` and ``rl`` are keyed by model and by start."""
+
+    evaluate: Mapping[str, Path]
+    ifeval: Mapping[str, Path]
+    rl: Mapping[str, Path]
+    retrieval: Path
+    filter: Path
+
+
+def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int, out: Path) -> Report:
+    """Write ``f1_table.{json,md,csv}``, ``metrics.json``, ``plots/`` and ``index.html`` into ``out``.
+
+    Raises:
+        ArtifactError: a source is missing or does not fit.
+        CheckFailedError: two models to be compared answered different questions.
+    """
+    table = build_table(profile, sources.evaluate, config.comparisons, seed, config.draws)
+    report = Report(
+        table=table,
+        evaluations=tuple(read_evaluation(folder) for folder in sources.evaluate.values()),
+        ifeval=tuple(_read_ifeval(folder) for folder in sources.ifeval.values()),
+        rl={start: read_rl_run(folder) for start, folder in sources.rl.items()},
+        retrieval=read_json(sources.retrieval),
+        filter=read_json(sources.filter),
+    )
+    write_table(table, report.ifeval, out)
+    save_figure(f1_figure(table, columns=2), out / "plots" / "f1")
+    save_figure(rl_figure(report.rl), out / "plots" / "rl")
+    with atomic_file(out / "index.html") as partial:
+        partial.write_text(render_page(report), encoding="utf-8")
+    return report
+
+
+def _read_ifeval(folder: Path) -> IfevalScore:
+    try:
+        return IfevalScore.model_validate(read_json(folder / "scores.json"))
+    except ValueError as error:
+        raise ArtifactError(f"{folder / 'scores.json'} does not fit; run the ifeval stage again. ({error})") from error

@@ -1,0 +1,22 @@
+"""Write the F1 table, metrics, plots and the page of one profile."""
+
+from deepsearch_rl.evaluation.report import ReportConfig, Sources, write_report
+from stages.entry import Params, run
+
+
+def main(params: Params) -> None:
+    """Write ``reports/<profile>/`` from what the stages before left behind."""
+    models, starts = params.value("models"), params.value("rl")["starts"]
+    sources = Sources(
+        evaluate={model: params.data / "evaluate" / model for model in models},
+        ifeval={model: params.data / "ifeval" / model for model in models},
+        rl={start: params.models / "rl_adapter" / start for start in starts},
+        retrieval=params.reports / "retrieval.json",
+        filter=params.reports / "filter.json",
+    )
+    config = params.section("report", ReportConfig)
+    write_report(params.profile, sources, config, params.value("seed"), params.reports)
+
+
+if __name__ == "__main__":
+    run(main)
