@@ -1,0 +1,111 @@
+"""Corpora and question sets from files at hand, each read by the format that its config names."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from pydantic import Field
+
+from deepsearch_rl.corpora import flashrag, hotpotqa, multihoprag, musique, twowiki, wiki18
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
+from deepsearch_rl.records import Document, Question, Record
+
+CORPUS_FORMATS: Mapping[str, Callable[[Path], Iterable[Document]]] = {
+    "flashrag": flashrag.read_documents,
+    "multihoprag": multihoprag.read_documents,
+    "wiki18": wiki18.read_documents,
+}
+QUESTION_FORMATS: Mapping[str, Callable[[Path], Iterable[Question]]] = {
+    "flashrag": flashrag.read_questions,
+    "multihoprag": multihoprag.read_questions,
+    "musique": musique.read_questions,
+    "2wikimultihopqa": twowiki.read_questions,
+    "hotpotqa": hotpotqa.read_questions,
+}
+
+
+class CorpusSource(Record):
+    """One corpus."""
+
+    format: str = Field(description="flashrag, multihoprag or wiki18")
+    path: Path = Field(description="file (multihoprag: folder) below the root")
+
+
+class QuestionSource(Record):
+    """Splits cut from one file of questions."""
+
+    format: str = Field(description="flashrag, multihoprag, musique, 2wikimultihopqa or hotpotqa")
+    path: Path = Field(description="file (multihoprag: folder) below the root")
+    shuffle_seed: int | None = Field(description="seed of a shuffle before splitting; null keeps the file's order")
+    splits: dict[str, int | None] = Field(
+        description="split -> number of questions, cut one after the other; null, in the last place, takes the rest"
+    )
+
+
+class FolderConfig(Record):
+    """Where files lie and how they are read."""
+
+    root: Path = Field(description="folder that the paths start from")
+    corpora: dict[str, CorpusSource] = Field(description="corpus -> its source")
+    questions: dict[str, tuple[QuestionSource, ...]] = Field(description="question set -> the sources of its splits")
+
+
+def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:
+    """Corpus -> its documents, read as they are asked for.
+
+    Raises:
+        UnknownNameError: a format that does not exist.
+    """
+    corpora: dict[str, Iterable[Document]] = {}
+    for name, source in config.corpora.items():
+        if source.format not in CORPUS_FORMATS:
+            raise UnknownNameError("corpus format", source.format, CORPUS_FORMATS)
+        corpora[name] = CORPUS_FORMATS[source.format](config.root / source.path)
+    return corpora
+
+
+def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Question]]]:
+    """Question set -> split -> questions.
+
+    Raises:
+        UnknownNameError: a format that does not exist.
+        ConfigError: a split is asked for twice, or a file has too few questions.
+        ArtifactError, RecordError: a file is missing or malformed, or an id stands in it twice.
+    """
+    sets: dict[str, dict[str, list[Question]]] = {}
+    for name, sources in config.questions.items():
+        sets[name] = {}
+        for source in sources:
+            for split, questions in _read_splits(config.root, source):
+                if split in sets[name]:
+                    raise ConfigError(f"download.folder.questions.{name}: two sources give the split {split!r}.")
+                sets[name][split] = questions
+    return sets
+
+
+def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list[Question]]]:
+    if source.format not in QUESTION_FORMATS:
+        raise UnknownNameError("question format", source.format, QUESTION_FORMATS)
+    path = root / source.path
+    questions = list(QUESTION_FORMATS[source.format](path))
+    _check_ids(path, questions)
+    if source.shuffle_seed is not None:
+        random.Random(source.shuffle_seed).shuffle(questions)
+    start = 0
+    for split, count in source.splits.items():
+        end = len(questions) if count is None else start + count
+        if end > len(questions) or end == start:
+            raise ConfigError(
+                f"{path} has {len(questions)} questions, {start} of them taken by earlier splits: "
+                f"the split {split!r} cannot have {'the rest' if count is None else count}."
+            )
+        yield split, questions[start:end]
+        start = end
+
+
+def _check_ids(path: Path, questions: Iterable[Question]) -> None:
+    ids = sorted(question.id for question in questions)
+    for first, second in itertools.pairwise(ids):
+        if first == second:
+            raise ArtifactError(f"{path}: two questions have the id {first!r}; ids must differ within a file.")

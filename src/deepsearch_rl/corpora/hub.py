@@ -1,0 +1,135 @@
+"""Files of pinned revisions of Hugging Face dataset repositories: resumable, checked by digest, one rename at the end.
+
+A file grows under ``<name>.partial`` and gets its own name only when its digest is the expected one, so nothing
+half-written ever looks whole. The digest is the one given in the config or, where that is null, the one that the hub
+names for the revision (SHA-256 for large files, git's blob SHA-1 for small ones). The hub's own client is asked for
+addresses and metadata only: it starts again from the first byte after a kill.
+"""
+
+import hashlib
+import logging
+import re
+import time
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from pydantic import Field
+
+from deepsearch_rl.errors import CheckFailedError, EndpointError
+from deepsearch_rl.progress import Meter
+from deepsearch_rl.records import Record
+
+logger = logging.getLogger(__name__)
+
+BLOCK_BYTES = 1 << 20
+TIMEOUT_S = 30.0
+RECONNECT_WAIT_S = 2.0
+
+DIGEST_PATTERN = r"[0-9a-f]{64}|[0-9a-f]{40}"
+Digest = Annotated[str, Field(pattern=f"^({DIGEST_PATTERN})$")]
+
+
+class HubRepository(Record):
+    """Some files of a dataset repository at one commit."""
+
+    repository: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name")
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$", description="full commit hash; branches move")
+    files: dict[str, Digest | None] = Field(description="path in the repository -> SHA-256, or null for the hub's own")
+
+
+class HubConfig(Record):
+    """What to fetch before the folder is read."""
+
+    endpoint: str = Field(pattern=r"^https?://", description="the hub, or a mirror of it")
+    attempts: int = Field(ge=1, description="connections per file before giving up")
+    repositories: dict[str, HubRepository] = Field(description="folder below the root -> what is fetched into it")
+
+
+def fetch(config: HubConfig, root: Path) -> None:
+    """Have every file of the config complete under ``root/<folder>/``; what is there and right is kept.
+
+    Raises:
+        EndpointError: the hub does not answer or has no such file; running again continues where it stopped.
+        CheckFailedError: a file arrived whole but its digest is not the expected one.
+    """
+    for folder, repository in config.repositories.items():
+        for name, digest in repository.files.items():
+            url = hf_hub_url(
+                repository.repository, name, repo_type="dataset", revision=repository.revision, endpoint=config.endpoint
+            )
+            try:
+                expected = digest or _published_digest(url, config.endpoint)
+                _fetch_file(url, root / folder / name, expected, config.attempts)
+            except httpx.HTTPError as error:
+                raise EndpointError(
+                    f"{url} was not fetched: {error or type(error).__name__}. Check the network and the names in the "
+                    "parameters; running the command again continues where it stopped."
+                ) from error
+
+
+def _published_digest(url: str, endpoint: str) -> str:
+    """The digest that the hub names for a file at its revision."""
+    digest = get_hf_file_metadata(url, endpoint=endpoint).etag or ""
+    if not re.fullmatch(DIGEST_PATTERN, digest):
+        raise EndpointError(f"{url}: the server names no digest ({digest!r}); give the SHA-256 in the parameters.")
+    return digest
+
+
+def _fetch_file(url: str, path: Path, expected: str, attempts: int) -> None:
+    if path.is_file() and file_digest(path, expected) == expected:
+        return
+    # The digest in the name keeps what is left of another revision from being continued with this one.
+    partial = path.with_name(f"{path.name}.{expected[:12]}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    _complete(url, partial, attempts)
+    found = file_digest(partial, expected)
+    if found != expected:
+        partial.unlink()
+        raise CheckFailedError(
+            f"{url} arrived with the digest {found}, not {expected}; what arrived was deleted. Run the command again; "
+            "if it happens again, the server has another file or the digest in the parameters is wrong."
+        )
+    partial.replace(path)
+
+
+def _complete(url: str, partial: Path, attempts: int) -> None:
+    """Append what a file lacks, reconnecting after a break until no attempt is left."""
+    for left in reversed(range(attempts)):
+        try:
+            _append(url, partial)
+            return
+        except httpx.TransportError as error:
+            if not left:
+                raise
+            logger.warning("%s broke off (%s); %d attempts left", url, error, left)
+            time.sleep(RECONNECT_WAIT_S)
+
+
+def _append(url: str, partial: Path) -> None:
+    have_bytes = partial.stat().st_size if partial.exists() else 0
+    headers = {"Accept-Encoding": "identity", "Range": f"bytes={have_bytes}-"}
+    with httpx.stream("GET", url, headers=headers, follow_redirects=True, timeout=TIMEOUT_S) as response:
+        if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # there is nothing beyond what is here; the digest decides whether that is right
+        response.raise_for_status()
+        if response.status_code != httpx.codes.PARTIAL_CONTENT:
+            have_bytes = 0  # the server sends the whole file
+        total_bytes = have_bytes + int(response.headers.get("Content-Length", 0))
+        with partial.open("ab" if have_bytes else "wb") as out, Meter(url, total_bytes, "bytes") as meter:
+            meter.advance(have_bytes)
+            for block in response.iter_raw():
+                out.write(block)
+                meter.advance(len(block))
+
+
+def file_digest(path: Path, like: str) -> str:
+    """SHA-256 of a file or, where ``like`` has 40 digits, its git blob SHA-1."""
+    digest = hashlib.sha256()
+    if len(like) == 40:
+        digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as data:
+        while block := data.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

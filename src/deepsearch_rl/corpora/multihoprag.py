@@ -1,0 +1,93 @@
+"""MultiHop-RAG (Tang & Yang 2024, arXiv 2401.15391): 609 news articles and 2,556 questions with gold evidence.
+
+Read with the ``datasets`` library from a folder laid out as the repository ``yixuantt/MultiHopRAG`` is: README.md,
+which declares the configurations ``corpus`` and ``MultiHopRAG``, and their two JSON files. Ids are positions in those
+files, as in the splits of the published runs.
+"""
+
+import datetime
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from deepsearch_rl.errors import ArtifactError, RecordError
+from deepsearch_rl.records import Document, Evidence, NonEmpty, Question, QuestionMetadata
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Article(BaseModel):
+    """A row of the configuration ``corpus``."""
+
+    model_config = ConfigDict(extra="allow")
+
+    title: NonEmpty
+    body: NonEmpty
+
+
+class Query(BaseModel):
+    """A row of the configuration ``MultiHopRAG``; ``evidence_list`` is empty for unanswerable questions only."""
+
+    query: NonEmpty
+    answer: NonEmpty
+    question_type: str
+    evidence_list: tuple[dict[str, JsonValue], ...]
+
+
+def read_documents(folder: Path) -> Iterator[Document]:
+    """Yield the articles, in the order of the file."""
+    for number, row in enumerate(_load(folder, "corpus")):
+        article = _parse(Article, row, folder / "corpus.json", number)
+        yield Document(id=str(number), contents=f"{article.title}\n{article.body}", metadata=article.model_extra or {})
+
+
+def read_questions(folder: Path) -> Iterator[Question]:
+    """Yield the questions, in the order of the file; evidence names its document by title and by id."""
+    ids = {document.title: document.id for document in read_documents(folder)}
+    for number, row in enumerate(_load(folder, "MultiHopRAG")):
+        query = _parse(Query, row, folder / "MultiHopRAG.json", number)
+        evidence = tuple(
+            Evidence.model_validate(fact | {"doc_id": ids.get(str(fact.get("title")))}) for fact in query.evidence_list
+        )
+        metadata = QuestionMetadata(question_type=query.question_type, evidence_list=evidence)
+        yield Question(id=str(number), question=query.query, golden_answers=(query.answer,), metadata=metadata)
+
+
+def _load(folder: Path, configuration: str) -> Iterator[dict[str, Any]]:
+    """The rows of a configuration, with times as text."""
+    import datasets  # noqa: PLC0415 - heavy, and needed for this source alone
+
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} does not exist; it should hold a copy of the repository yixuantt/MultiHopRAG.")
+    with tempfile.TemporaryDirectory() as cache:
+        try:
+            rows = datasets.load_dataset(str(folder), configuration, split="train", cache_dir=cache)
+        except (ValueError, FileNotFoundError, datasets.exceptions.DatasetGenerationError) as error:
+            raise ArtifactError(
+                f"{folder} cannot be read as configuration {configuration!r} of yixuantt/MultiHopRAG: {error}."
+            ) from error
+        for row in rows:
+            yield _with_text_times(row)
+
+
+def _with_text_times(value: Any) -> Any:
+    """Times, which ``datasets`` parses, as ISO 8601 text again (they are UTC)."""
+    if isinstance(value, dict):
+        return {key: _with_text_times(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_text_times(item) for item in value]
+    if isinstance(value, datetime.datetime):
+        return value.replace(tzinfo=value.tzinfo or datetime.UTC).isoformat()
+    return value
+
+
+def _parse(model: type[ModelT], row: dict[str, Any], path: Path, number: int) -> ModelT:
+    try:
+        return model.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise RecordError(path, number + 1, field, f"(row, not line) {first['msg']}") from error
