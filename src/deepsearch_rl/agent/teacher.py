@@ -92,7 +92,7 @@ class ScriptedTeacher(Model):
     async def get_response(  # noqa: D102 - the SDK's interface
         self,
         system_instructions: str | None,  # noqa: ARG002
-        input: str | list[TResponseInputItem],  # noqa: A002
+        input: str | list[TResponseInputItem],
         model_settings: ModelSettings,  # noqa: ARG002
         tools: list[Tool],  # noqa: ARG002
         output_schema: AgentOutputSchemaBase | None,  # noqa: ARG002

@@ -1,6 +1,6 @@
 """Teacher trajectories: the training questions answered through the same agent, tool and retriever as any model's."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -100,7 +100,7 @@ def _teacher(config: SynthesizeConfig, questions: list[Question], seed: int) -> 
         yield _scripted(config.scripted, questions, seed)
 
 
-def _scripted(config: TeacherConfig, questions: list[Question], seed: int) -> Callable[[Question, int], ScriptedTeacher]:
+def _scripted(config: TeacherConfig, questions: list[Question], seed: int) -> ModelPerRollout:
     for question in questions:
         read_plan(question)  # refuse a set without plans before the first answer, not in every rollout
     return lambda question, sample: ScriptedTeacher(question, sample, config, seed)

@@ -1,0 +1,97 @@
+"""Named predicates that choose which trajectories are worth training on.
+
+A predicate sees one trajectory and its question. They are applied in the order that params name them, and a trajectory
+that several would drop counts for the first.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, f1, normalise
+from deepsearch_rl.errors import ArtifactError, UnknownNameError
+from deepsearch_rl.records import Question, Trajectory
+
+Predicate: TypeAlias = Callable[[Trajectory, Question], bool]
+
+
+def answered(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001
+    """The rollout ended in an answer."""
+    return not trajectory.failed
+
+
+def success(trajectory: Trajectory, question: Question) -> bool:
+    """The answer's F1 is 0.8 or more (the original's filter)."""
+    return f1(trajectory.answer, question.golden_answers) >= SUCCESS_F1
+
+
+def searched(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001
+    """At least one search was executed."""
+    return bool(trajectory.retrievals)
+
+
+def no_repeated_query(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001
+    """No search was made twice."""
+    calls = [call for message in trajectory.messages for call in message.tool_calls]
+    queries = [normalise(call.arguments) for call in calls]
+    return len(set(queries)) == len(queries)
+
+
+def evidence_found(trajectory: Trajectory, question: Question) -> bool:
+    """Every gold fact stood in a passage that the model was shown, so that the answer is no lucky guess.
+
+    Questions without an answer pass, and so do those whose evidence is not known.
+    """
+    if question.golden_answers == (INSUFFICIENT,):
+        return True
+    shown = "".join("".join(message.content.split()) for message in trajectory.messages if message.role == "tool")
+    return all("".join(evidence.fact.split()) in shown for evidence in question.metadata.evidence_list or ())
+
+
+PREDICATES: Mapping[str, Predicate] = {
+    predicate.__name__: predicate for predicate in (answered, success, searched, no_repeated_query, evidence_found)
+}
+
+
+class Filtered(NamedTuple):
+    """What was kept, and for each predicate, in order, how many it dropped."""
+
+    kept: list[Trajectory]
+    dropped: dict[str, int]
+
+
+def find_predicates(names: Sequence[str]) -> dict[str, Predicate]:
+    """The predicates of these names, in this order.
+
+    Raises:
+        UnknownNameError: there is no predicate of a name.
+    """
+    for name in names:
+        if name not in PREDICATES:
+            raise UnknownNameError("filter predicate", name, PREDICATES)
+    return {name: PREDICATES[name] for name in names}
+
+
+def apply_predicates(
+    trajectories: Iterable[Trajectory], questions: Iterable[Question], predicates: Mapping[str, Predicate]
+) -> Filtered:
+    """Keep the trajectories that satisfy every predicate.
+
+    Raises:
+        ArtifactError: a trajectory answers a question that is not there.
+    """
+    asked = {question.id: question for question in questions}
+    kept: list[Trajectory] = []
+    dropped = dict.fromkeys(predicates, 0)
+    for trajectory in trajectories:
+        if trajectory.question_id not in asked:
+            raise ArtifactError(
+                f"trajectory {trajectory.id} answers a question that is not in the question file; "
+                "run the stage synthesize again."
+            )
+        question = asked[trajectory.question_id]
+        reason = next((name for name, holds in predicates.items() if not holds(trajectory, question)), None)
+        if reason is None:
+            kept.append(trajectory)
+        else:
+            dropped[reason] += 1
+    return Filtered(kept, dropped)

@@ -1,0 +1,103 @@
+"""The proof that what ms-swift trains on is what the server sees, token by token, for every single row.
+
+Three renderings of a conversation must agree:
+
+- ms-swift's training encoding of the row (the tokens and the loss mask that ``swift sft`` computes);
+- the chat template in the model's tokenizer, which vLLM and ART use, for the whole conversation and for the prompt of
+  every turn;
+- the encoding of the same prompts by ms-swift's own server, where the profile serves through it.
+
+Trained are the tokens that the model is to write: each assistant turn from its first token through ``<|im_end|>``, and
+the newline that closes the turn, which ms-swift trains as part of its suffix and no server waits for. Nothing else is.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from swift.model import get_processor
+from swift.template import Template, get_template
+
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.errors import CheckFailedError
+from deepsearch_rl.records import Trajectory
+from deepsearch_rl.trajectories.convert import SwiftRow, chat_messages
+
+IGNORED = -100
+"""Label of a token without loss."""
+NO_LIMIT = 1 << 24
+"""ms-swift refuses longer conversations; how long is too long is decided after the proof."""
+
+
+class TokenProof:
+    """Checks rows against one model folder.
+
+    Args:
+        folder: Hugging Face folder with tokenizer, chat template and config.
+        template: ms-swift's name of the chat template that training uses.
+        agent_template: ms-swift's name of the tool rendering that training uses.
+        served_by_swift: check the prompts of ms-swift's server as well.
+    """
+
+    def __init__(self, folder: Path, template: str, agent_template: str, *, served_by_swift: bool) -> None:
+        processor = get_processor(str(folder), model_type="qwen3")
+        self._tokenizer = processor
+        self._training = _template(processor, template, agent_template, "train")
+        self._serving = _template(processor, template, agent_template, "transformers") if served_by_swift else None
+
+    def check(self, trajectory: Trajectory, row: SwiftRow) -> int:
+        """Prove one row and return its length in tokens.
+
+        Raises:
+            CheckFailedError: tokens or loss mask differ; says where and shows both sides.
+        """
+        messages = chat_messages(trajectory.messages)
+        encoded = self._training.encode({"tools": row.tools, "messages": [dict(message) for message in row.messages]})
+        tokens = self._render(messages)
+        self._compare(trajectory.id, "training tokens", encoded["input_ids"], tokens)
+        labels = [IGNORED] * len(tokens)
+        for turn, message in enumerate(messages):
+            if message["role"] == "assistant":
+                prompt, end = self._prompt(trajectory.id, messages[:turn]), len(self._render(messages[: turn + 1]))
+                self._compare(trajectory.id, "tokens before a turn", tokens[: len(prompt)], prompt)
+                labels[len(prompt) : end] = tokens[len(prompt) : end]
+        self._compare(trajectory.id, "trained tokens", encoded["labels"], labels)
+        return len(tokens)
+
+    def _prompt(self, id_: str, messages: list) -> list[int]:
+        """Tokens that a server gives the model before a turn, the same from every renderer."""
+        prompt = self._render(messages, add_generation_prompt=True)
+        if self._serving is not None:
+            served = self._serving.encode({"messages": messages, "tools": [RETRIEVE_TOOL]})["input_ids"]
+            self._compare(id_, "served prompt", served, prompt)
+        return prompt
+
+    def _render(self, messages: list, *, add_generation_prompt: bool = False) -> list[int]:
+        return self._tokenizer.apply_chat_template(
+            messages,
+            tools=[RETRIEVE_TOOL],
+            tokenize=True,
+            return_dict=False,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def _compare(self, id_: str, what: str, swift: Sequence[int], tokenizer: Sequence[int]) -> None:
+        if list(swift) == list(tokenizer):
+            return
+        pairs = enumerate(zip(swift, tokenizer, strict=False))
+        place = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(swift), len(tokenizer)))
+        raise CheckFailedError(
+            f"trajectory {id_}: {what} differ at token {place}: ms-swift has {self._shown(swift, place)}, the model's "
+            f"chat template {self._shown(tokenizer, place)}. Choose the ms-swift template that fits the model "
+            "(filter.template, filter.agent_template)."
+        )
+
+    def _shown(self, tokens: Sequence[int], place: int) -> str:
+        if tokens[place : place + 1] == [IGNORED]:
+            return "no trained token"
+        return repr(self._tokenizer.decode([token for token in tokens[place : place + 8] if token != IGNORED]))
+
+
+def _template(processor: object, template: str, agent_template: str, mode: str) -> Template:
+    made = get_template(processor, template_type=template, agent_template=agent_template, max_length=NO_LIMIT)
+    made.set_mode(mode)
+    return made

@@ -1,0 +1,90 @@
+"""Teacher trajectories -> training rows: filtered by name, converted, and every row proved against the model folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from deepsearch_rl.answers import f1
+from deepsearch_rl.errors import CheckFailedError
+from deepsearch_rl.files import read_jsonl, write_json, write_jsonl
+from deepsearch_rl.progress import track
+from deepsearch_rl.records import NonEmpty, Question, Record, Trajectory
+from deepsearch_rl.trajectories.collect import read_trajectories
+from deepsearch_rl.trajectories.convert import SwiftRow, swift_row
+from deepsearch_rl.trajectories.filters import Filtered, apply_predicates, find_predicates
+from deepsearch_rl.trajectories.proof import TokenProof
+
+TOO_LONG = "too_long"
+
+
+class FilterConfig(Record):
+    """Section ``filter``.
+
+    Raises:
+        UnknownNameError: a predicate does not exist.
+    """
+
+    predicates: tuple[str, ...] = Field(description="which trajectories are kept; applied in this order")
+    max_tokens: int = Field(ge=1, description="longer rows are dropped")
+    template: NonEmpty = Field(description="ms-swift's chat template, the one that sft names")
+    agent_template: NonEmpty = Field(description="ms-swift's rendering of tools")
+    served_by_swift: bool = Field(description="prove the prompts of ms-swift's server as well")
+
+    @field_validator("predicates")
+    @classmethod
+    def _known_predicates(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        find_predicates(names)
+        return names
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """What a training set is made from and where it goes."""
+
+    trajectories: Path
+    questions: Path
+    model: Path
+    rows: Path
+    report: Path
+
+
+def build_training_set(config: FilterConfig, paths: Paths) -> int:
+    """Write the training rows and the report of what was dropped; return the number of rows.
+
+    Raises:
+        ArtifactError: an input is missing.
+        CheckFailedError: nothing was left to train on, or a row's tokens are not the server's.
+    """
+    trajectories = read_trajectories(paths.trajectories)
+    filtered = apply_predicates(
+        trajectories, read_jsonl(paths.questions, Question), find_predicates(config.predicates)
+    )
+    lengths = _prove(config, paths.model, filtered.kept)
+    fitting = [pair for pair, length in lengths if length <= config.max_tokens]
+    report = _report(trajectories, filtered, [length for _, length in lengths], len(fitting))
+    if not fitting:
+        raise CheckFailedError(f"no trajectory is left to train on; dropped were {report['dropped']}.")
+    write_jsonl(paths.rows, fitting)
+    write_json(paths.report, report)
+    return len(fitting)
+
+
+def _prove(config: FilterConfig, model: Path, kept: list[Trajectory]) -> list[tuple[SwiftRow, int]]:
+    proof = TokenProof(model, config.template, config.agent_template, served_by_swift=config.served_by_swift)
+    rows = ((trajectory, swift_row(trajectory)) for trajectory in kept)
+    return [(row, proof.check(trajectory, row)) for trajectory, row in track(rows, "filter", len(kept), "rows")]
+
+
+def _report(trajectories: list[Trajectory], filtered: Filtered, lengths: list[int], rows: int) -> dict:
+    scores = [f1(trajectory.answer, trajectory.golden_answers) for trajectory in trajectories]
+    types = sorted({trajectory.question_type for trajectory in trajectories})
+    return {
+        "trajectories": len(trajectories),
+        "f1": round(sum(scores) / len(scores), 4) if scores else 0.0,
+        "dropped": {**filtered.dropped, TOO_LONG: len(lengths) - rows},
+        "rows": rows,
+        "rows_by_type": {name: sum(kept.question_type == name for kept in filtered.kept) for name in types},
+        "tokens": {"mean": round(sum(lengths) / len(lengths), 1), "max": max(lengths)} if lengths else {},
+        "searches": round(sum(len(kept.retrievals) for kept in filtered.kept) / max(1, len(filtered.kept)), 3),
+    }
