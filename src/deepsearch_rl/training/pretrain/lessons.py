@@ -1,7 +1,8 @@
 """What the base model learns from: generated conversations, easy ones first.
 
-Three lessons, all in the exact layout of real rollouts:
+Four lessons, all in the exact layout of real rollouts:
 
+- *repeating*: a list of names to be said again; nothing teaches copying sooner;
 - *reading*: passages and questions about them; the answers are names to be copied;
 - *searching*: a question and the call that would look up its first fact;
 - *demonstration*: a question, one call, three passages, an answer. These are rough: a question of several hops is
@@ -21,9 +22,11 @@ from deepsearch_rl.agent.tool import RETRIEVE_TOOL, format_passages
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.world.grammar import Grammar, Relation
 from deepsearch_rl.records import Record
-from deepsearch_rl.training.pretrain.scenes import Names, Passage, draw_passage, passage_about, relations_of
+from deepsearch_rl.training.pretrain.scenes import Names, Scene, relations_of
 
 Turn = dict[str, JsonValue]
+RESULTS = 3
+"""Passages that a search returns in a demonstration."""
 
 
 class Level(Record):
@@ -34,6 +37,7 @@ class Level(Record):
     facts: tuple[int, int] = Field(description="fewest and most facts of a passage")
     fillers: tuple[int, int] = Field(description="fewest and most sentences without a fact of a passage")
     questions: tuple[int, int] = Field(description="fewest and most questions of a reading lesson")
+    repeating: float = Field(ge=0, le=1, description="share of the lessons that repeat names")
     searching: float = Field(ge=0, le=1, description="share of the lessons that only write a search")
     demonstrations: float = Field(ge=0, le=1, description="share of the lessons that are demonstrations")
 
@@ -69,25 +73,43 @@ class Tutor:
     def lessons(self, level: Level, rng: random.Random) -> Iterator[Lesson]:
         """Endless lessons of a level."""
         while True:
-            draw = rng.random()
-            if draw < level.demonstrations:
+            shares = (level.demonstrations, level.searching, level.repeating)
+            kind = rng.choices(("demonstration", "searching", "repeating", "reading"), (*shares, 1 - sum(shares)))[0]
+            if kind == "demonstration":
                 yield self._demonstration(level, rng)
-            elif draw < level.demonstrations + level.searching:
+            elif kind == "searching":
                 yield self._searching(rng)
+            elif kind == "repeating":
+                yield self._repeating(rng)
             else:
                 yield self._reading(level, rng)
 
+    def _repeating(self, rng: random.Random) -> Lesson:
+        kinds = list(self.grammar.kinds.values())
+        names = ", ".join(self.names.draw(rng.choice(kinds), rng) for _ in range(rng.randint(2, 12)))
+        return Lesson((_user(f"Name {names}."), _answer(names)), with_tools=False)
+
     def _reading(self, level: Level, rng: random.Random) -> Lesson:
-        passages = [self._passage(level, rng) for _ in range(rng.randint(*level.passages))]
+        scene = self._scene(level, rng)
+        for _ in range(rng.randint(*level.passages)):
+            scene.add()
+        asked = rng.sample(scene.facts, min(rng.randint(*level.questions), len(scene.facts)))
+        pairs = [(self._question([fact.relation], fact.subject, rng), fact.object) for fact in asked]
+        if not pairs or rng.random() < self.config.unanswerable * len(pairs):
+            pairs.insert(rng.randint(0, len(pairs)), (self._question_without_answer(scene, rng), INSUFFICIENT))
         turns: list[Turn] = []
-        facts = [fact for passage in passages for fact in passage.facts]
-        for fact in rng.sample(facts, min(rng.randint(*level.questions), len(facts))):
-            question, answer = self._question([fact.relation], fact.subject, rng), fact.object
-            if rng.random() < self.config.unanswerable:
-                question, answer = self._unanswerable(passages, rng)
-            text = question if turns else f"{_show(passages)}\n\n{question}"
-            turns += [_user(text), _answer(answer)]
+        for question, answer in pairs:
+            turns += [_user(question if turns else f"{_show(scene)}\n\n{question}"), _answer(answer)]
         return Lesson(tuple(turns), with_tools=False)
+
+    def _question_without_answer(self, scene: Scene, rng: random.Random) -> str:
+        passage = rng.choice(scene.passages)
+        stated = {fact.relation.name for fact in scene.facts if fact.subject == passage.subject}
+        missing = [relation for relation in relations_of(self.grammar, passage.kind) if relation.name not in stated]
+        if missing:
+            return self._question([rng.choice(missing)], passage.subject, rng)
+        stranger = self.names.draw_similar(passage.subject, passage.kind, rng)
+        return self._question([rng.choice(relations_of(self.grammar, passage.kind))], stranger, rng)
 
     def _searching(self, rng: random.Random) -> Lesson:
         chain, head = self._chain(rng)
@@ -95,35 +117,30 @@ class Tutor:
 
     def _demonstration(self, level: Level, rng: random.Random) -> Lesson:
         chain, head = self._chain(rng)
-        kind = self.grammar.kinds[chain[0].subject_kind]
-        searched = chain[0] if rng.random() >= self.config.wrong_query else rng.choice(relations_of(self.grammar, kind))
-        missing = rng.random() < self.config.unanswerable
-        stated = {} if missing else {searched.name: self.names.draw(self.grammar.kinds[searched.object_kind], rng)}
-        about = self._passage(level, rng, searched.subject_kind, head, stated)
-        others = [self._passage(level, rng) for _ in range(2)]
-        passages = [about, *others]
-        if rng.random() < 0.3:
-            rng.shuffle(passages)
-        fact = next((fact for fact in about.facts if fact.relation is searched), None)
-        answer = fact.object if fact else INSUFFICIENT
-        if rng.random() < self.config.wrong_answer:
-            answer = rng.choice([fact.object for passage in passages for fact in passage.facts] or [INSUFFICIENT])
-        turns = [_user(self._question(chain, head, rng)), _call(searched, head, rng), _response(passages)]
-        return self._tool_lesson([*turns, _answer(answer)], rng)
+        scene, searched = self._scene(level, rng), chain[0]
+        if rng.random() < self.config.wrong_query:
+            searched = rng.choice(relations_of(self.grammar, self.grammar.kinds[searched.subject_kind]))
+        if rng.random() < self.config.unanswerable:
+            scene.hide(searched, head)
+            scene.add_about(head, self.grammar.kinds[searched.subject_kind])
+            answer = INSUFFICIENT
+        else:
+            answer = scene.state(searched, head).object
+        for _ in range(RESULTS - 1):
+            scene.add()
+        scene.shuffle()
+        if scene.facts and rng.random() < self.config.wrong_answer:
+            answer = rng.choice(scene.facts).object
+        turns = [_user(self._question(chain, head, rng)), _call(searched, head, rng), _response(scene), _answer(answer)]
+        return self._tool_lesson(turns, rng)
 
     def _tool_lesson(self, turns: Sequence[Turn], rng: random.Random) -> Lesson:
         if rng.random() < self.config.without_system:
             return Lesson(tuple(turns), with_tools=False)
         return Lesson(({"role": "system", "content": self.prompt}, *turns), with_tools=True)
 
-    def _passage(
-        self, level: Level, rng: random.Random, kind: str = "", subject: str = "", stated: dict[str, str] | None = None
-    ) -> Passage:
-        facts, fillers = (range(low, high + 1) for low, high in (level.facts, level.fillers))
-        if not subject:
-            return draw_passage(self.grammar, self.names, facts, fillers, rng)
-        of_kind = self.grammar.kinds[kind]
-        return passage_about(self.grammar, self.names, of_kind, subject, stated or {}, facts, fillers, rng)
+    def _scene(self, level: Level, rng: random.Random) -> Scene:
+        return Scene(self.grammar, self.names, level.facts, level.fillers, rng)
 
     def _chain(self, rng: random.Random) -> tuple[list[Relation], str]:
         """A chain of relations, first hop first, and a head entity."""
@@ -138,17 +155,9 @@ class Tutor:
         wordings = self.grammar.questions["person" if chain[-1].object_kind == "person" else "other"]
         return rng.choice(wordings).format(path=path)
 
-    def _unanswerable(self, passages: Sequence[Passage], rng: random.Random) -> tuple[str, str]:
-        passage = rng.choice(passages)
-        stated = {fact.relation.name for fact in passage.facts}
-        missing = [relation for relation in relations_of(self.grammar, passage.kind) if relation.name not in stated]
-        subject = passage.subject if missing else self.names.draw(passage.kind, rng)
-        relation = rng.choice(missing or relations_of(self.grammar, passage.kind))
-        return self._question([relation], subject, rng), INSUFFICIENT
 
-
-def _show(passages: Sequence[Passage]) -> str:
-    return format_passages([passage.chunk for passage in passages])
+def _show(scene: Scene) -> str:
+    return format_passages([passage.chunk for passage in scene.passages])
 
 
 def _user(text: str) -> Turn:
@@ -159,8 +168,8 @@ def _answer(name: str) -> Turn:
     return {"role": "assistant", "content": f"<answer> {name}</answer>"}
 
 
-def _response(passages: Sequence[Passage]) -> Turn:
-    return {"role": "tool", "content": _show(passages)}
+def _response(scene: Scene) -> Turn:
+    return {"role": "tool", "content": _show(scene)}
 
 
 def _call(relation: Relation, subject: str, rng: random.Random) -> Turn:

@@ -1,15 +1,19 @@
 """Random facts and the passages that state them: what lessons are about.
 
 Nothing here comes from a generated world. Names are put together anew for every lesson and facts are drawn at random,
-so a model can learn from them how to read, and nothing about the world that it is tested on.
+so a model can learn from them how to read, and nothing about the world that it is tested on. The passages look like
+the first results of a search: two parts of one article, and articles about subjects with similar names.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepsearch_rl.corpora.world.grammar import Grammar, Kind, Relation
 from deepsearch_rl.records import Chunk, ChunkMetadata
+
+_SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.4  # shares of further passages; the rest is about anything
+_NEW_PARAGRAPH = 0.3  # share of sentences that open one
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,9 @@ class Passage:
 class Names:
     """Draws names for a grammar's kinds.
 
-    ``strange_words`` are words of other languages' names. A share of the names is made of two of them, whatever the
-    kind, so that each word of the vocabulary has been read and copied; lists hold first words alone, so that no such
-    name is one of another world.
+    ``strange_words`` are words of another language's names. A share of the names is made of two of them, whatever the
+    kind, so that each word of the vocabulary has been read and copied; they are first words of their names alone, so
+    that no such name is one of that other world.
     """
 
     strange_words: Sequence[str]
@@ -55,36 +59,95 @@ class Names:
             return " ".join(rng.sample(self.strange_words, 2))
         return " ".join(rng.choice(words) for words in kind.word_lists)
 
+    def draw_similar(self, name: str, kind: Kind, rng: random.Random) -> str:
+        """A name of ``kind`` that differs from ``name`` in one word, where ``name`` has several."""
+        words, other = name.split(), self.draw(kind, rng).split()
+        if len(words) != len(other) or len(words) == 1:
+            return " ".join(other)
+        place = rng.randrange(len(words))
+        return " ".join([*words[:place], other[place], *words[place + 1 :]])
 
-def draw_passage(grammar: Grammar, names: Names, facts: range, fillers: range, rng: random.Random) -> Passage:
-    """A passage about a random subject with as many facts and fillers as the ranges allow, in random order."""
-    kind = rng.choice([kind for kind in grammar.kinds.values() if relations_of(grammar, kind)])
-    return passage_about(grammar, names, kind, names.draw(kind, rng), {}, facts, fillers, rng)
 
+class Scene:
+    """Passages of one lesson: no subject states a relation twice.
 
-def passage_about(
-    grammar: Grammar,
-    names: Names,
-    kind: Kind,
-    subject: str,
-    objects: Mapping[str, str],
-    facts: range,
-    fillers: range,
-    rng: random.Random,
-) -> Passage:
-    """A passage about ``subject``; ``objects`` (relation name -> object) are stated, other facts are drawn."""
-    relations = [grammar.relations[name] for name in objects]
-    others = [relation for relation in relations_of(grammar, kind) if relation.name not in objects]
-    missing = max(0, rng.choice(facts) - len(relations))
-    relations += rng.sample(others, min(missing, len(others)))
-    stated = tuple(
-        Fact(relation, subject, objects.get(relation.name) or names.draw(grammar.kinds[relation.object_kind], rng))
-        for relation in relations
-    )
-    sentences = [rng.choice(fact.relation.statements).format(subject=subject, object=fact.object) for fact in stated]
-    sentences += rng.sample(kind.fillers, min(rng.choice(fillers), len(kind.fillers)))
-    rng.shuffle(sentences)
-    return Passage(subject, kind, stated, " ".join(sentences))
+    Args:
+        grammar: how facts are worded.
+        names: how subjects and objects are called.
+        facts: fewest and most facts of a passage.
+        fillers: fewest and most sentences without a fact of a passage.
+        rng: source of every choice.
+    """
+
+    def __init__(
+        self, grammar: Grammar, names: Names, facts: tuple[int, int], fillers: tuple[int, int], rng: random.Random
+    ) -> None:
+        self._grammar, self._names, self._rng = grammar, names, rng
+        self._facts, self._fillers = facts, fillers
+        self._unstated: dict[str, list[Relation]] = {}
+        self.passages: list[Passage] = []
+
+    @property
+    def facts(self) -> list[Fact]:
+        """Every fact stated so far."""
+        return [fact for passage in self.passages for fact in passage.facts]
+
+    def hide(self, relation: Relation, subject: str) -> None:
+        """Have ``relation`` of ``subject`` stated nowhere."""
+        self._relations(subject, self._grammar.kinds[relation.subject_kind]).remove(relation)
+
+    def state(self, relation: Relation, subject: str) -> Fact:
+        """Add a passage about ``subject`` that states ``relation``, among others."""
+        self._add(subject, self._grammar.kinds[relation.subject_kind], [relation])
+        return next(fact for fact in self.facts if fact.relation is relation and fact.subject == subject)
+
+    def add_about(self, subject: str, kind: Kind) -> None:
+        """Add a passage about ``subject``."""
+        self._add(subject, kind, [])
+
+    def add(self) -> None:
+        """Add a passage about the first passage's subject, one of similar name, or any."""
+        draw = self._rng.random()
+        if self.passages and draw < _SAME_SUBJECT:
+            self._add(self.passages[0].subject, self.passages[0].kind, [])
+        elif self.passages and draw < _SAME_SUBJECT + _SIMILAR_SUBJECT:
+            first = self.passages[0]
+            self._add(self._names.draw_similar(first.subject, first.kind, self._rng), first.kind, [])
+        else:
+            kind = self._rng.choice(
+                [kind for kind in self._grammar.kinds.values() if relations_of(self._grammar, kind)]
+            )
+            self._add(self._names.draw(kind, self._rng), kind, [])
+
+    def shuffle(self) -> None:
+        """Put the passages into random order, in three scenes of ten."""
+        if self._rng.random() < 0.3:
+            self._rng.shuffle(self.passages)
+
+    def _relations(self, subject: str, kind: Kind) -> list[Relation]:
+        return self._unstated.setdefault(subject, relations_of(self._grammar, kind))
+
+    def _add(self, subject: str, kind: Kind, relations: Sequence[Relation]) -> None:
+        unstated = self._relations(subject, kind)
+        others = [relation for relation in unstated if relation not in relations]
+        wanted = max(0, self._rng.randint(*self._facts) - len(relations))
+        stated = [*relations, *self._rng.sample(others, min(wanted, len(others)))]
+        self._unstated[subject] = [relation for relation in unstated if relation not in stated]
+        facts = tuple(Fact(relation, subject, self._object_of(relation)) for relation in stated)
+        self.passages.append(Passage(subject, kind, facts, self._write(facts, kind)))
+
+    def _object_of(self, relation: Relation) -> str:
+        return self._names.draw(self._grammar.kinds[relation.object_kind], self._rng)
+
+    def _write(self, facts: Sequence[Fact], kind: Kind) -> str:
+        rng = self._rng
+        sentences = [
+            rng.choice(fact.relation.statements).format(subject=fact.subject, object=fact.object) for fact in facts
+        ]
+        fillers = max(rng.randint(*self._fillers), 0 if facts else 1)
+        sentences += rng.sample(kind.fillers, min(fillers, len(kind.fillers)))
+        rng.shuffle(sentences)
+        return "".join(sentence + ("\n" if rng.random() < _NEW_PARAGRAPH else " ") for sentence in sentences).strip()
 
 
 def relations_of(grammar: Grammar, kind: Kind) -> list[Relation]:
