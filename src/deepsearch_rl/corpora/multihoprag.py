@@ -58,14 +58,16 @@ def read_questions(folder: Path) -> Iterator[Question]:
 
 def _load(folder: Path, configuration: str) -> Iterator[dict[str, Any]]:
     """The rows of a configuration, with times as text."""
-    import datasets  # noqa: PLC0415 - heavy, and needed for this source alone
+    # Heavy, and needed for this source alone.
+    from datasets import load_dataset  # noqa: PLC0415
+    from datasets.exceptions import DatasetGenerationError  # noqa: PLC0415
 
     if not folder.is_dir():
         raise ArtifactError(f"{folder} does not exist; it should hold a copy of the repository yixuantt/MultiHopRAG.")
     with tempfile.TemporaryDirectory() as cache:
         try:
-            rows = datasets.load_dataset(str(folder), configuration, split="train", cache_dir=cache)
-        except (ValueError, FileNotFoundError, datasets.exceptions.DatasetGenerationError) as error:
+            rows = load_dataset(str(folder), configuration, split="train", cache_dir=cache)
+        except (ValueError, FileNotFoundError, DatasetGenerationError) as error:
             raise ArtifactError(
                 f"{folder} cannot be read as configuration {configuration!r} of yixuantt/MultiHopRAG: {error}."
             ) from error

@@ -53,10 +53,10 @@ OUT_OF_DOMAIN = Grammar(
             (words.PRESS_FIRST, words.PRESS_LAST),
             (
                 "Its catalogue lists mostly poetry and travel writing.",
-                "Machines from those decades are displayed downstairs.",
+                "Old printing plates are displayed downstairs.",
                 "Collectors trade its earliest pamphlets.",
                 "Apprentices learned typesetting upstairs.",
-                "Paper shortages once halted production.",
+                "Machines once stood idle for months.",
                 "Its logo shows a sleeping owl.",
             ),
         ),
