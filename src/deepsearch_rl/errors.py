@@ -7,6 +7,7 @@
     ├── ArtifactError             an artifact is missing, incomplete or belongs to other inputs
     ├── UnavailableError          a backend cannot run here; says what to install or attach
     ├── EndpointError             a model, retrieval or tracking server does not answer
+    ├── CommandError              another project's program, run by a stage, ended with an error
     └── CheckFailedError          a stage's proof of its own output failed
         └── StalePolicyError      the policy that rolls out is not the one just trained
 
@@ -56,6 +57,10 @@ class UnavailableError(DeepsearchError):
 
 class EndpointError(DeepsearchError):
     """A server that the work needs does not answer."""
+
+
+class CommandError(DeepsearchError):
+    """A program that a stage runs ended with an error; the message holds its last lines."""
 
 
 class CheckFailedError(DeepsearchError):

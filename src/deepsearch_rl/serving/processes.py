@@ -42,7 +42,7 @@ def watched_process(command: Sequence[str]) -> Iterator[WatchedProcess]:
         log = Path(scratch, "output.log")
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent
+                command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent
             )
         try:
             yield WatchedProcess(process, log)
@@ -82,7 +82,7 @@ def last_lines(log: Path, count: int = 15) -> str:
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux: have the kernel end this child when its parent ends, however that happens."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

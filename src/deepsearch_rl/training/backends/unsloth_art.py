@@ -19,25 +19,24 @@ from mp_actors import move_to_child_process
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.rl_config import RlConfig
 
-PACKAGES = ("unsloth", "bitsandbytes", "trl", "megatron")
-"""Import names; ART 0.5.18 reads its list of model architectures from a module that imports megatron-core."""
+PACKAGES = ("unsloth", "bitsandbytes", "trl")
 LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def unsloth_internal_config(config: RlConfig, seed: int) -> dev.InternalModelConfig:
-    """ART's model settings for a QLoRA (nf4 base, 16-bit adapter) that vLLM serves beside the 16-bit base.
+    """ART's model settings, complete: a QLoRA (nf4 base, 16-bit adapter) that vLLM serves beside the 16-bit base.
 
+    Optimizer settings are those of ART's own defaults, with which the published runs were made.
     ``enforce_eager`` and no prefix caching keep the served probabilities as close to the trainer's as vLLM allows.
     """
     return {
-        "init_args": {
-            "max_seq_length": config.max_sequence_tokens,
-            "load_in_4bit": True,
-            "random_state": seed,
-        },
+        "rollout_weights_mode": "lora",
+        "init_args": {"max_seq_length": config.max_sequence_tokens, "load_in_4bit": True, "random_state": seed},
         "engine_args": {
             "max_model_len": config.max_sequence_tokens,
             "max_lora_rank": config.lora.rank,
+            "lora_target_modules": LINEAR_LAYERS,
+            "generation_config": "vllm",
             "enforce_eager": True,
             "enable_prefix_caching": False,
             "enable_sleep_mode": True,
@@ -47,9 +46,27 @@ def unsloth_internal_config(config: RlConfig, seed: int) -> dev.InternalModelCon
             "r": config.lora.rank,
             "lora_alpha": config.lora.alpha,
             "target_modules": LINEAR_LAYERS,
+            "use_gradient_checkpointing": "unsloth",
             "random_state": seed,
         },
-        "trainer_args": {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 1, "seed": seed},
+        "trainer_args": {
+            "optim": "paged_adamw_8bit",
+            "learning_rate": config.learning_rate,
+            "lr_scheduler_type": "constant",
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.99,
+            "weight_decay": 0.1,
+            "max_grad_norm": 0.1,
+            "num_generations": 2,  # trl refuses fewer; the groups are ART's
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 1,
+            "gradient_checkpointing": True,
+            "disable_tqdm": True,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "seed": seed,
+        },
     }
 
 
@@ -69,7 +86,7 @@ class UnslothBackend(LocalBackend):
 
     async def _get_service(self, model: TrainableModel[Any, Any]) -> ModelService:
         if model.name not in self._services:
-            from deepsearch_rl.training.backends.unsloth_service import make_service  # noqa: PLC0415 - needs trl, megatron
+            from deepsearch_rl.training.backends.unsloth_service import make_service  # noqa: PLC0415 - imports trl
 
             os.environ["IMPORT_UNSLOTH"] = "1"  # read by ART's child process, which must import unsloth before torch
             service = make_service(model, get_model_dir(model=model, art_path=self._path))

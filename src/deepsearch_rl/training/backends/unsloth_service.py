@@ -1,10 +1,11 @@
-"""ART's Unsloth service with a canary. Apart from ``unsloth_art``, because it imports trl and megatron-core."""
+"""ART's Unsloth service with a canary. Apart from ``unsloth_art``, because it imports trl."""
 
 import asyncio
-from typing import Any
+import os
+from typing import Any, cast
 
 import torch
-from art.dev.get_model_config import get_model_config
+from art import dev
 from art.dev.validate import validate_dedicated_config
 from art.model import TrainableModel
 from art.unsloth.service import UnslothService
@@ -12,8 +13,12 @@ from art.unsloth.train import UnslothTrainContext, gc_and_empty_cuda_cache
 
 
 def make_service(model: TrainableModel[Any, Any], folder: str) -> "CanaryUnslothService":
-    """The service that ``art.LocalBackend`` would make for ``model``, with the canary added."""
-    config = get_model_config(base_model=model.base_model, output_dir=folder, config=model._internal_config)
+    """The service that ``art.LocalBackend`` would make for ``model``, with the canary added.
+
+    The model's own settings are complete, so ART's ``get_model_config`` (which in 0.5.18 imports Megatron to look up
+    defaults) is not asked.
+    """
+    config = cast(dev.InternalModelConfig, model._internal_config)
     validate_dedicated_config(config)
     return CanaryUnslothService(model.name, model.base_model, config, folder)
 
@@ -38,6 +43,7 @@ class CanaryUnslothService(UnslothService):
 
 
 def _logprobs(state: UnslothTrainContext, token_ids: list[int]) -> list[float]:
+    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "0"  # ART's loss sets it to 1, and then `logits` are hidden states
     model = state.peft_model
     model.eval()
     tokens_S = torch.tensor(token_ids, device=model.device)
