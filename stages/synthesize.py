@@ -1,6 +1,7 @@
 """Let the teacher answer the training questions."""
 
 from deepsearch_rl.agent.rollout import AgentConfig
+from deepsearch_rl.errors import UnknownNameError
 from deepsearch_rl.retrieval.launch import RetrievalConfig
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.trajectories.synthesize import Source, SynthesizeConfig, synthesize
@@ -10,7 +11,10 @@ from stages.entry import Params, run
 def main(params: Params) -> None:
     """Write ``data/<profile>/trajectories/teacher.jsonl``."""
     config = params.section("synthesize", SynthesizeConfig)
-    corpus = params.mapping("datasets", DatasetConfig)[config.dataset].corpus
+    datasets = params.mapping("datasets", DatasetConfig)
+    if config.dataset not in datasets:
+        raise UnknownNameError("dataset", config.dataset, datasets)
+    corpus = datasets[config.dataset].corpus
     source = Source(
         questions=params.data / "questions" / config.dataset / f"{config.split}.jsonl",
         index=params.data / "index" / corpus,

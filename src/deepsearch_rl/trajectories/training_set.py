@@ -25,6 +25,8 @@ class FilterConfig(Record):
         UnknownNameError: a predicate does not exist.
     """
 
+    dataset: NonEmpty = Field(description="the question set that the teacher answered")
+    split: NonEmpty
     predicates: tuple[str, ...] = Field(description="which trajectories are kept; applied in this order")
     max_tokens: int = Field(ge=1, description="longer rows are dropped")
     template: NonEmpty = Field(description="ms-swift's chat template, the one that sft names")
