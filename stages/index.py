@@ -1,8 +1,8 @@
 """Build BM25 and dense indexes over every corpus's chunks and measure them against the gold evidence."""
 
 from deepsearch_rl.files import write_json
-from deepsearch_rl.retrieval.build import build_indexes
-from deepsearch_rl.retrieval.quality import DatasetConfig, IndexSection, measure_datasets
+from deepsearch_rl.retrieval.build import IndexSection, build_indexes
+from deepsearch_rl.retrieval.quality import DatasetConfig, measure_datasets
 from stages.entry import Params, run
 
 

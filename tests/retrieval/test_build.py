@@ -4,10 +4,11 @@ import sys
 
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, RecordError
+from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
 from deepsearch_rl.files import sha256_file
 from deepsearch_rl.retrieval import build
-from deepsearch_rl.retrieval.build import build_index, build_indexes
+from deepsearch_rl.retrieval.build import IndexSection, build_index, build_indexes
+from deepsearch_rl.retrieval.dense import IvfPqConfig
 from deepsearch_rl.retrieval.manifest import read_manifest
 
 BUILD_AGAIN = """
@@ -71,6 +72,31 @@ def test_a_malformed_chunk_names_file_line_and_field(chunks_path, index_config, 
         build_index(tmp_path / "bad.jsonl", tmp_path / "index", index_config, seed=0)
 
 
-def test_a_folder_without_chunk_files_is_refused(index_config, tmp_path):
+@pytest.fixture
+def section(index_config) -> IndexSection:
+    quality = {"split": "val", "cutoffs": [1]}
+    return IndexSection.model_validate({**index_config.model_dump(), "corpus_vectors": {}, "quality": quality})
+
+
+def test_every_corpus_gets_its_own_index_and_kind_of_vectors(chunks_path, section, tmp_path):
+    chunks_root = tmp_path / "chunks"
+    chunks_root.mkdir()
+    for name in ("one", "two"):
+        (chunks_root / f"{name}.jsonl").write_bytes(chunks_path.read_bytes())
+    cells = IvfPqConfig(kind="ivf_pq", nlist=1, m=1, nbits=2, nprobe=1, train_rows=5)
+    build_indexes(
+        chunks_root, tmp_path / "index", section.model_copy(update={"corpus_vectors": {"two": cells}}), seed=0
+    )
+    kinds = {name: read_manifest(tmp_path / "index" / name).config.vectors.kind for name in ("one", "two")}
+    assert kinds == {"one": "flat", "two": "ivf_pq"}
+
+
+def test_vectors_for_an_unknown_corpus_are_refused(chunks_path, section, tmp_path):
+    misspelt = section.model_copy(update={"corpus_vectors": {"smal": section.vectors}})
+    with pytest.raises(UnknownNameError, match="Did you mean 'small'"):
+        build_indexes(chunks_path.parent, tmp_path / "index", misspelt, seed=0)
+
+
+def test_a_folder_without_chunk_files_is_refused(section, tmp_path):
     with pytest.raises(ArtifactError, match="no chunk files"):
-        build_indexes(tmp_path, tmp_path / "index", index_config, seed=0)
+        build_indexes(tmp_path, tmp_path / "index", section, seed=0)

@@ -7,7 +7,7 @@ import pytest
 
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.retrieval.launch import serve_index
-from deepsearch_rl.retrieval.server import listen
+from deepsearch_rl.retrieval.server import listen, main
 
 SERVE_UNTIL_KILLED = """
 import sys
@@ -57,11 +57,13 @@ def test_a_server_that_cannot_start_tells_why(chunks_path, retrieval_config, tmp
 def test_a_port_in_use_is_one_clear_paragraph(index_dir, chunks_path):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use"):
-            listen("127.0.0.1", port)
-        command = [sys.executable, "-m", "deepsearch_rl.retrieval.server", "--index", str(index_dir)]
-        command += ["--chunks", str(chunks_path), "--retriever", "bm25", "--top-k", "3", "--port", str(port)]
-        finished = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert finished.returncode == 1
-    assert finished.stderr.startswith(f"error: port {port} on 127.0.0.1 is in use")
-    assert finished.stderr.count("\n") == 1
+        arguments = ["--index", str(index_dir), "--chunks", str(chunks_path), "--retriever", "bm25"]
+        with pytest.raises(SystemExit) as raised:
+            main([*arguments, "--top-k", "3", "--port", str(port)])
+    assert str(raised.value.code).startswith(f"error: port {port} on 127.0.0.1 is in use; ")
+    assert "\n" not in str(raised.value.code)
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        listen("192.0.2.1", 0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.errors import ArtifactError, UnavailableError
 from deepsearch_rl.retrieval.encoders import TransformersConfig, TransformersEncoder
 
 
@@ -39,17 +39,19 @@ def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def transformers_config(folder: Path, batch_size: int = 2) -> TransformersConfig:
-    return TransformersConfig(
-        name="transformers",
-        path=str(folder),
-        query_prefix="query: ",
-        passage_prefix="passage: ",
-        max_tokens=8,
-        batch_size=batch_size,
-        device="cpu",
-        dtype="float32",
-    )
+def transformers_config(folder: Path, **changes: object) -> TransformersConfig:
+    settings = {
+        "name": "transformers",
+        "model": str(folder),
+        "revision": None,
+        "query_prefix": "query: ",
+        "passage_prefix": "passage: ",
+        "max_tokens": 8,
+        "batch_size": 2,
+        "device": "cpu",
+        "dtype": "float32",
+    }
+    return TransformersConfig.model_validate({**settings, **changes})
 
 
 def test_a_transformers_folder_is_mean_pooled_over_the_prefixed_text(bert_folder):
@@ -76,3 +78,9 @@ def test_queries_and_passages_get_different_prefixes(bert_folder):
 def test_a_folder_without_an_encoder_is_refused(tmp_path):
     with pytest.raises(ArtifactError, match="no encoder"):
         TransformersEncoder(transformers_config(tmp_path))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_missing_gpu_is_named(bert_folder):
+    with pytest.raises(UnavailableError, match="torch finds none"):
+        TransformersEncoder(transformers_config(bert_folder, device="cuda"))

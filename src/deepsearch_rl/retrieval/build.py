@@ -4,31 +4,63 @@ from importlib.metadata import version
 from pathlib import Path
 
 import faiss
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
 
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.files import atomic_directory, read_jsonl, sha256_file
-from deepsearch_rl.progress import track
-from deepsearch_rl.records import Chunk
+from deepsearch_rl.progress import Meter
+from deepsearch_rl.records import Chunk, Record
 from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.bm25 import Bm25Index
-from deepsearch_rl.retrieval.dense import build_vectors
-from deepsearch_rl.retrieval.encoders import Encoder, TfidfSvdConfig, TfidfSvdEncoder, TransformersEncoder
+from deepsearch_rl.retrieval.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.retrieval.dense import VectorsConfig, build_vectors
+from deepsearch_rl.retrieval.encoders import (
+    Encoder,
+    EncoderConfig,
+    TfidfSvdConfig,
+    TfidfSvdEncoder,
+    TransformersEncoder,
+)
+from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest
+from deepsearch_rl.retrieval.quality import QualityConfig
 
+ENCODED_AT_ONCE = 4096
 LIBRARIES = ("bm25s", "faiss-cpu", "PyStemmer", "numpy", "scikit-learn")
 
 
-def build_indexes(chunks_root: Path, index_root: Path, config: IndexConfig, seed: int) -> None:
+class IndexSection(Record):
+    """Section ``index``: what is built over every corpus's chunks, and how it is measured."""
+
+    bm25: Bm25Config
+    encoder: EncoderConfig
+    vectors: VectorsConfig
+    corpus_vectors: dict[str, VectorsConfig] = Field(description="instead of ``vectors``, for the corpora named here")
+    fusion: FusionConfig
+    quality: QualityConfig
+
+    def of(self, corpus: str) -> IndexConfig:
+        """What is built over one corpus's chunks."""
+        vectors = self.corpus_vectors.get(corpus, self.vectors)
+        return IndexConfig(bm25=self.bm25, encoder=self.encoder, vectors=vectors, fusion=self.fusion)
+
+
+def build_indexes(chunks_root: Path, index_root: Path, section: IndexSection, seed: int) -> None:
     """Index every ``<corpus>.jsonl`` of a folder into a folder of the corpus's name.
 
     Raises:
         ArtifactError: there are no chunk files, or one is empty.
+        UnknownNameError: ``corpus_vectors`` names a corpus that has no chunks.
     """
-    corpora = sorted(chunks_root.glob("*.jsonl"))
+    corpora = {path.stem: path for path in sorted(chunks_root.glob("*.jsonl"))}
     if not corpora:
         raise ArtifactError(f"{chunks_root} holds no chunk files; run the chunk stage first (`dvc repro`).")
-    for path in track(corpora, "index", len(corpora), "corpora"):
-        build_index(path, index_root / path.stem, config, seed)
+    for name in section.corpus_vectors:
+        if name not in corpora:
+            raise UnknownNameError("corpus", name, corpora)
+    for name, path in corpora.items():
+        build_index(path, index_root / name, section.of(name), seed)
 
 
 def build_index(chunks_path: Path, index_dir: Path, config: IndexConfig, seed: int) -> IndexManifest:
@@ -60,7 +92,7 @@ def build_index(chunks_path: Path, index_dir: Path, config: IndexConfig, seed: i
 def _build_dense(texts: list[str], folder: Path, config: IndexConfig, seed: int) -> int:
     (folder / manifest.VECTORS_FILE).parent.mkdir()
     encoder = _prepare_encoder(texts, folder / manifest.ENCODER_FOLDER, config, seed)
-    vectors = build_vectors(encoder.encode(texts, "passage"), config.vectors, seed)
+    vectors = build_vectors(_encode(encoder, texts), config.vectors, seed)
     faiss.write_index(vectors, str(folder / manifest.VECTORS_FILE))
     return vectors.d
 
@@ -71,6 +103,16 @@ def _prepare_encoder(texts: list[str], folder: Path, config: IndexConfig, seed: 
         fitted.save(folder)
         return fitted
     return TransformersEncoder(config.encoder)
+
+
+def _encode(encoder: Encoder, texts: list[str]) -> NDArray[np.float32]:
+    starts = range(0, len(texts), ENCODED_AT_ONCE)
+    with Meter("encode", len(texts), "chunks") as meter:
+        parts = []
+        for start in starts:
+            parts.append(encoder.encode(texts[start : start + ENCODED_AT_ONCE], "passage"))
+            meter.advance(len(parts[-1]))
+    return np.concatenate(parts)
 
 
 def _sizes(folder: Path) -> dict[str, int]:

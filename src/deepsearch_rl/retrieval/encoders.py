@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.sparse import csr_matrix
 
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.analysis import analyse
 
@@ -40,10 +40,13 @@ class TfidfSvdConfig(Record):
 
 
 class TransformersConfig(Record):
-    """A local folder with a transformers encoder and its tokenizer, e.g. a snapshot of e5-base-v2."""
+    """A transformers encoder with its tokenizer, e.g. e5-base-v2."""
 
     name: Literal["transformers"]
-    path: NonEmpty
+    model: NonEmpty = Field(description="a local folder, or a hub repository")
+    revision: NonEmpty | None = Field(
+        description="commit of the hub repository; null for a folder, where no hub is asked"
+    )
     query_prefix: str = Field(description="put before every query; 'query: ' for e5")
     passage_prefix: str = Field(description="put before every passage; 'passage: ' for e5")
     max_tokens: int = Field(ge=1, description="longer texts are cut")
@@ -138,19 +141,27 @@ class TransformersEncoder:
     """Mean pooling over an encoder's last hidden states, with a prefix per side (E5, Wang et al. 2022)."""
 
     def __init__(self, config: TransformersConfig) -> None:
-        """Load the folder named by ``config``; nothing is downloaded.
+        """Load the model; only a configured revision is ever downloaded.
 
         Raises:
-            ArtifactError: the folder holds no loadable encoder.
+            UnavailableError: the device is ``cuda`` and there is none.
+            ArtifactError: the folder or repository holds no loadable encoder.
         """
         import torch  # noqa: PLC0415 - seconds to import, needed by this encoder alone
         from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415
 
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise UnavailableError(
+                f"the encoder {config.model} is to run on a GPU (index.encoder.device: cuda), and torch finds none; "
+                f"attach one or set the device to cpu."
+            )
+        source = {"revision": config.revision} if config.revision else {"local_files_only": True}
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(config.path, local_files_only=True)
-            model = AutoModel.from_pretrained(config.path, local_files_only=True, dtype=getattr(torch, config.dtype))
+            self._tokenizer = AutoTokenizer.from_pretrained(config.model, **source)
+            model = AutoModel.from_pretrained(config.model, dtype=getattr(torch, config.dtype), **source)
         except (OSError, ValueError) as error:
-            raise ArtifactError(f"{config.path} holds no encoder that transformers can load: {error}") from error
+            reason = str(error).partition("\n")[0]
+            raise ArtifactError(f"{config.model} holds no encoder that transformers can load: {reason}") from error
         self._model = model.to(config.device).eval()
         self._config = config
 

@@ -20,7 +20,7 @@ ENCODER_FOLDER = "dense/encoder"
 
 
 class IndexConfig(Record):
-    """What is built over a corpus's chunks: the part of section ``index`` that an index records."""
+    """What is built over one corpus's chunks."""
 
     bm25: Bm25Config
     encoder: EncoderConfig

@@ -14,7 +14,6 @@ from pydantic import Field
 
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import NonEmpty, Question, Record
-from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
 
 RANKED = 10
@@ -26,12 +25,6 @@ class QualityConfig(Record):
 
     split: NonEmpty = Field(description="questions of this split are searched for, one file per dataset")
     cutoffs: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, description="the k of hits@k and recall@k")
-
-
-class IndexSection(IndexConfig):
-    """Section ``index``: what is built over every corpus's chunks, and how it is measured."""
-
-    quality: QualityConfig
 
 
 class DatasetConfig(Record):
