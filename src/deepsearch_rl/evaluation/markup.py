@@ -84,8 +84,12 @@ def section(identifier: str, title: str, *parts: Markup) -> Markup:
     )
 
 
-def figure(svg: str, caption: str) -> Markup:
-    """An SVG element with its caption."""
-    return Markup(
-        f'<div class="figures"><figure>{svg}<figcaption class="note">{escape(caption)}</figcaption></figure></div>'
-    )
+def figures(svgs: Sequence[str], caption: str) -> Markup:
+    """SVG elements side by side where there is room, with one caption."""
+    drawn = "".join(f"<div>{svg}</div>" for svg in svgs)
+    return Markup(f'<figure><div class="figures">{drawn}</div><figcaption>{escape(caption)}</figcaption></figure>')
+
+
+def side_by_side(tables: Sequence[Markup]) -> Markup:
+    """Narrow tables beside one another where there is room."""
+    return Markup(f'<div class="tables">{"".join(part.source for part in tables)}</div>')

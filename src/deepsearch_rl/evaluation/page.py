@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from deepsearch_rl.evaluation.curves import RlRun
-from deepsearch_rl.evaluation.markup import Markup, Row, figure, html, join, paragraph, section, small, table, tag
+from deepsearch_rl.evaluation.markup import Markup, Row, figures, html, join, paragraph, section, small, table, tag
 from deepsearch_rl.evaluation.page_scores import (
     behaviour_section,
     controls_section,
@@ -22,7 +22,15 @@ from deepsearch_rl.evaluation.page_scores import (
 )
 from deepsearch_rl.evaluation.plots import colour_of, inline_svg, rl_figure
 from deepsearch_rl.evaluation.rows import F1TableRow, IfevalScore, ModelEvaluation
-from deepsearch_rl.evaluation.tables import MODEL_ORDER, F1Table, datasets_of, in_order, models_of, score_text
+from deepsearch_rl.evaluation.tables import (
+    DATASET_ORDER,
+    MODEL_ORDER,
+    F1Table,
+    datasets_of,
+    in_order,
+    models_of,
+    score_text,
+)
 
 CSS = Path(__file__).with_name("page.css")
 
@@ -50,7 +58,7 @@ def render_page(report: Report) -> str:
         ("types", "By type of question", types_section(report.table)),
         ("controls", "Without search, and with gold passages", controls_section(report.table)),
         ("behaviour", "How rollouts went", behaviour_section(report.table)),
-        ("rl", "Reinforcement learning", _rl(report.rl)),
+        ("rl", "Reinforcement learning", _rl(report)),
         ("ifeval", "Instruction following", _ifeval(report.ifeval)),
         ("retrieval", "Retrieval quality", _retrieval(report)),
         ("filter", "Training data", _filter(report)),
@@ -94,7 +102,8 @@ def _headline(row: F1TableRow) -> str:
     return f"<div><dt>{dot}{escape(row.model)}</dt><dd>{score_text(row.f1)}{small(interval).source}</dd></div>"
 
 
-def _rl(runs: Mapping[str, RlRun]) -> list[Markup]:
+def _rl(report: Report) -> list[Markup]:
+    runs = report.rl
     if not runs:
         return [paragraph("No model was trained by reinforcement learning.")]
     body = []
@@ -108,10 +117,11 @@ def _rl(runs: Mapping[str, RlRun]) -> list[Markup]:
             )
         )
     head = ["run", "sampled F1 at the start", "steps", "step kept", "its dev F1"]
+    label = [tag("generated")] if report.table.generated else []
     svg = inline_svg(rl_figure(runs), "plot-rl", "Reward and F1 by step of every reinforcement learning run")
     return [
-        table("The checkpoint with the best dev F1 is kept", head, body),
-        figure(svg, "One step updates the policy once, on all rollouts of its questions."),
+        table(join("The checkpoint with the best dev F1 is kept", *label), head, body),
+        figures([svg], "One step updates the policy once, on all rollouts of its questions."),
     ]
 
 
@@ -144,21 +154,24 @@ def _ifeval(scores: Sequence[IfevalScore]) -> list[Markup]:
 
 
 def _retrieval(report: Report) -> list[Markup]:
-    generated = {row.dataset for row in report.table.rows if row.generated}
-    order = [name for name in datasets_of(report.table) if name in report.retrieval]
-    columns = sorted(
-        {name for by in report.retrieval.values() for scores in by.values() for name in scores} - {"n"},
-        key=_metric_order,
-    )
-    body = []
-    for dataset in order:
-        label = [tag("generated")] if dataset in generated else []
-        for retriever, scores in sorted(report.retrieval[dataset].items()):
-            cells = [score_text(scores[name]) if name in scores else "" for name in columns]
-            body.append(Row([join(retriever, "on", dataset, *label), f"{scores.get('n', 0):g}", *cells]))
     note = "The question as the query, scored against the gold evidence; questions without known evidence are left out."
-    head = ["retriever and set", "questions", *(name.replace("_", " ") for name in columns)]
-    return [paragraph(note, "note"), table("Retrieval against gold evidence", head, body)]
+    generated = {row.dataset for row in report.table.rows if row.generated}
+    tables = [
+        _retrieval_table(join(name, *([tag("generated")] if name in generated else [])), report.retrieval[name])
+        for name in in_order(report.retrieval, DATASET_ORDER)
+    ]
+    return [paragraph(note, "note"), *tables]
+
+
+def _retrieval_table(title: Markup, by_retriever: Mapping[str, Mapping[str, float]]) -> Markup:
+    columns = sorted({name for scores in by_retriever.values() for name in scores} - {"n"}, key=_metric_order)
+    body = [
+        Row([retriever, *(score_text(scores[name]) if name in scores else "" for name in columns)])
+        for retriever, scores in sorted(by_retriever.items())
+    ]
+    questions = max((scores.get("n", 0) for scores in by_retriever.values()), default=0)
+    head = ["retriever", *(name.replace("_", " ") for name in columns)]
+    return table(join(title, f"{questions:g} questions"), head, body)
 
 
 def _metric_order(name: str) -> tuple[str, int]:

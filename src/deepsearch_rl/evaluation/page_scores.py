@@ -1,20 +1,19 @@
 """The page's sections about scores: F1, differences, question types, controls, and how rollouts went."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from deepsearch_rl.evaluation.markup import Cell, Markup, Row, figure, join, paragraph, small, table, tag
+from deepsearch_rl.evaluation.markup import Cell, Markup, Row, figures, join, paragraph, side_by_side, small, table, tag
 from deepsearch_rl.evaluation.plots import f1_figure, inline_svg
 from deepsearch_rl.evaluation.rows import F1TableRow
-from deepsearch_rl.evaluation.tables import F1Table, datasets_of, models_of, p_text, score_text
+from deepsearch_rl.evaluation.tables import Comparison, F1Table, datasets_of, models_of, p_text, score_text, signed
 
 CONTROL_TITLES = {"no_search": "no search", "gold_passage": "gold passages"}
-MINUS = "\N{MINUS SIGN}"
 
 
-def named_set(row: F1TableRow, detail: str = "") -> Cell:
-    """The set's name, labelled where it is generated."""
+def named_set(row: F1TableRow) -> Cell:
+    """The set's name, with "greedy" where that is how it was answered, labelled where it is generated."""
     label = [tag("generated")] if row.generated else []
-    return join(row.dataset + detail, *label)
+    return join(row.dataset + ("" if row.main else ", greedy"), *label)
 
 
 def _scored(value: float, low: float, high: float) -> Cell:
@@ -27,7 +26,7 @@ def f1_section(found: F1Table) -> list[Markup]:
     rows = {(row.model, row.dataset, row.main): row for row in found.rows}
     columns = [key for key in columns if any((model, *key) in rows for model in models_of(found))]
     first = [next(rows[model, *key] for model in models_of(found) if (model, *key) in rows) for key in columns]
-    head = ["model", *(named_set(row, "" if row.main else ", greedy") for row in first)]
+    head = ["model", *(named_set(row) for row in first)]
     body = [Row([model, *(_f1_cell(rows.get((model, *key))) for key in columns)]) for model in models_of(found)]
     constant = [join(score_text(row.constant.f1), small(f"“{row.constant.answer}”"), between="") for row in first]
     body.append(Row(["constant answer", *constant], aside=True))
@@ -38,11 +37,12 @@ def f1_section(found: F1Table) -> list[Markup]:
         "fails scores zero and stays in the denominator. The constant answer is the one that scores best when given "
         "to every question of the set."
     )
-    svg = inline_svg(
-        f1_figure(found, columns=1), "plot-f1", "F1 with 95 % intervals by model, one panel per question set"
-    )
+    plots = [
+        inline_svg(f1_figure(found, [name], columns=1), f"plot-{name}", f"F1 with 95 % intervals by model on {name}")
+        for name in datasets_of(found)
+    ]
     caption = "Filled: sampled. Hollow: greedy. Dashed: best constant answer."
-    return [table("F1 and 95 % interval", head, body), paragraph(note, "note"), figure(svg, caption)]
+    return [table("F1 and 95 % interval", head, body), paragraph(note, "note"), figures(plots, caption)]
 
 
 def _f1_cell(row: F1TableRow | None) -> Cell:
@@ -51,93 +51,91 @@ def _f1_cell(row: F1TableRow | None) -> Cell:
 
 def differences_section(found: F1Table) -> list[Markup]:
     """Pairs of models compared question by question."""
-    order, generated = datasets_of(found), {row.dataset for row in found.rows if row.generated}
-    entries = sorted(found.comparisons, key=lambda entry: (order.index(entry.dataset), -entry.temperature))
+    runs = list(dict.fromkeys((entry.dataset, entry.temperature) for entry in found.comparisons))
+    runs.sort(key=lambda run: (datasets_of(found).index(run[0]), -run[1]))
+    entries = {(entry.model, entry.other, entry.dataset, entry.temperature): entry for entry in found.comparisons}
+    pairs = list(dict.fromkeys((entry.model, entry.other) for entry in found.comparisons))
+    rows = {(row.dataset, row.temperature): row for row in found.rows}
+    head = ["models", *(named_set(rows[run]) for run in runs)]
     body = [
-        Row(
-            [
-                f"{entry.model} {MINUS} {entry.other}",
-                join(
-                    entry.dataset + ("" if entry.temperature > 0 else ", greedy"),
-                    *([tag("generated")] if entry.dataset in generated else []),
-                ),
-                str(entry.n),
-                _difference_cell(entry.difference, entry.low, entry.high),
-                p_text(entry.p_value),
-            ]
-        )
-        for entry in entries
+        Row([f"{model} - {other}", *(_difference_cell(entries.get((model, other, *run))) for run in runs)])
+        for model, other in pairs
     ]
     note = (
-        "F1 of one model minus F1 of the other on the same questions, with a paired 95 % bootstrap interval and a "
-        "two-sided paired permutation test. Differences whose interval leaves out zero are set in bold."
+        "F1 of one model minus F1 of the other on the same questions, with a paired 95 % bootstrap interval and the "
+        "p-value of a two-sided paired permutation test. A difference whose interval leaves out zero is set in bold."
     )
-    head = ["models", "set", "questions", "difference", "p"]
     return [paragraph(note, "note"), table("Paired differences in F1", head, body)]
 
 
-def _difference_cell(value: float, low: float, high: float) -> Cell:
-    text = signed(value)
-    shown = Markup(f"<strong>{text}</strong>") if low > 0 or high < 0 else text
-    return join(shown, small(f"{signed(low)} to {signed(high)}"), between="")
-
-
-def signed(value: float) -> str:
-    """A difference with its sign: ``+.062``."""
-    return ("+" if value >= 0 else MINUS) + score_text(abs(value))
+def _difference_cell(entry: Comparison | None) -> Cell:
+    if entry is None:
+        return ""
+    text = signed(entry.difference)
+    shown = Markup(f"<strong>{text}</strong>") if entry.low > 0 or entry.high < 0 else text
+    interval, p_value = f"{signed(entry.low)} to {signed(entry.high)}", f"p {p_text(entry.p_value)}"
+    return join(shown, small(interval), small(p_value), between="")
 
 
 def types_section(found: F1Table) -> list[Markup]:
     """Sampled F1 by question type, a table per set."""
-    parts = []
-    for dataset in datasets_of(found):
-        rows = {row.model: row for row in found.rows if row.dataset == dataset and row.main}
-        models = [model for model in models_of(found) if model in rows]
-        kinds = sorted({kind for row in rows.values() for kind in row.types})
-        if kinds:
-            parts.append(_types_table(rows, models, kinds))
-    return parts or [paragraph("The question sets name no types.")]
+    tables = [_types_table(rows) for rows in _by_set(found) if rows[0].types]
+    return tables or [paragraph("The question sets name no types.")]
 
 
-def _types_table(rows: Mapping[str, F1TableRow], models: Sequence[str], kinds: Sequence[str]) -> Markup:
+def _types_table(rows: Sequence[F1TableRow]) -> Markup:
     body = []
-    for kind in kinds:
-        scores = [rows[model].types[kind] for model in models]
+    for kind in sorted(rows[0].types):
+        scores = [row.types[kind] for row in rows]
         cells = [_scored(score.f1, score.f1_low, score.f1_high) for score in scores]
         constant = join(score_text(scores[0].constant.f1), small(f"“{scores[0].constant.answer}”"), between="")
         body.append(Row([kind, str(scores[0].n), *cells, constant]))
-    return table(named_set(rows[models[0]]), ["type", "questions", *models, "best constant"], body)
+    return table(named_set(rows[0]), ["type", "questions", *(row.model for row in rows), "best constant"], body)
+
+
+def _by_set(found: F1Table) -> list[list[F1TableRow]]:
+    """Sampled rows of each set, models in training order."""
+    models = models_of(found)
+    sets = [[row for row in found.rows if row.dataset == name and row.main] for name in datasets_of(found)]
+    return [sorted(rows, key=lambda row: models.index(row.model)) for rows in sets if rows]
 
 
 def controls_section(found: F1Table) -> list[Markup]:
     """What models score without search, and with the gold passages found for them."""
-    order = datasets_of(found)
-    rows = sorted((row for row in found.rows if row.controls), key=lambda row: order.index(row.dataset))
-    names = [name for name in CONTROL_TITLES if any(name in row.controls for row in rows)]
-    body = []
-    for row in rows:
-        scores = [row.controls.get(name) for name in names]
-        known = next(score for score in scores if score)
-        cells = [_scored(score.f1, score.f1_low, score.f1_high) if score else "" for score in scores]
-        body.append(Row([join(row.model, "on", named_set(row)), str(known.n), score_text(known.searched_f1), *cells]))
     note = (
-        "The same model on the first questions of each set. No search: the tool is not offered. Gold passages: every "
+        "The same models on the first questions of each set. No search: the tool is not offered. Gold passages: every "
         "search returns the passages that hold the gold facts. “With search” is the main run on the same questions."
     )
-    head = ["model and set", "questions", "with search", *(CONTROL_TITLES[name] for name in names)]
-    return [paragraph(note, "note"), table("F1 under the controls", head, body)]
+    sets = [[row for row in rows if row.controls] for rows in _by_set(found)]
+    return [paragraph(note, "note"), side_by_side([_controls_table(rows) for rows in sets if rows])]
+
+
+def _controls_table(rows: Sequence[F1TableRow]) -> Markup:
+    names = [name for name in CONTROL_TITLES if name in rows[0].controls]
+    body = []
+    for row in rows:
+        scores = [row.controls[name] for name in names]
+        cells = [_scored(score.f1, score.f1_low, score.f1_high) for score in scores]
+        body.append(Row([row.model, score_text(scores[0].searched_f1), *cells]))
+    caption = join(named_set(rows[0]), f"{rows[0].controls[names[0]].n} questions")
+    return table(caption, ["model", "with search", *(CONTROL_TITLES[name] for name in names)], body)
 
 
 def behaviour_section(found: F1Table) -> list[Markup]:
     """Turns, searches and failures by kind."""
-    order = datasets_of(found)
-    rows = sorted((row for row in found.rows if row.main), key=lambda row: order.index(row.dataset))
+    note = (
+        "Sampled runs. Turns and searches are means per rollout; the other columns count the rollouts that ended "
+        "without an answer, by kind."
+    )
+    return [paragraph(note, "note"), side_by_side([_behaviour_table(rows) for rows in _by_set(found)])]
+
+
+def _behaviour_table(rows: Sequence[F1TableRow]) -> Markup:
     kinds = sorted({kind for row in rows for kind in row.failures})
     body = [
         Row(
             [
-                join(row.model, "on", named_set(row)),
-                str(row.n * row.samples),
+                row.model,
                 f"{row.mean_rounds:.2f}",
                 f"{row.mean_tool_calls:.2f}",
                 *(str(row.failures.get(kind, 0)) for kind in kinds),
@@ -145,6 +143,5 @@ def behaviour_section(found: F1Table) -> list[Markup]:
         )
         for row in rows
     ]
-    head = ["model and set", "rollouts", "turns", "searches", *(kind.replace("_", " ") for kind in kinds)]
-    note = "Turns and searches are means per rollout; the other columns count rollouts that ended without an answer."
-    return [paragraph(note, "note"), table("Behaviour and failures by kind, sampled runs", head, body)]
+    caption = join(named_set(rows[0]), f"{rows[0].n * rows[0].samples} rollouts")
+    return table(caption, ["model", "turns", "searches", *(kind.replace("_", " ") for kind in kinds)], body)

@@ -15,10 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from deepsearch_rl.evaluation.curves import RlRun
 from deepsearch_rl.evaluation.rows import F1TableRow
-from deepsearch_rl.evaluation.tables import F1Table, datasets_of, models_of
+from deepsearch_rl.evaluation.tables import F1Table, models_of
 from deepsearch_rl.files import atomic_file
 
 INK, FAINT = "#1b1e23", "#8a9099"
@@ -46,9 +47,8 @@ def colour_of(model: str) -> str:
     return COLOURS.get(model, OTHER_COLOUR)
 
 
-def f1_figure(table: F1Table, columns: int) -> Figure:
+def f1_figure(table: F1Table, datasets: Sequence[str], columns: int) -> Figure:
     """A panel per question set: F1 with its interval per model, greedy hollow, the best constant answer dashed."""
-    datasets = datasets_of(table)
     columns = min(columns, len(datasets))
     lines = -(-len(datasets) // columns)
     with mpl.rc_context(STYLE):
@@ -73,7 +73,7 @@ def _f1_panel(panel: Axes, rows: Sequence[F1TableRow], models: Sequence[str]) ->
         panel.plot([row.f1], [height], marker="o", markersize=6, markerfacecolor=face, markeredgecolor=colour)
     panel.set_yticks(range(len(models), 0, -1), models)
     panel.set_ylim(0.3, len(models) + 0.6)
-    panel.set_xlim(0, 1)
+    panel.set_xlim(-0.02, 1.02)
     _bare(panel)
 
 
@@ -91,6 +91,7 @@ def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
             _curve(reward, f1, f"from {start}", run, colour_of("rl" if start == "base" else f"{start}_rl"))
         f1.set_ylim(0, 1)
         f1.set_xlabel("step")
+        f1.xaxis.set_major_locator(MaxNLocator(integer=True))
         if runs:
             reward.legend(frameon=False, loc="best")
         for panel in (reward, f1):

@@ -11,7 +11,7 @@ from deepsearch_rl.evaluation.curves import read_rl_run
 from deepsearch_rl.evaluation.page import Report, render_page
 from deepsearch_rl.evaluation.plots import f1_figure, rl_figure, save_figure
 from deepsearch_rl.evaluation.rows import IfevalScore
-from deepsearch_rl.evaluation.tables import build_table, read_evaluation, write_table
+from deepsearch_rl.evaluation.tables import build_table, datasets_of, read_evaluation, write_table
 from deepsearch_rl.files import atomic_file, read_json
 from deepsearch_rl.records import Record
 
@@ -53,7 +53,7 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
         filter=read_json(sources.filter),
     )
     write_table(table, report.ifeval, out)
-    save_figure(f1_figure(table, columns=2), out / "plots" / "f1")
+    save_figure(f1_figure(table, datasets_of(table), columns=2), out / "plots" / "f1")
     save_figure(rl_figure(report.rl), out / "plots" / "rl")
     with atomic_file(out / "index.html") as partial:
         partial.write_text(render_page(report), encoding="utf-8")

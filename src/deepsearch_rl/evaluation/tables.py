@@ -79,7 +79,7 @@ def build_table(
         for row in rows[model]
         if any(_same_run(row, candidate) for candidate in rows[other])
     ]
-    comparisons.sort(key=lambda entry: (entry.dataset, -entry.temperature, entry.model, entry.other))
+    comparisons.sort(key=lambda entry: (entry.dataset, -entry.temperature))  # stable: pairs stay in the order given
     generated = any(row.generated for row in everything)
     return F1Table(profile=profile, generated=generated, rows=tuple(everything), comparisons=tuple(comparisons))
 
@@ -174,6 +174,11 @@ def score_text(value: float) -> str:
     return f"{value:.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3f}"
 
 
+def signed(value: float) -> str:
+    """A difference with its sign: ``+.062``."""
+    return ("+" if value >= 0 else "-") + score_text(abs(value))
+
+
 def interval_text(value: Share, low: Share, high: Share) -> str:
     """``.712 [.680, .741]``."""
     return f"{score_text(value)} [{score_text(low)}, {score_text(high)}]"
@@ -233,7 +238,7 @@ def _difference_grid(table: F1Table) -> list[list[str]]:
                 f"{entry.dataset}{'' if entry.temperature > 0 else ', greedy'}",
                 f"{entry.model} - {entry.other}",
                 str(entry.n),
-                interval_text(entry.difference, entry.low, entry.high),
+                f"{signed(entry.difference)} [{signed(entry.low)}, {signed(entry.high)}]",
                 p_text(entry.p_value),
             ]
         )
