@@ -13,7 +13,9 @@ TokenSpans = Callable[[str], Iterable[Span]]
 MAX_SENTENCE_CHARS = 20_000
 """Longer sentences are cut at white space, so that no tokenizer is given megabytes at once."""
 
-_ABBREVIATIONS = ("Mr", "Mrs", "Ms", "Dr", "Prof", "St", "Jr", "Sr", "Sen", "Gov", "Gen", "Lt", "Inc", "No", "vs")
+_ABBREVIATIONS = (
+    "Mr Mrs Ms Dr Prof St Jr Sr Sen Gov Gen Lt Col Inc Ltd No vs Jan Feb Mar Apr Aug Sept Sep Oct Nov Dec".split()
+)
 _OPENING = r"""["'(\[\u2018\u201c]"""
 _CLOSING = r"""["')\]\u2019\u201d]"""
 _NEXT = rf"\s+(?={_OPENING}?[A-Z0-9])"

@@ -1,0 +1,141 @@
+"""Chunks: bounded, verbatim, whole sentences, each with its own metadata; written whole or not at all."""
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora, chunk_document
+from deepsearch_rl.corpora.spans import sentence_spans, word_spans
+from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
+from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.records import Chunk, Document
+
+CONFIG = ChunkConfig(chunk_size=12, overlap=0, tokenizer="words", passages=())
+SENTENCES = [f"Sentence number {number} has just seven words." for number in range(9)]  # 8 tokens each
+ARTICLE = Document(id="a", contents="Title\n" + " ".join(SENTENCES), metadata={"source": "x"})
+
+
+def count(text: str) -> int:
+    return sum(1 for _ in word_spans(text))
+
+
+def write_corpus(folder: Path, *lines: str, name: str = "news") -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def row(id_: str, contents: str) -> str:
+    return json.dumps({"id": id_, "contents": contents})
+
+
+def test_chunks_hold_whole_sentences_up_to_the_size_below_the_title() -> None:
+    chunks = chunk_document(ARTICLE, word_spans, chunk_size=24, overlap=0)
+    assert [chunk.text for chunk in chunks] == [" ".join(SENTENCES[start : start + 3]) for start in (0, 3, 6)]
+    assert {chunk.title for chunk in chunks} == {"Title"}
+
+
+def test_every_chunk_has_metadata_of_its_own() -> None:
+    chunks = chunk_document(ARTICLE, word_spans, chunk_size=24, overlap=0)
+    assert [chunk.metadata.doc_chunk_id for chunk in chunks] == [0, 1, 2]
+    assert [(chunk.id, chunk.metadata.doc_id, chunk.metadata.doc_chunks) for chunk in chunks] == [
+        ("a-0", "a", 3), ("a-1", "a", 3), ("a-2", "a", 3),
+    ]  # fmt: skip
+    assert chunks[1].metadata.model_extra == {"source": "x"}
+
+
+def test_overlap_repeats_whole_sentences_from_the_end_of_the_chunk_before() -> None:
+    chunks = chunk_document(ARTICLE, word_spans, chunk_size=24, overlap=8)
+    assert [chunk.text for chunk in chunks] == [" ".join(SENTENCES[start : start + 3]) for start in (0, 2, 4, 6)]
+
+
+def test_no_overlap_is_forced_where_the_last_sentence_is_longer_than_it() -> None:
+    assert [chunk.text for chunk in chunk_document(ARTICLE, word_spans, chunk_size=16, overlap=7)] == [
+        " ".join(SENTENCES[start : start + 2]) for start in (0, 2, 4, 6, 8)
+    ]
+
+
+@pytest.mark.parametrize("overlap", [0, 3])
+def test_a_sentence_longer_than_a_chunk_is_cut_at_tokens_and_nothing_is_lost(overlap: int) -> None:
+    words = [f"w{number}" for number in range(50)]
+    document = Document(id="a", contents=f"T\nFirst one. {' '.join(words)}. Last one.")
+    chunks = chunk_document(document, word_spans, chunk_size=10, overlap=overlap)
+    assert max(count(chunk.text) for chunk in chunks) <= 10
+    assert {word for chunk in chunks for word in chunk.text.replace(".", " ").split()} >= set(words)
+    repeated = [set(first.text.split()) & set(second.text.split()) for first, second in itertools.pairwise(chunks[1:5])]
+    assert [len(shared) for shared in repeated] == [overlap] * 3
+
+
+def test_chunks_are_slices_of_the_document_that_cover_every_sentence() -> None:
+    text = 'One.\n\nTwo two two!  Three three, "three." Four four four four four four.\nFive'
+    chunks = chunk_document(Document(id="a", contents=f"T\n{text}"), word_spans, chunk_size=8, overlap=0)
+    assert all(chunk.text in text for chunk in chunks)
+    sentences = [text[start:end] for start, end in sentence_spans(text)]
+    assert all(any(sentence in chunk.text for chunk in chunks) for sentence in sentences)
+
+
+def test_a_document_without_text_gives_one_chunk_with_its_title() -> None:
+    for contents in ("Only a title", "Only a title\n \n"):
+        (chunk,) = chunk_document(Document(id="a", contents=contents), word_spans, chunk_size=5, overlap=0)
+        assert (chunk.title, chunk.text, chunk.metadata.doc_chunks) == ("Only a title", "", 1)
+
+
+def test_a_document_of_megabytes_takes_time_linear_in_its_length() -> None:
+    def seconds(sentences: int) -> float:
+        document = Document(id="a", contents="T\n" + "Some seven words stand in this sentence. " * sentences)
+        started = time.process_time()
+        chunks = chunk_document(document, word_spans, chunk_size=200, overlap=20)
+        assert len(chunks) > sentences / 26
+        return time.process_time() - started
+
+    seconds(1_000)  # warm up
+    # 16 times the text: 16 times the time, or 256 times if something is quadratic.
+    assert seconds(32_000) < 60 * max(seconds(2_000), 0.005)
+
+
+def test_every_corpus_of_a_folder_is_chunked_and_passages_stay_whole(tmp_path: Path) -> None:
+    long = "T\n" + " ".join(SENTENCES)
+    write_corpus(tmp_path / "in", row("a", long), row("b", "U\nShort."))
+    write_corpus(tmp_path / "in", row("p", long), name="wiki")
+    config = CONFIG.model_copy(update={"passages": ("wiki",)})
+    assert chunk_corpora(tmp_path / "in", tmp_path / "out", config) == {"news": 10, "wiki": 1}
+    (passage,) = read_jsonl(tmp_path / "out" / "wiki.jsonl", Chunk)
+    assert passage.contents == long
+    chunks = list(read_jsonl(tmp_path / "out" / "news.jsonl", Chunk))
+    assert [chunk.metadata.doc_id for chunk in chunks] == ["a"] * 9 + ["b"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "message"),
+    [
+        ((), ArtifactError, "empty corpus"),
+        ((row("a", "T\nx"), '{"id": "b"}'), RecordError, r"news\.jsonl, line 2: field 'contents'"),
+        ((row("a", "T\nx"), '{"id": "b", "cont'), RecordError, r"news\.jsonl, line 2: .*JSON"),
+        ((row("a", "T\nx"), row("a", "U\ny")), RecordError, "line 2: field 'id': 'a' is the id of an earlier"),
+    ],
+)  # fmt: skip
+def test_a_bad_corpus_is_named_and_leaves_nothing_behind(
+    tmp_path: Path, lines: tuple[str, ...], error: type[Exception], message: str
+) -> None:
+    write_corpus(tmp_path / "in", *lines)
+    with pytest.raises(error, match=message):
+        chunk_corpora(tmp_path / "in", tmp_path / "out", CONFIG)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_folder_without_a_corpus_and_an_unknown_tokenizer_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="holds no corpus"):
+        chunk_corpora(tmp_path, tmp_path / "out", CONFIG)
+    with pytest.raises(UnknownNameError, match="Did you mean 'words'"):
+        chunk_corpora(tmp_path, tmp_path / "out", CONFIG.model_copy(update={"tokenizer": "wrods"}))
+
+
+@pytest.mark.parametrize(("chunk_size", "overlap"), [(0, 0), (-5, 0), (10, 10), (10, -1)])
+def test_sizes_that_cannot_work_are_refused(chunk_size: int, overlap: int) -> None:
+    with pytest.raises(ValidationError):
+        ChunkConfig(chunk_size=chunk_size, overlap=overlap, tokenizer="words", passages=())
