@@ -15,7 +15,7 @@ from stages.entry import Params, run
 
 def main(params: Params) -> None:
     """Write ``data/<profile>/evaluate/<model>/``."""
-    folders = params.value("models")
+    folders = params.values["models"]  # a model's folder is among the stage's deps, so it is no param
     if params.item not in folders:
         raise UnknownNameError("model", params.item, folders)
     setting = Evaluation(

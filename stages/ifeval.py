@@ -10,7 +10,7 @@ from stages.entry import Params, run
 
 def main(params: Params) -> None:
     """Write ``data/<profile>/ifeval/<model>/``."""
-    folders = params.value("models")
+    folders = params.values["models"]  # a model's folder is among the stage's deps, so it is no param
     if params.item not in folders:
         raise UnknownNameError("model", params.item, folders)
     config = params.section("ifeval", IfevalConfig)

@@ -1,6 +1,7 @@
 """The report of one profile: tables, metrics, plots and a page, from what the stages before it left behind."""
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,9 +56,25 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
     write_table(table, report.ifeval, out)
     save_figure(f1_figure(table, datasets_of(table), columns=2), out / "plots" / "f1")
     save_figure(rl_figure(report.rl), out / "plots" / "rl")
+    _write_plot_data(report, out / "plots")
     with atomic_file(out / "index.html") as partial:
         partial.write_text(render_page(report), encoding="utf-8")
     return report
+
+
+def _write_plot_data(report: Report, folder: Path) -> None:
+    """The data of `dvc plots`: sampled F1 on the first set by model, and one curve per RL run."""
+    first = datasets_of(report.table)[0]
+    bars = [("model", "f1"), *((row.model, row.f1) for row in report.table.rows if row.dataset == first and row.main)]
+    _write_csv(folder / "f1.csv", bars)
+    for start, run in report.rl.items():
+        points = [(point.step, point.reward, point.f1) for point in run.points if point.reward is not None]
+        _write_csv(folder / f"rl_{start}.csv", [("step", "reward", "f1"), *points])
+
+
+def _write_csv(path: Path, lines: Sequence[tuple[object, ...]]) -> None:
+    with atomic_file(path) as partial, partial.open("w", encoding="utf-8", newline="") as out:
+        csv.writer(out, lineterminator="\n").writerows(lines)
 
 
 def _read_ifeval(folder: Path) -> IfevalScore:
