@@ -1,17 +1,16 @@
-"""An OpenAI-compatible chat server around a ``TransformersEngine``, with vLLM's conventions.
+"""An OpenAI-compatible chat server around an :class:`Engine`, with vLLM's conventions.
 
-    POST /v1/chat/completions   non-streaming; tools, temperature, max_tokens, logprobs
+    POST /v1/chat/completions   non-streaming; tools, temperature, max_tokens, seed, logprobs
     GET  /v1/models             the one name that is served
     GET  /health                200 once requests are answered
 
-Requests that wait at the same time and share their sampling settings are generated as one batch. As with vLLM, an
-answer whose tool calls parse carries them as ``tool_calls`` with the text before them as ``content`` (None where
-there is none), a tool call that does not parse stays in ``content`` as it is, and every sampled token is reported as
+As with vLLM, an answer whose tool calls parse carries them as ``tool_calls``, and every sampled token is reported as
 ``token_id:N``, so that a trainer reads the very tokens that were sampled.
 """
 
 import argparse
-import dataclasses
+import asyncio
+import secrets
 import threading
 import time
 import uuid
@@ -24,15 +23,14 @@ import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
-from swift.infer_engine import TransformersEngine
+from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.serving.swift import TransformersConfig
-from deepsearch_rl.serving.transformers_engine import infer_request, load_engine, request_config
+from deepsearch_rl.serving.chat_format import ChatFormat, ConversationError, assistant_message, load_chat_format
+from deepsearch_rl.serving.engine import Engine, Generation, Sampling
 
 START_TIMEOUT_S = 60.0
-TOOL_CALL_TAG = "<tool_call>"
 
 
 class ChatCompletionRequest(BaseModel):
@@ -45,17 +43,23 @@ class ChatCompletionRequest(BaseModel):
     tools: list[dict[str, Any]] | None = None
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     max_tokens: int = Field(default=256, ge=1)
-    logprobs: bool = False
+    seed: int | None = Field(default=None, ge=0, description="drawn at random if not given")
+    logprobs: bool | None = False
+
+    def sampling(self) -> Sampling:
+        """The engine's form of the settings."""
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        return Sampling(self.temperature, self.max_tokens, seed)
 
 
-def chat_app(engine: TransformersEngine, served_name: Callable[[], str], context_tokens: int) -> FastAPI:
+def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], str]) -> FastAPI:
     """The server's routes.
 
     Args:
         engine: generates; shared by all requests.
+        chat_format: of the model.
         served_name: the model name that requests must use now. RL changes it with every step (``name@step``), so
             that a client that still asks for the previous policy is told so (404) instead of getting the new one.
-        context_tokens: longest prompt that is accepted.
     """
     app = FastAPI(title="deepsearch-rl model server")
 
@@ -71,74 +75,44 @@ def chat_app(engine: TransformersEngine, served_name: Callable[[], str], context
     async def complete(request: ChatCompletionRequest) -> dict[str, Any]:
         if request.model != served_name():
             raise HTTPException(404, f"model {request.model!r} is not served; {served_name()!r} is.")
-        prompt = _prompt_tokens(engine, request)
-        if prompt + request.max_tokens > context_tokens:
-            message = f"the prompt has {prompt} tokens and max_tokens is {request.max_tokens}"
-            raise HTTPException(400, f"{message}, more than the {context_tokens} tokens of this server's context.")
-        response = await engine.infer_async(infer_request(request), request_config(request))
-        return _completion(request.model, response)
+        try:
+            prompt = chat_format.prompt_ids(request.messages, request.tools)
+            generation = await asyncio.wrap_future(engine.generate(prompt, request.sampling()))
+        except (ConversationError, ValueError) as error:
+            raise HTTPException(400, str(error)) from error
+        return _completion(request, len(prompt), generation, chat_format.text(generation.token_ids))
 
     return app
 
 
-def _prompt_tokens(engine: TransformersEngine, request: ChatCompletionRequest) -> int:
-    try:
-        return len(engine.template.encode(infer_request(request))["input_ids"])
-    except (KeyError, TypeError, ValueError, AssertionError) as error:
-        raise HTTPException(400, f"the conversation cannot be rendered: {error}") from error
-
-
-def _completion(model: str, response: Any) -> dict[str, Any]:
-    choice = response.choices[0]
+def _completion(request: ChatCompletionRequest, prompt_tokens: int, generation: Generation, text: str) -> dict[str, Any]:
+    message = assistant_message(text)
+    called = generation.finish_reason == "stop" and "tool_calls" in message
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": "tool_calls" if called else generation.finish_reason,
+        "logprobs": _logprobs(generation) if request.logprobs else None,
+    }
+    completion_tokens = len(generation.token_ids)
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
         "created": int(time.time()),
-        "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "message": _message(choice.message),
-                "finish_reason": _finish_reason(choice),
-                "logprobs": _logprobs(choice),
-            }
-        ],
-        "usage": dataclasses.asdict(response.usage),
+        "model": request.model,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        },
     }
 
 
-def _finish_reason(choice: Any) -> str:
-    return "tool_calls" if choice.finish_reason == "stop" and _parsed_calls(choice.message) else choice.finish_reason
-
-
-def _parsed_calls(message: Any) -> list[Any]:
-    """The message's tool calls if they are calls in the model's own format with an object of arguments, else none."""
-    calls = message.tool_calls or []
-    if TOOL_CALL_TAG not in message.content:
-        return []
-    return calls if len(calls) == message.content.count(TOOL_CALL_TAG) else []
-
-
-def _message(message: Any) -> dict[str, Any]:
-    calls = _parsed_calls(message)
-    if not calls:
-        return {"role": "assistant", "content": message.content}
-    text = message.content.partition(TOOL_CALL_TAG)[0].strip()
-    functions = [{"name": call.function.name, "arguments": call.function.arguments} for call in calls]
-    return {
-        "role": "assistant",
-        "content": text or None,
-        "tool_calls": [
-            {"id": f"call_{uuid.uuid4().hex[:12]}", "type": "function", "function": function} for function in functions
-        ],
-    }
-
-
-def _logprobs(choice: Any) -> dict[str, Any] | None:
-    if choice.logprobs is None:
-        return None
-    tokens = zip(choice.logprobs["content"], choice.token_ids, strict=True)
-    return {"content": [{**token, "token": f"token_id:{token_id}", "top_logprobs": []} for token, token_id in tokens]}
+def _logprobs(generation: Generation) -> dict[str, Any]:
+    drawn = zip(generation.token_ids, generation.logprobs, strict=True)
+    tokens = [{"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []} for token, logprob in drawn]
+    return {"content": tokens}
 
 
 @contextmanager
@@ -171,18 +145,24 @@ def _run(server: uvicorn.Server) -> None:
         server.started = False
 
 
+def end_ids(model: torch.nn.Module) -> list[int]:
+    """The tokens that end an answer, as the model's generation config has them."""
+    ids = model.generation_config.eos_token_id
+    return list(ids) if isinstance(ids, list) else [ids]
+
+
 def main() -> None:
     """Serve a model folder until told to stop: ``python -m deepsearch_rl.serving.chat_server FOLDER --port N ...``."""
     parser = argparse.ArgumentParser(description="Serve a model folder over the OpenAI API on loopback.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--name", required=True, help="model name that requests use")
-    parser.add_argument("--config", type=TransformersConfig.model_validate_json, required=True, help="JSON settings")
+    parser.add_argument("--slots", type=int, required=True, help="conversations whose keys and values are kept")
+    parser.add_argument("--context-tokens", type=int, required=True, help="longest prompt plus answer")
     arguments = parser.parse_args()
-    config: TransformersConfig = arguments.config
-    torch.manual_seed(config.seed)
-    engine = load_engine(arguments.folder, config.template, config.max_batch_size)
-    app = chat_app(engine, lambda: arguments.name, config.context_tokens)
+    model = AutoModelForCausalLM.from_pretrained(arguments.folder, dtype=torch.float32).eval()
+    engine = Engine(model, end_ids(model), arguments.slots, arguments.context_tokens)
+    app = chat_app(engine, load_chat_format(arguments.folder), lambda: arguments.name)
     uvicorn.run(app, host="127.0.0.1", port=arguments.port, log_level="warning", lifespan="off")
 
 

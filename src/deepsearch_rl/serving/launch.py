@@ -3,8 +3,8 @@
     with serve_model(folder, config) as endpoint:
         ...  # OpenAI-compatible, stopped at the end of the block
 
-Backends: ``transformers`` (ms-swift's engine in a process of its own, CPU), ``vllm`` (GPU), ``remote`` (a server that
-runs already; its address comes from params, its key from the environment variable that params name).
+Backends: ``cpu`` (our own engine over transformers' models), ``vllm`` (GPU), ``remote`` (a server that runs already; its
+address comes from params, its key from the environment variable that params name).
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pydantic import Field
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.records import Record
-from deepsearch_rl.serving.swift import TransformersConfig, serve_transformers
+from deepsearch_rl.serving.cpu import CpuConfig, serve_cpu
 from deepsearch_rl.serving.vllm import VllmConfig, serve_vllm
 
 
@@ -33,8 +33,8 @@ class RemoteConfig(Record):
 class ServingConfig(Record):
     """Params section ``serving``: the backend by name, and the settings of each that the profile may use."""
 
-    backend: Literal["transformers", "vllm", "remote"]
-    transformers: TransformersConfig | None = None
+    backend: Literal["cpu", "vllm", "remote"]
+    cpu: CpuConfig | None = None
     vllm: VllmConfig | None = None
     remote: RemoteConfig | None = None
 
@@ -56,7 +56,7 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
         return
     if not (folder / "config.json").is_file():
         raise ArtifactError(f"{folder} holds no model (config.json is missing); run the stage that makes it first.")
-    serve = serve_vllm if config.backend == "vllm" else serve_transformers
+    serve = serve_vllm if config.backend == "vllm" else serve_cpu
     with serve(folder, settings) as endpoint:
         yield endpoint
 

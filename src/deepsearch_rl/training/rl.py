@@ -192,7 +192,7 @@ class _Run:
         return LogLine(step=number, dev_f1=dev_f1, canary=await self._canary(canary), **metrics, **training_metrics(result))
 
     async def _canary(self, canary: Canary) -> float:
-        service: Any = await self.backend._get_service(self.model)  # noqa: SLF001 - the seam that our backends override
+        service: Any = await self.backend._get_service(self.model)
         return await canary.check(self._endpoint(), service.canary_logprobs)
 
     async def _roll_out(self, questions: Sequence[Question]) -> list[list[ScoredRollout]]:

@@ -59,7 +59,7 @@ class RlConfig(Record):
     gate_f1: float = Field(ge=0, le=1, description="sampled training F1 below which a start is reported as too weak")
     max_sequence_tokens: int = Field(ge=1, description="longest rollout that is trained on; a multiple of logprob_chunk")
     logprob_chunk: int = Field(ge=1, description="tokens whose logits are held at once (unsloth)")
-    template: str = Field(description="ms-swift's name of the chat template (cpu)")
+    slots: int = Field(ge=2, description="conversations that the server keeps (cpu)")
     lora: LoraConfig
     loss: LossConfig
     dev: DevConfig

@@ -29,8 +29,9 @@ from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from mp_actors import move_to_child_process
 
 from deepsearch_rl.errors import UnavailableError
-from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
-from deepsearch_rl.serving.transformers_engine import load_engine
+from deepsearch_rl.serving.chat_format import load_chat_format
+from deepsearch_rl.serving.chat_server import chat_app, end_ids, serve_in_thread
+from deepsearch_rl.serving.engine import Engine
 from deepsearch_rl.training.backends.policy import LoraSettings, Policy, load_policy
 from deepsearch_rl.training.policy_loss import kl_estimate, token_statistics
 
@@ -44,7 +45,7 @@ class CpuSettings:
     """What the CPU service needs beyond ART's own arguments."""
 
     lora: LoraSettings
-    template: str
+    slots: int
     context_tokens: int
     minibatches: int
     seed: int
@@ -101,6 +102,13 @@ class CpuService:
             policy.save(self._checkpoint(0))
         return policy
 
+    @cached_property
+    def _engine(self) -> Engine:
+        served = self._policy.served
+        engine = Engine(served, end_ids(served), self.config.slots, self.config.context_tokens)
+        self._server.callback(engine.close)
+        return engine
+
     def _checkpoint(self, step: int) -> Path:
         folder = Path(get_step_checkpoint_dir(self.output_dir, step))
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -109,8 +117,7 @@ class CpuService:
     async def start_openai_server(self, config: dev.OpenAIServerConfig | None) -> tuple[str, int]:
         """Serve the policy on loopback and return host and port."""
         port = int(cast(dict[str, Any], config or {}).get("server_args", {}).get("port", 0))
-        engine = load_engine(Path(self.base_model), self.config.template, 0, module=self._policy.served)
-        app = chat_app(engine, lambda: self.served_name, self.config.context_tokens)
+        app = chat_app(self._engine, load_chat_format(Path(self.base_model)), lambda: self.served_name)
         endpoint = self._server.enter_context(serve_in_thread(app, self.served_name, port=port))
         return "127.0.0.1", int(endpoint.base_url.rsplit(":", 1)[1].removesuffix("/v1"))
 
@@ -133,6 +140,7 @@ class CpuService:
         for rows in order.chunk(min(self.config.minibatches, len(order))):
             yield await asyncio.to_thread(_update, self._policy, packed, rows, config.learning_rate, _config)
         self._policy.publish()
+        self._engine.forget()
         self._policy.save(self._checkpoint(self.step + 1))
 
     async def train_sft(

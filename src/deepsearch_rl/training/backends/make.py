@@ -21,7 +21,7 @@ def make_backend(config: RlConfig, context_tokens: int, scratch: Path, seed: int
     if config.backend == "unsloth":
         return UnslothBackend(path=scratch)
     lora = LoraSettings(config.lora.rank, config.lora.alpha)
-    settings = CpuSettings(lora, config.template, context_tokens, config.minibatches, seed)
+    settings = CpuSettings(lora, config.slots, context_tokens, config.minibatches, seed)
     return CpuBackend(settings, path=scratch)
 
 

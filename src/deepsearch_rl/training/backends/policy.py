@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from deepsearch_rl.training.policy_loss import token_statistics
 
@@ -33,7 +33,7 @@ class Policy:
     """A trained adapter, the dense model that is served, and the optimizer's state."""
 
     trained: PeftModel
-    served: torch.nn.Module
+    served: PreTrainedModel
     optimizer: torch.optim.Optimizer
 
     def publish(self) -> None:

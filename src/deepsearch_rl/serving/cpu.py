@@ -1,4 +1,4 @@
-"""The CPU server: ms-swift's ``TransformersEngine`` behind the OpenAI API, in a process of its own."""
+"""The CPU server: :mod:`deepsearch_rl.serving.chat_server` over a model folder, in a process of its own."""
 
 import contextlib
 import sys
@@ -14,23 +14,25 @@ from deepsearch_rl.serving.processes import free_port, wait_until_healthy, watch
 SERVED_NAME = "policy"
 
 
-class TransformersConfig(Record):
-    """The CPU server."""
+class CpuConfig(Record):
+    """Section ``serving.cpu``."""
 
-    template: str = Field(description="ms-swift's name of the chat template, e.g. qwen3_nothinking")
-    max_batch_size: int = Field(ge=0, description="most requests generated together; 0 is no limit")
+    slots: int = Field(ge=2, description="conversations whose keys and values are kept; half of them can run at once")
     context_tokens: int = Field(ge=1, description="longest prompt plus answer")
-    seed: int = Field(description="seed of the sampler; batches form by arrival, so it fixes the start, not the draws")
     start_timeout_s: float = Field(gt=0, description="how long the server may take to load")
 
 
 @contextlib.contextmanager
-def serve_transformers(folder: Path, config: TransformersConfig) -> Iterator[Endpoint]:
-    """Run :mod:`deepsearch_rl.serving.chat_server` over ``folder`` in a process of its own."""
+def serve_cpu(folder: Path, config: CpuConfig) -> Iterator[Endpoint]:
+    """Serve ``folder`` on a free loopback port until the end of the block.
+
+    Raises:
+        EndpointError: the server did not start; the message holds its last lines.
+    """
     port = free_port()
     module = "deepsearch_rl.serving.chat_server"
     command = [sys.executable, "-m", module, str(folder), "--port", str(port), "--name", SERVED_NAME]
-    command += ["--config", config.model_dump_json()]
+    command += ["--slots", str(config.slots), "--context-tokens", str(config.context_tokens)]
     with watched_process(command) as server:
         wait_until_healthy(server, f"http://127.0.0.1:{port}/health", config.start_timeout_s)
         yield Endpoint(base_url=f"http://127.0.0.1:{port}/v1", model=SERVED_NAME, api_key="EMPTY")

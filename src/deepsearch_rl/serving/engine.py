@@ -1,0 +1,238 @@
+"""Generation for small models on a CPU: continuous batching over slots, prefixes reused across turns.
+
+``transformers.generate`` computes every prompt from its first token, keeps a batch until its slowest member is done
+and copies all keys and values at every step. An agent's prompts are mostly what was computed a turn ago, so this
+engine keeps them (:mod:`deepsearch_rl.serving.slots`), lets requests join and leave between two tokens, and draws every
+request from a random generator of its own: the same request with the same seed draws the same tokens, whatever else is
+in the batch. The model is transformers' own; only its cache and the loop around it are ours. docs/serving.md has the
+measurements, and a test proves equal outputs to ``generate``.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, PreTrainedModel
+
+from deepsearch_rl.serving.slots import SlotCache, SlotTable
+
+ATTENTION = "grouped_sdpa"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn: the plain softmax at ``temperature``, the most probable token at 0.
+
+    Args:
+        temperature: 0 to 2.
+        max_tokens: longest answer.
+        seed: of this request's own generator.
+    """
+
+    temperature: float
+    max_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """An answer: its tokens (an end token included) and their log-probabilities at temperature 1."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+
+
+@dataclass(slots=True)
+class _Request:
+    prompt: Sequence[int]
+    sampling: Sampling
+    result: "Future[Generation]"
+    rng: np.random.Generator
+    slot: int = -1
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class Engine:
+    """Generates for any number of threads; one thread of its own runs the model.
+
+    Args:
+        model: a causal language model with grouped-query attention and full attention in every layer (Qwen3).
+        end_ids: tokens that end an answer.
+        slots: conversations kept; at most half of them run at once, the rest are there to be continued.
+        context_tokens: longest prompt plus answer.
+    """
+
+    def __init__(self, model: PreTrainedModel, end_ids: Sequence[int], slots: int, context_tokens: int) -> None:
+        AttentionInterface.register(ATTENTION, _grouped_attention)
+        model.config._attn_implementation = ATTENTION
+        self._model, self._end_ids, self.context_tokens = model, frozenset(end_ids), context_tokens
+        self._table = SlotTable(model.config, slots, context_tokens)
+        self._batch = slots // 2
+        self._waiting: queue.SimpleQueue[_Request | Callable[[], None] | None] = queue.SimpleQueue()
+        self._backlog: list[_Request] = []
+        self._running: list[_Request] = []
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def generate(self, prompt: Sequence[int], sampling: Sampling) -> "Future[Generation]":
+        """Queue a prompt of token ids.
+
+        Raises:
+            ValueError: prompt and answer would not fit the context.
+        """
+        if not prompt or len(prompt) + sampling.max_tokens > self.context_tokens:
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, which does not fit the "
+                f"context of {self.context_tokens} tokens"
+            )
+        request = _Request(prompt, sampling, Future(), np.random.default_rng(sampling.seed))
+        self._waiting.put(request)
+        return request.result
+
+    def forget(self) -> None:
+        """Drop everything computed so far and wait until it is gone; call it when the weights have changed."""
+        done = threading.Event()
+        self._waiting.put(lambda: (self._table.clear(), done.set())[0])
+        done.wait()
+
+    def close(self) -> None:
+        """Stop the thread; requests that are not finished are cancelled."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while self._take_requests():
+                self._admit()
+                if self._running:
+                    self._step(self._running, [[request.token_ids[-1]] for request in self._running])
+        for request in (*self._backlog, *self._running):
+            request.result.cancel()
+
+    def _take_requests(self) -> bool:
+        """Move what waits into the backlog, blocking while there is nothing else to do; False at the end."""
+        idle = not self._running and not self._backlog
+        while idle or not self._waiting.empty():
+            item = self._waiting.get()
+            if item is None:
+                return False
+            if isinstance(item, _Request):
+                self._backlog.append(item)
+                idle = False
+            else:
+                item()
+        return True
+
+    def _admit(self) -> None:
+        """Start requests while there is room; of equal prompts the first goes ahead and the others copy its work."""
+        while self._backlog and len(self._running) < self._batch:
+            room = self._batch - len(self._running)
+            first, later = _distinct(self._backlog, room)
+            self._backlog = later
+            rests = []
+            for request in first:
+                request.slot, computed = self._table.acquire(request.prompt)
+                rests.append(list(request.prompt[computed:]))
+            self._running += first
+            self._step(first, rests)
+
+    def _step(self, requests: list[_Request], new_tokens: list[list[int]]) -> None:
+        try:
+            logits_BV = self._forward([request.slot for request in requests], new_tokens)
+        except Exception as error:  # noqa: BLE001 - the requests' callers get it; the engine goes on with the others
+            for request in list(requests):
+                self._finish(request, error)
+            return
+        for request, token, logprob in zip(requests, *_draw(logits_BV, requests), strict=True):
+            request.token_ids.append(token)
+            request.logprobs.append(logprob)
+            self._table.append(request.slot, token)
+        for request in [request for request in requests if self._ended(request)]:
+            self._finish(request)
+
+    def _forward(self, slots: list[int], new_tokens: list[list[int]]) -> torch.Tensor:
+        """Compute each row's new tokens and return the logits after its last one, [B, V]."""
+        counts_B = torch.tensor([len(tokens) for tokens in new_tokens])
+        width = int(counts_B.max())
+        tokens_BQ = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in new_tokens])
+        start_B = torch.from_numpy(self._table.lengths(slots))
+        # Padding gets the row's last position: it is overwritten by nothing and seen by nothing but itself.
+        offsets_BQ = torch.minimum(torch.arange(width)[None, :], counts_B[:, None] - 1)
+        tokens_BQ = tokens_BQ.gather(1, offsets_BQ)
+        positions_BQ = start_B[:, None] + offsets_BQ
+        cache = SlotCache(self._table, torch.tensor(slots), positions_BQ)
+        hidden_BQE = self._model.model(
+            input_ids=tokens_BQ,
+            attention_mask={"full_attention": cache.mask()},
+            position_ids=positions_BQ,
+            cache_position=positions_BQ[0],
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        self._table.extend(slots, counts_B.tolist())
+        last_BE = hidden_BQE[torch.arange(len(slots)), counts_B - 1]
+        return self._model.lm_head(last_BE).float()
+
+    def _ended(self, request: _Request) -> bool:
+        return request.token_ids[-1] in self._end_ids or len(request.token_ids) >= request.sampling.max_tokens
+
+    def _finish(self, request: _Request, error: Exception | None = None) -> None:
+        self._running = [other for other in self._running if other is not request]
+        self._table.release(request.slot)
+        if error is not None:
+            request.result.set_exception(error)
+            return
+        reason = "stop" if request.token_ids[-1] in self._end_ids else "length"
+        request.result.set_result(Generation(tuple(request.token_ids), tuple(request.logprobs), reason))
+
+
+def _distinct(backlog: list[_Request], room: int) -> tuple[list[_Request], list[_Request]]:
+    """Up to ``room`` requests with different prompts, and the others in their order."""
+    first: dict[tuple[int, ...], _Request] = {}
+    later = []
+    for request in backlog:
+        key = tuple(request.prompt)
+        if len(first) < room and key not in first:
+            first[key] = request
+        else:
+            later.append(request)
+    return list(first.values()), later
+
+
+def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int], list[float]]:
+    """One token per row with its log-probability at temperature 1.
+
+    Sampling inverts the cumulative distribution at one uniform number from the row's own generator.
+    """
+    logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
+    temperatures_B = torch.tensor([request.sampling.temperature for request in requests])
+    uniform_B = torch.tensor([request.rng.random() for request in requests], dtype=torch.float64)
+    scaled_BV = logits_BV.double() / temperatures_B.clamp(min=1e-6).double()[:, None]
+    cumulative_BV = torch.softmax(scaled_BV, dim=-1).cumsum(dim=-1)
+    drawn_B = (cumulative_BV < (uniform_B * cumulative_BV[:, -1])[:, None]).sum(dim=-1).clamp(max=logits_BV.shape[1] - 1)
+    tokens_B = torch.where(temperatures_B == 0, logits_BV.argmax(dim=-1), drawn_B)
+    return tokens_B.tolist(), logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1).tolist()
+
+
+def _grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **_unused: object,
+) -> tuple[torch.Tensor, None]:
+    """Scaled dot-product attention without a copy of keys and values for every query head."""
+    del module
+    output = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
+    )
+    return output.transpose(1, 2).contiguous(), None

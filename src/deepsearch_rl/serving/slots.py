@@ -1,0 +1,121 @@
+"""Keys and values of many conversations at once, in fixed slots that outlive a request.
+
+A slot holds the tokens that a conversation has so far and, per layer, their keys and values. Agents send the same
+conversation again with every turn, groups of rollouts share their question, and all share the system prompt; a new
+request therefore starts from the slot that has the longest common prefix with it and computes only the rest.
+
+Shapes: N slots, B rows of a forward pass, Q new tokens per row, T tokens that can be attended to, H key-value heads,
+D head dimension.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig
+
+EMPTY = -1
+
+
+class SlotTable:
+    """Tokens, keys and values of N conversations.
+
+    Args:
+        config: of the model; gives layers, heads and head dimension.
+        slots: N.
+        context_tokens: longest conversation.
+    """
+
+    def __init__(self, config: PretrainedConfig, slots: int, context_tokens: int) -> None:
+        shape = (slots, config.num_key_value_heads, context_tokens, config.head_dim)
+        self.keys = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
+        self.values = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
+        self._tokens = np.full((slots, context_tokens), EMPTY, dtype=np.int64)
+        self._lengths = np.zeros(slots, dtype=np.int64)
+        self._last_used = np.zeros(slots, dtype=np.int64)
+        self._busy = np.zeros(slots, dtype=bool)
+        self._clock = 0
+
+    @property
+    def free(self) -> int:
+        """Number of slots that no running request uses."""
+        return int((~self._busy).sum())
+
+    def acquire(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Take a slot for a prompt and return it with the number of its tokens that are computed already.
+
+        The last token of a prompt is never counted as computed: its output is what the first answer token is drawn
+        from. A finished conversation that the prompt continues is taken over in place; any other prefix is copied into
+        the slot that was unused for the longest time.
+        """
+        wanted = np.asarray(tokens, dtype=np.int64)
+        common = self._common_prefixes(wanted)
+        source = int(common.argmax())
+        shared = min(int(common[source]), len(wanted) - 1)
+        continues = not self._busy[source] and shared > 0 and shared >= self._lengths[source] - 1
+        slot = source if continues else int(np.where(self._busy, np.iinfo(np.int64).max, self._last_used).argmin())
+        if slot != source and shared > 0:
+            for tensor in (*self.keys, *self.values):
+                tensor[slot, :, :shared] = tensor[source, :, :shared]
+        self._tokens[slot] = EMPTY
+        self._tokens[slot, : len(wanted)] = wanted
+        self._lengths[slot] = shared
+        self._busy[slot] = True
+        return slot, shared
+
+    def _common_prefixes(self, wanted: np.ndarray) -> np.ndarray:
+        equal = self._tokens[:, : len(wanted)] == wanted
+        prefixes = np.where(equal.all(axis=1), len(wanted), equal.argmin(axis=1))
+        return np.minimum(prefixes, self._lengths)
+
+    def extend(self, slots: Sequence[int], counts: Sequence[int]) -> None:
+        """Count further tokens of each slot as computed."""
+        self._lengths[list(slots)] += np.asarray(counts)
+
+    def append(self, slot: int, token: int) -> None:
+        """Add a drawn token, which is computed by the next forward pass."""
+        self._tokens[slot, self._lengths[slot]] = token
+
+    def release(self, slot: int) -> None:
+        """End a request; its tokens stay until the slot is needed."""
+        self._clock += 1
+        self._last_used[slot] = self._clock
+        self._busy[slot] = False
+
+    def clear(self) -> None:
+        """Forget every conversation: the weights have changed."""
+        self._tokens[:] = EMPTY
+        self._lengths[:] = 0
+
+    def lengths(self, slots: Sequence[int]) -> np.ndarray:
+        """Computed tokens of each slot, shape [B]."""
+        return self._lengths[list(slots)]
+
+
+class SlotCache:
+    """What the model's attention layers see of the slots in one forward pass (the ``update`` of a transformers cache).
+
+    Args:
+        table: all slots.
+        slots_B: the slot of each row.
+        positions_BQ: where each row's new tokens go.
+    """
+
+    def __init__(self, table: SlotTable, slots_B: torch.Tensor, positions_BQ: torch.Tensor) -> None:
+        self._table, self._slots_B, self._positions_BQ = table, slots_B, positions_BQ
+        self._visible = int(positions_BQ.max()) + 1
+
+    def update(
+        self, keys_BHQD: torch.Tensor, values_BHQD: torch.Tensor, layer: int, _arguments: object = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new tokens' keys and values and return those of everything that can be attended to, [B, H, T, D]."""
+        stored = []
+        for tensors, new_BHQD in ((self._table.keys, keys_BHQD), (self._table.values, values_BHQD)):
+            tensor_NHTD = tensors[layer]
+            tensor_NHTD[self._slots_B[:, None], :, self._positions_BQ] = new_BHQD.transpose(1, 2)
+            stored.append(tensor_NHTD[:, :, : self._visible].index_select(0, self._slots_B))
+        return stored[0], stored[1]
+
+    def mask(self) -> torch.Tensor:
+        """Which token each new token may attend to: those up to itself; [B, 1, Q, T]."""
+        return (torch.arange(self._visible)[None, None, :] <= self._positions_BQ[:, :, None])[:, None]
