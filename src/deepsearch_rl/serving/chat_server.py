@@ -85,7 +85,9 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
     return app
 
 
-def _completion(request: ChatCompletionRequest, prompt_tokens: int, generation: Generation, text: str) -> dict[str, Any]:
+def _completion(
+    request: ChatCompletionRequest, prompt_tokens: int, generation: Generation, text: str
+) -> dict[str, Any]:
     message = assistant_message(text)
     called = generation.finish_reason == "stop" and "tool_calls" in message
     choice = {
@@ -111,7 +113,10 @@ def _completion(request: ChatCompletionRequest, prompt_tokens: int, generation: 
 
 def _logprobs(generation: Generation) -> dict[str, Any]:
     drawn = zip(generation.token_ids, generation.logprobs, strict=True)
-    tokens = [{"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []} for token, logprob in drawn]
+    tokens = [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in drawn
+    ]
     return {"content": tokens}
 
 

@@ -216,7 +216,9 @@ def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int],
     uniform_B = torch.tensor([request.rng.random() for request in requests], dtype=torch.float64)
     scaled_BV = logits_BV.double() / temperatures_B.clamp(min=1e-6).double()[:, None]
     cumulative_BV = torch.softmax(scaled_BV, dim=-1).cumsum(dim=-1)
-    drawn_B = (cumulative_BV < (uniform_B * cumulative_BV[:, -1])[:, None]).sum(dim=-1).clamp(max=logits_BV.shape[1] - 1)
+    drawn_B = (
+        (cumulative_BV < (uniform_B * cumulative_BV[:, -1])[:, None]).sum(dim=-1).clamp(max=logits_BV.shape[1] - 1)
+    )
     tokens_B = torch.where(temperatures_B == 0, logits_BV.argmax(dim=-1), drawn_B)
     return tokens_B.tolist(), logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1).tolist()
 
@@ -232,7 +234,5 @@ def _grouped_attention(
 ) -> tuple[torch.Tensor, None]:
     """Scaled dot-product attention without a copy of keys and values for every query head."""
     del module
-    output = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
-    )
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True)
     return output.transpose(1, 2).contiguous(), None

@@ -3,8 +3,8 @@
     with serve_model(folder, config) as endpoint:
         ...  # OpenAI-compatible, stopped at the end of the block
 
-Backends: ``cpu`` (our own engine over transformers' models), ``vllm`` (GPU), ``remote`` (a server that runs already; its
-address comes from params, its key from the environment variable that params name).
+Backends: ``cpu`` (our own engine over transformers' models), ``vllm`` (GPU), ``remote`` (a server that runs already;
+its address comes from params, its key from the environment variable that params name).
 """
 
 import contextlib

@@ -69,7 +69,9 @@ def wait_until_healthy(server: WatchedProcess, url: str, timeout_s: float) -> No
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if server.process.poll() is not None:
-            raise EndpointError(f"the model server ended with exit code {server.process.returncode}:\n{last_lines(server.log)}")
+            raise EndpointError(
+                f"the model server ended with exit code {server.process.returncode}:\n{last_lines(server.log)}"
+            )
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(url, timeout=2.0).status_code == 200:
                 return

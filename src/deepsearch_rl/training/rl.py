@@ -189,7 +189,9 @@ class _Run:
         number = step + 1
         last = number == self.config.steps[self.task.start_name]
         dev_f1 = await self._dev_f1() if last or number % self.config.dev.every == 0 else None
-        return LogLine(step=number, dev_f1=dev_f1, canary=await self._canary(canary), **metrics, **training_metrics(result))
+        return LogLine(
+            step=number, dev_f1=dev_f1, canary=await self._canary(canary), **metrics, **training_metrics(result)
+        )
 
     async def _canary(self, canary: Canary) -> float:
         service: Any = await self.backend._get_service(self.model)
@@ -204,7 +206,9 @@ class _Run:
                 return await roll_out(agent, question, sample, self.reward)
 
         async with agent:
-            groups = [asyncio.gather(*(one(question, g) for g in range(self.config.group_size))) for question in questions]
+            groups = [
+                asyncio.gather(*(one(question, g) for g in range(self.config.group_size))) for question in questions
+            ]
             return await asyncio.gather(*groups)
 
     async def _dev_f1(self) -> float:

@@ -47,7 +47,9 @@ class RlConfig(Record):
 
     backend: Literal["cpu", "unsloth"] = Field(description="who trains and serves the policy inside ART")
     starts: tuple[str, ...] = Field(description="models that RL starts from; one rl stage each")
-    dataset: str = Field(description="question set: its train split is rolled out, its dev split chooses the checkpoint")
+    dataset: str = Field(
+        description="question set: its train split is rolled out, its dev split chooses the checkpoint"
+    )
     steps: dict[str, int] = Field(description="training steps per start")
     groups_per_step: int = Field(ge=1, description="questions per step")
     group_size: int = Field(ge=2, description="rollouts per question")
@@ -57,7 +59,9 @@ class RlConfig(Record):
     rewards: tuple[str, ...] = Field(min_length=1, description="parts whose sum is the reward")
     shuffle_rewards: bool = Field(description="control experiment: shuffle rewards inside every group")
     gate_f1: float = Field(ge=0, le=1, description="sampled training F1 below which a start is reported as too weak")
-    max_sequence_tokens: int = Field(ge=1, description="longest rollout that is trained on; a multiple of logprob_chunk")
+    max_sequence_tokens: int = Field(
+        ge=1, description="longest rollout that is trained on; a multiple of logprob_chunk"
+    )
     logprob_chunk: int = Field(ge=1, description="tokens whose logits are held at once (unsloth)")
     slots: int = Field(ge=2, description="conversations that the server keeps (cpu)")
     lora: LoraConfig

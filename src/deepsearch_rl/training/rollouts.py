@@ -55,7 +55,9 @@ async def roll_out(agent: SearchAgent, question: Question, sample: int, reward: 
     return ScoredRollout(trajectory, captured, reward.parts(trajectory))
 
 
-def training_groups(rollouts_QG: Sequence[Sequence[ScoredRollout]], rng: random.Random | None = None) -> list[art.TrajectoryGroup]:
+def training_groups(
+    rollouts_QG: Sequence[Sequence[ScoredRollout]], rng: random.Random | None = None
+) -> list[art.TrajectoryGroup]:
     """ART's groups, one per question.
 
     Args:
@@ -83,7 +85,10 @@ def _tools(captured: art.Trajectory) -> art.types.Tools | None:
 
 def conversation(captured: art.Trajectory) -> MessagesAndChoices:
     """The whole conversation with every assistant turn as the choice that was sampled."""
-    histories = [captured.messages_and_choices, *(history.messages_and_choices for history in captured.additional_histories)]
+    histories = [
+        captured.messages_and_choices,
+        *(history.messages_and_choices for history in captured.additional_histories),
+    ]
     choices = iter([item for history in histories for item in history if isinstance(item, Choice)])
     longest = max(histories, key=len)
     return [_tokens_only(next(choices)) if _is_assistant(item) else item for item in longest]

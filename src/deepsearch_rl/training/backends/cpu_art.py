@@ -130,7 +130,11 @@ class CpuService:
         return self._policy.logprobs(token_ids)
 
     async def train(
-        self, disk_packed_tensors: DiskPackedTensors, config: types.TrainConfig, _config: dev.TrainConfig, verbose: bool = False
+        self,
+        disk_packed_tensors: DiskPackedTensors,
+        config: types.TrainConfig,
+        _config: dev.TrainConfig,
+        verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
         """Make this step's updates, yield their metrics, save the next step's checkpoint and publish its weights."""
         del verbose
