@@ -1,4 +1,4 @@
-"""rl: reinforcement learning from one start model. `python -m stages.rl params.yaml sft`"""
+"""Reinforcement learning from one start model: `python -m stages.rl params.yaml sft`."""
 
 from deepsearch_rl.agent.rollout import AgentConfig
 from deepsearch_rl.files import read_jsonl, sha256_file, sha256_json

@@ -108,7 +108,7 @@ class SlotCache:
     def update(
         self, keys_BHQD: torch.Tensor, values_BHQD: torch.Tensor, layer: int, _arguments: object = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new tokens' keys and values and return those of everything that can be attended to, [B, H, T, D]."""
+        """Store the new tokens' keys and values; return all that can be attended to, each [B, H, T, D]."""
         stored = []
         for tensors, new_BHQD in ((self._table.keys, keys_BHQD), (self._table.values, values_BHQD)):
             tensor_NHTD = tensors[layer]

@@ -19,7 +19,7 @@ _THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ThinkLength:
-    """Token counts that shape ``short_think``: nothing below ``least``, full marks up to ``full``, none from ``most``."""
+    """Token counts that shape ``short_think``: 0 below ``least``, full marks up to ``full``, 0 from ``most``."""
 
     least: int = 10
     full: int = 100

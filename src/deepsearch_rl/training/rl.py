@@ -167,7 +167,8 @@ class _Run:
                 meter.advance(note=_note(line))
 
     def _endpoint(self) -> Endpoint:
-        assert self.model.inference_base_url and self.model.inference_api_key
+        assert self.model.inference_base_url is not None
+        assert self.model.inference_api_key is not None
         name = self.model.get_inference_name()
         return Endpoint(self.model.inference_base_url, name, self.model.inference_api_key)
 
@@ -243,7 +244,7 @@ def newest_and_best(log_path: Path) -> tuple[int, int]:
 
 
 def rollout_metrics(rollouts: Sequence[ScoredRollout]) -> dict[str, float]:
-    """Means over the rollouts of a step: reward and its parts, F1, lengths, tool calls, and the share of each failure."""
+    """Means over a step's rollouts: reward and its parts, F1, lengths, tool calls, and the share of each failure."""
     n = len(rollouts)
     trajectories = [rollout.trajectory for rollout in rollouts]
     failures = Counter(trajectory.stop_reason for trajectory in trajectories if trajectory.failed)

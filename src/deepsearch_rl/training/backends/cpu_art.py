@@ -148,7 +148,10 @@ class CpuService:
         self._policy.save(self._checkpoint(self.step + 1))
 
     async def train_sft(
-        self, batches: list[SFTBatch], config: types.TrainSFTConfig, verbose: bool = False
+        self,
+        batches: list[SFTBatch],  # noqa: ARG002 - ART's signature
+        config: types.TrainSFTConfig,  # noqa: ARG002
+        verbose: bool = False,  # noqa: ARG002
     ) -> AsyncIterator[dict[str, float]]:
         """Refused: the graph's SFT stage runs ms-swift."""
         raise UnavailableError("the CPU service trains by reinforcement alone; use the `sft` stage.")
