@@ -30,6 +30,7 @@ repro: environment  ## run whatever changed, then print the F1 table and where t
 
 flow: environment  ## the same as a Prefect flow run: a task per stage
 	@$(BIN)/python -m flows.reproduce $(PROFILE)
+	@$(BIN)/deepsearch summary $(PROFILE)
 
 ui: environment  ## Prefect and MLflow on loopback until Ctrl-C
 	@$(BIN)/python -m flows.ui

@@ -18,8 +18,11 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import psutil
+
+from deepsearch_rl.errors import UnavailableError
 
 GRACE_S = 10.0
 """How long a process has between SIGTERM and SIGKILL."""
@@ -33,6 +36,9 @@ class Leash:
 
     def __init__(self) -> None:
         self._reading_end, self._writing_end = os.pipe()  # neither is inherited unless passed on
+        self._started: list[subprocess.Popen[str]] = []
+        self._starting = threading.Lock()
+        self._held = True
 
     def __enter__(self) -> "Leash":
         return self
@@ -40,23 +46,42 @@ class Leash:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        with self._starting:
+            self._held = False
         os.close(self._writing_end)
+        for process in self._started:
+            process.wait()
         os.close(self._reading_end)
 
-    def start(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Start a command in ``folder``; its standard output and error come as one stream of lines."""
-        return subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), *command],
-            stdin=self._reading_end,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            bufsize=1,
-            cwd=folder,
-            env=dict(environment),
-            start_new_session=True,  # Ctrl-C reaches us alone; we let go
-        )
+    def start(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        output: IO[str] | int = subprocess.PIPE,
+    ) -> "subprocess.Popen[str]":
+        """Start a command in ``folder``; its standard output and error go to ``output`` as one stream of lines.
+
+        Raises:
+            UnavailableError: the leash was let go already, in another thread.
+        """
+        with self._starting:
+            if not self._held:
+                raise UnavailableError("cancelled before it started")
+            process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).resolve()), *command],
+                stdin=self._reading_end,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                bufsize=1,
+                cwd=folder,
+                env=dict(environment),
+                start_new_session=True,  # Ctrl-C reaches us alone; we let go
+            )
+            self._started.append(process)
+        return process
 
 
 def main(command: Sequence[str]) -> int:

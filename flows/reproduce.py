@@ -26,6 +26,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.concurrency.sync import concurrency
 from prefect.futures import PrefectFuture
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -33,13 +34,14 @@ from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.summary import dvc_file, read_table
 from flows.graph import Graph, Stage, read_graph, select
 from flows.leash import Leash
+from flows.ui import running_prefect_api
 
 WORKERS = 2
 GPU_LIMIT = "deepsearch-gpu"
 TAIL_LINES = 20
-CACHED = "Cached"
+CACHED, RESTORED = "Cached", "Restored"
 _UNCHANGED = "Data and pipelines are up to date."
-_RESTORED = "is cached - skipping run, checking out outputs"
+_FROM_RUN_CACHE = "is cached - skipping run, checking out outputs"
 
 
 class StageFailedError(DeepsearchError):
@@ -51,7 +53,8 @@ def run_stage(stage: Stage, root: Path, leash: Leash, on_gpu: bool, skip: bool, 
     """Let DVC reproduce one stage; its output goes to the task's log line by line.
 
     Returns:
-        A completed state, named Cached where DVC ran nothing.
+        A completed state, named Cached where DVC calls the stage unchanged and Restored where it fetched the outputs
+        of an earlier run of the same inputs.
 
     Raises:
         StageFailedError: with the command, its exit status and its last lines.
@@ -62,8 +65,8 @@ def run_stage(stage: Stage, root: Path, leash: Leash, on_gpu: bool, skip: bool, 
         lines = _stream(dvc_command(stage, force), root, leash)
     if _UNCHANGED in lines:
         return Completed(name=CACHED, message="unchanged")
-    if any(line.endswith(_RESTORED) for line in lines):
-        return Completed(name=CACHED, message="restored from the run cache")
+    if any(line.endswith(_FROM_RUN_CACHE) for line in lines):
+        return Completed(name=RESTORED, message="outputs of an earlier run, from DVC's run cache")
     return Completed()
 
 
@@ -88,14 +91,21 @@ def _stream(command: list[str], root: Path, leash: Leash) -> list[str]:
     return list(tail)
 
 
-@flow(name="reproduce", flow_run_name="reproduce-{profile}", task_runner=ThreadPoolTaskRunner(max_workers=WORKERS))
-def reproduce(profile: str = "tiny", targets: tuple[str, ...] = (), force: bool = False) -> None:
+@flow(  # pyright: ignore[reportCallIssue]  prefect does not accept its own task runner's type
+    name="reproduce",
+    flow_run_name="reproduce-{profile}",
+    task_runner=ThreadPoolTaskRunner(max_workers=WORKERS),  # pyright: ignore[reportArgumentType]
+)
+def reproduce(profile: str = "tiny", targets: tuple[str, ...] = (), force: bool = False) -> dict[str, str]:
     """Reproduce a profile's graph, or what some of its stages need, through DVC.
 
     Args:
         profile: tiny, or a folder of profiles/.
         targets: stages (rl@sft) or families (rl) to bring up to date, with what they need; all where empty.
         force: run stages even where nothing changed.
+
+    Returns:
+        The name of each stage's final state: Completed, Cached or Restored, see :func:`run_stage`.
 
     Raises:
         DeepsearchError: an unknown name, or a stage that failed.
@@ -110,11 +120,13 @@ def reproduce(profile: str = "tiny", targets: tuple[str, ...] = (), force: bool 
 
         def start(stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool) -> PrefectFuture[State[None]]:
             on_gpu = stage.family in gpu_families
-            return run_stage.submit(stage, root, leash, on_gpu, skip and not force, force, wait_for=upstream)
+            inputs = (stage, root, leash, on_gpu, skip and not force, force)
+            return run_stage.submit(*inputs, wait_for=upstream)  # pyright: ignore[reportCallIssue]
 
-        _run_graph(graph, start)
+        states = _run_graph(graph, start)
     if "report" in graph:
         create_markdown_artifact(read_table(root, profile), key=f"f1-table-{profile}", description="F1 table")
+    return states
 
 
 def _gpu_families(root: Path, profile: str) -> frozenset[str]:
@@ -125,32 +137,30 @@ def _gpu_families(root: Path, profile: str) -> frozenset[str]:
 StartStage = Callable[[Stage, list[PrefectFuture[State[None]]], bool], PrefectFuture[State[None]]]
 
 
-def _run_graph(graph: Graph, start: StartStage) -> None:
+def _run_graph(graph: Graph, start: StartStage) -> dict[str, str]:
     """Start every stage as soon as those before it are done; after a failure start no more and raise it."""
     order = TopologicalSorter({name: stage.upstream & graph.keys() for name, stage in graph.items()})
     order.prepare()
     futures: dict[str, PrefectFuture[State[None]]] = {}
     finished: SimpleQueue[str] = SimpleQueue()
-    ran: set[str] = set()
-    running, failures = 0, []
-    while running or (order.is_active() and not failures):
-        for name in () if failures else order.get_ready():
-            stage = graph[name]
-            upstream = sorted(stage.upstream & graph.keys())
-            skip = not stage.changed and ran.isdisjoint(upstream)
+    states: dict[str, str] = {}
+    failed: list[PrefectFuture[State[None]]] = []
+    while len(states) < len(futures) or (order.is_active() and not failed):
+        for name in () if failed else order.get_ready():
+            stage, upstream = graph[name], sorted(graph[name].upstream & graph.keys())
+            skip = not stage.changed and all(states[before] == CACHED for before in upstream)
             futures[name] = start(stage, [futures[before] for before in upstream], skip)
             futures[name].add_done_callback(lambda _, name=name: finished.put(name))
-            running += 1
         name = finished.get()
-        running -= 1
         futures[name].wait()
-        if not futures[name].state.is_completed():
-            failures.append(name)
-        if futures[name].state.name != CACHED:
-            ran.add(name)
+        state = futures[name].state
+        states[name] = state.name or ""
+        if not state.is_completed():
+            failed.append(futures[name])
         order.done(name)
-    for name in failures:
-        futures[name].result()
+    for future in failed:
+        future.result()
+    return states
 
 
 def main() -> None:
@@ -160,8 +170,10 @@ def main() -> None:
     parser.add_argument("targets", nargs="*", help="stages or families to bring up to date; all where none is named")
     parser.add_argument("--force", action="store_true", help="run stages even where nothing changed")
     arguments = parser.parse_args()
+    api = running_prefect_api()
     try:
-        reproduce(arguments.profile, tuple(arguments.targets), arguments.force)
+        with temporary_settings({PREFECT_API_URL: api} if api else {}):
+            reproduce(arguments.profile, tuple(arguments.targets), arguments.force)
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
 

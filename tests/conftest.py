@@ -1,4 +1,4 @@
-"""What all tests share: the stages' environment; slow tests last; gpu and realdata tests skipped where they cannot run."""
+"""What all tests share: the stages' environment; slow tests last; gpu and realdata skipped where they cannot run."""
 
 import shutil
 from pathlib import Path

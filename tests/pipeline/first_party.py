@@ -58,7 +58,7 @@ def closure(path: Path) -> set[Path]:
 
 
 def _named_data_files(file: Path) -> Iterator[Path]:
-    """Data files that a module names (``"page.css"``), and those of a folder beside it that it names (``"prompts"``)."""
+    """Data files that a module names (``"page.css"``), or whose folder, beside it, it names (``"prompts"``)."""
     constants = [node.value for node in ast.walk(parse(file)) if isinstance(node, ast.Constant)]
     named = {Path(value).name for value in constants if isinstance(value, str)}
     for data in PACKAGES["deepsearch_rl"].rglob("*.*"):

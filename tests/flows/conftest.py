@@ -1,0 +1,36 @@
+"""A small real DVC project in a temporary folder, and one real Prefect server for all flow tests."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from prefect.testing.utilities import prefect_test_harness
+
+PROFILE = "profile: tiny\n"
+
+
+@pytest.fixture(scope="session")
+def prefect_server() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+MakeProject = Callable[..., Path]
+
+
+@pytest.fixture
+def make_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeProject:
+    """Make a git and DVC project of the given stages in a folder that becomes the working directory."""
+
+    def make(stages: dict[str, object], params: str = PROFILE) -> Path:
+        (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+        (tmp_path / "params.yaml").write_text(params)
+        subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+        subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=tmp_path, check=True)
+        monkeypatch.chdir(tmp_path)
+        return tmp_path
+
+    return make

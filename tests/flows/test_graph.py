@@ -1,0 +1,52 @@
+import pytest
+
+from deepsearch_rl.errors import ConfigError, UnknownNameError
+from flows.graph import read_graph, select
+from tests.flows.conftest import MakeProject
+
+STAGES = {
+    "last": {"cmd": "cat b@*.txt > last.txt", "deps": ["b@x.txt", "b@y.txt"], "outs": ["last.txt"]},
+    "b": {
+        "matrix": {"start": ["x", "y"]},
+        "cmd": "cp a.txt b@${item.start}.txt",
+        "deps": ["a.txt"],
+        "outs": ["b@${item.start}.txt"],
+    },
+    "a": {"cmd": "echo a > a.txt", "outs": ["a.txt"]},
+    "alone": {"cmd": "echo alone > alone.txt", "outs": ["alone.txt"]},
+}
+
+
+def test_the_graph_is_dvcs_with_upstream_stages_first(make_project: MakeProject) -> None:
+    graph = read_graph(make_project(STAGES), "tiny")
+    assert {name: set(stage.upstream) for name, stage in graph.items()} == {
+        "a": set(),
+        "b@x": {"a"},
+        "b@y": {"a"},
+        "last": {"b@x", "b@y"},
+        "alone": set(),
+    }
+    names = list(graph)
+    assert names.index("a") < names.index("b@x") < names.index("last")
+    assert all(stage.changed for stage in graph.values())
+
+
+def test_targets_bring_what_they_need_and_a_family_is_all_its_stages(make_project: MakeProject) -> None:
+    graph = read_graph(make_project(STAGES), "tiny")
+    assert set(select(graph, ("b",))) == {"a", "b@x", "b@y"}
+    assert set(select(graph, ("b@y", "alone"))) == {"a", "b@y", "alone"}
+    assert select(graph, ()) == graph
+
+
+def test_unknown_profiles_and_stages_are_refused_with_the_nearest_names(make_project: MakeProject) -> None:
+    root = make_project(STAGES)
+    with pytest.raises(UnknownNameError, match="Did you mean 'tiny'"):
+        read_graph(root, "tini")
+    with pytest.raises(UnknownNameError, match="Did you mean 'last'"):
+        select(read_graph(root, "tiny"), ("lost",))
+
+
+def test_a_graph_that_dvc_refuses_is_a_config_error(make_project: MakeProject) -> None:
+    root = make_project({"a": {"cmd": "echo ${missing}", "outs": ["a.txt"]}})
+    with pytest.raises(ConfigError, match="missing"):
+        read_graph(root, "tiny")

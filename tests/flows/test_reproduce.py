@@ -1,0 +1,120 @@
+"""The flow against a real DVC project and a real Prefect server."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.settings import PREFECT_API_URL
+
+from flows.reproduce import GPU_LIMIT, StageFailedError, reproduce
+from tests.flows.conftest import MakeProject
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
+
+CHAIN = {
+    "write": {
+        "cmd": "echo ran >> runs.log; echo ${number} > number.txt",
+        "params": ["number"],
+        "outs": ["number.txt"],
+    },
+    "round": {"cmd": "cut -c1 number.txt > digit.txt", "deps": ["number.txt"], "outs": ["digit.txt"]},
+    "report": {
+        "cmd": "mkdir -p reports/tiny; echo '| digit |' | cat - digit.txt > reports/tiny/f1_table.md",
+        "deps": ["digit.txt"],
+        "outs": ["reports/tiny/f1_table.md"],
+    },
+}
+# Each waits for the other one to have started, so they end only if they run side by side.
+MEETING = {
+    name: {
+        "cmd": f"touch {name}.here; until [ -e {other}.here ]; do sleep 0.1; done; echo met > {name}.txt",
+        "outs": [f"{name}.txt"],
+    }
+    for name, other in (("left", "right"), ("right", "left"))
+}
+# mkdir fails if the other one is inside at the same time.
+TAKING_TURNS = {
+    name: {"cmd": f"mkdir gpu.lock && sleep 1 && rmdir gpu.lock && echo > {name}.txt", "outs": [f"{name}.txt"]}
+    for name in ("sft", "evaluate")
+}
+
+
+def dvc_status(root: Path) -> str:
+    command = [sys.executable, "-m", "dvc", "status", "dvc.yaml"]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def set_number(root: Path, number: int) -> None:
+    (root / "params.yaml").write_text(f"profile: tiny\nnumber: {number}\n")
+
+
+def test_the_result_is_dvc_repros_and_unchanged_stages_are_cached(make_project: MakeProject) -> None:
+    root = make_project(CHAIN, "profile: tiny\nnumber: 12\n")
+    assert reproduce() == dict.fromkeys(CHAIN, "Completed")
+    assert dvc_status(root) == "Data and pipelines are up to date."
+    assert reproduce() == dict.fromkeys(CHAIN, "Cached")
+    set_number(root, 13)
+    assert reproduce() == {"write": "Completed", "round": "Completed", "report": "Cached"}  # the digit is the same
+    set_number(root, 12)
+    assert reproduce() == {"write": "Restored", "round": "Restored", "report": "Cached"}
+    assert reproduce(targets=("write",), force=True) == {"write": "Completed"}
+    assert (root / "runs.log").read_text() == "ran\n" * 3
+    assert dvc_status(root) == "Data and pipelines are up to date."
+
+
+def test_the_f1_table_becomes_an_artifact(make_project: MakeProject) -> None:
+    make_project(CHAIN, "profile: tiny\nnumber: 71\n")
+    reproduce()
+    key = ArtifactFilter(key=ArtifactFilterKey(any_=["f1-table-tiny"]))
+    with get_client(sync_client=True) as client:
+        artifacts = client.read_artifacts(artifact_filter=key)
+    assert "| digit |\n7" in [artifact.data for artifact in artifacts]
+
+
+def test_independent_stages_run_side_by_side(make_project: MakeProject) -> None:
+    make_project(MEETING)
+    assert reproduce() == {"left": "Completed", "right": "Completed"}
+
+
+def test_gpu_stages_take_turns_at_a_limit_that_exists(make_project: MakeProject) -> None:
+    make_project(TAKING_TURNS, "profile: tiny\nflow: {gpu_stages: [sft, evaluate]}\n")
+    assert reproduce() == {"sft": "Completed", "evaluate": "Completed"}
+    with get_client(sync_client=True) as client:
+        assert client.read_global_concurrency_limit_by_name(GPU_LIMIT).limit == 1
+
+
+def test_a_failure_names_command_status_and_last_lines_and_starts_nothing_more(make_project: MakeProject) -> None:
+    stages = {
+        "broken": {"cmd": "echo the reason >&2; exit 9", "outs": ["broken.txt"]},
+        "after": {"cmd": "cp broken.txt after.txt", "deps": ["broken.txt"], "outs": ["after.txt"]},
+    }
+    root = make_project(stages)
+    with pytest.raises(StageFailedError) as caught:
+        reproduce()
+    message = str(caught.value)
+    assert "`dvc --wait-for-lock repro --single-item broken` ended with status 255" in message
+    assert "the reason" in message
+    assert "exited with 9" in message
+    assert not (root / "after.txt").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_cancelling_the_flow_leaves_no_orphan(make_project: MakeProject, root: Path, how: signal.Signals) -> None:
+    stage = "setsid sleep 600 & echo $! $$ > started; wait"
+    project = make_project({"long": {"cmd": stage, "outs": ["never.txt"]}})
+    os.mkfifo(project / "started")
+    environment = {**os.environ, "PYTHONPATH": str(root), "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    flow = subprocess.Popen([sys.executable, "-m", "flows.reproduce"], cwd=project, env=environment)
+    with (project / "started").open() as pids:  # opens when the stage writes to it
+        processes = [psutil.Process(int(pid)) for pid in pids.read().split()]
+    flow.send_signal(how)
+    flow.wait(60)
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert alive == []
+    assert flow.returncode != 0
