@@ -29,7 +29,7 @@ def run_swift(command: Sequence[str], log_path: Path, on_line: Callable[[str], N
     program, subcommand, *flags = command
     log_path.parent.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-m", f"{program}.cli.{subcommand}", *flags],
+        [sys.executable, "-u", "-m", f"{program}.cli.{subcommand}", *flags],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
