@@ -26,6 +26,8 @@ from deepsearch_rl.training.pretrain.vocabulary import END_OF_TEXT, build_tokeni
 
 SOURCES = ("pretrain", "hub")
 TRAIN_LOG = "train_log.jsonl"
+LOG_EVERY = 25
+"""Steps between two lines of the training log."""
 SectionT = TypeVar("SectionT")
 
 
@@ -91,7 +93,7 @@ def pretrain(config: PretrainConfig, seed: int, folder: Path) -> None:
 
     with AppendLog(folder / TRAIN_LOG) as log:
         padding = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
-        train(model, examples, padding, config.levels, config.optimizer, log.append, random.Random(seed))
+        train(model, examples, padding, config.levels, config.optimizer, log.append, random.Random(seed), LOG_EVERY)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

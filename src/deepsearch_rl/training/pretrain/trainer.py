@@ -54,7 +54,7 @@ def train(
     config: OptimizerConfig,
     log: Callable[[PretrainStep], None],
     rng: random.Random,
-    log_every: int = 25,
+    log_every: int,
 ) -> int:
     """Train ``model`` in place through all levels and return the number of tokens it has read.
 

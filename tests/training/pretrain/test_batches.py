@@ -1,0 +1,48 @@
+import random
+
+from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.training.pretrain.batches import Encoder, Example, batches, collate
+from deepsearch_rl.training.pretrain.lessons import Lesson
+
+CALL = {"function": {"name": "retrieve", "arguments": '{"query": "director of Silent Harbor"}'}}
+TURNS = (
+    {"role": "system", "content": load_prompt("tiny")},
+    {"role": "user", "content": "Who is the director of Silent Harbor?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "[1] Silent Harbor\nThe director of Silent Harbor was Ada Abbott."},
+    {"role": "assistant", "content": "<answer> Ada Abbott</answer>"},
+)
+
+
+def test_only_assistant_turns_are_trained_up_to_their_end_token(tokenizer):
+    example = Encoder(tokenizer)(Lesson(TURNS, with_tools=True))
+    trained = tokenizer.decode([token for token, on in zip(example.tokens, example.trained, strict=True) if on])
+    call = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "director of Silent Harbor"}}\n</tool_call>'
+    assert trained == f"{call}<|im_end|><answer> Ada Abbott</answer><|im_end|>"
+
+
+def test_a_batch_predicts_each_trained_token_from_the_place_before_it():
+    first = Example((5, 6, 7, 8), (False, False, True, True))
+    second = Example((9, 10), (False, True))
+    batch = collate([first, second], padding=0)
+    assert batch.inputs_BT.tolist() == [[5, 6, 7, 8], [9, 10, 0, 0]]
+    assert batch.targets_P.tolist() == [7, 8, 10]
+    assert batch.inputs_BT.flatten()[batch.positions_P].tolist() == [6, 7, 9]
+    assert batch.tokens == 6
+
+
+def test_batches_hold_every_example_once_within_the_token_limit():
+    rng = random.Random(0)
+    examples = [Example((number,) * rng.randint(2, 60), (False,) + (True,) * 0) for number in range(1, 101)]
+    examples = [Example(example.tokens, (True,) * len(example.tokens)) for example in examples]
+    made = list(batches(examples, batch_tokens=128, pool=40, padding=0, rng=rng))
+    assert sorted(row[0].item() for batch in made for row in batch.inputs_BT) == list(range(1, 101))
+    assert all(batch.inputs_BT.numel() <= 128 for batch in made)
+    padded = sum(batch.inputs_BT.numel() for batch in made)
+    assert sum(batch.tokens for batch in made) > 0.9 * padded
+
+
+def test_an_example_longer_than_a_batch_makes_a_batch_of_its_own():
+    long, short = Example((1,) * 50, (True,) * 50), Example((2,) * 3, (True,) * 3)
+    made = list(batches([long, short], batch_tokens=16, pool=2, padding=0, rng=random.Random(0)))
+    assert sorted(batch.tokens for batch in made) == [3, 50]

@@ -1,0 +1,82 @@
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from huggingface_hub import constants
+
+from deepsearch_rl.errors import ConfigError, EndpointError
+from deepsearch_rl.training.pretrain.hub import HubConfig, download
+
+REVISION = "cdbee75f17c01a7cc42f958dc650907174af0554"
+FILES = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": bytes(range(256)) * 40, "README.md": b"no"}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub's HTTP interface as a snapshot download asks for."""
+
+    def do_GET(self):
+        if self.path.startswith(f"/api/models/me/tiny/tree/{REVISION}"):
+            files = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in FILES.items()]
+            self.reply(200, json.dumps(files).encode(), "application/json")
+        else:
+            self.send_file()
+
+    def do_HEAD(self):
+        self.send_file()
+
+    def send_file(self):
+        name = self.path.removeprefix(f"/me/tiny/resolve/{REVISION}/")
+        if name in FILES:
+            self.reply(200, FILES[name], "application/octet-stream")
+        else:
+            self.reply(404, b"{}", "application/json", {"X-Error-Code": "RepoNotFound"})
+
+    def reply(self, status, body, kind, headers=()):
+        self.send_response(status)
+        fields = {"Content-Type": kind, "Content-Length": str(len(body)), "ETag": f'"{len(body)}"'}
+        for name, value in {**fields, "X-Repo-Commit": REVISION, **dict(headers)}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_snapshot_brings_weights_and_configs_as_plain_files(hub, tmp_path):
+    folder = tmp_path / "base"
+    folder.mkdir()
+    download(HubConfig(repository="me/tiny", revision=REVISION), folder, endpoint=hub)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        name: FILES[name] for name in ("config.json", "model.safetensors")
+    }
+    assert not [path for path in folder.iterdir() if path.is_symlink()]
+
+
+def test_a_repository_that_is_not_there_is_a_wrong_setting(hub, tmp_path):
+    with pytest.raises(ConfigError, match="me/other"):
+        download(HubConfig(repository="me/other", revision=REVISION), tmp_path, endpoint=hub)
+
+
+def test_a_hub_that_does_not_answer_is_named_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(EndpointError, match="HF_ENDPOINT"):
+        download(HubConfig(repository="me/tiny", revision=REVISION), tmp_path, endpoint="http://127.0.0.1:9")
+
+
+def test_a_revision_that_can_move_is_refused():
+    with pytest.raises(ValueError, match="revision"):
+        HubConfig(repository="me/tiny", revision="main")

@@ -1,0 +1,82 @@
+import itertools
+import json
+import random
+import re
+
+import pytest
+
+from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.answers import INSUFFICIENT, extract_answer
+from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, name_words, read_object
+from deepsearch_rl.training.pretrain.lessons import Tutor
+from deepsearch_rl.training.pretrain.prepare import strange_words
+from deepsearch_rl.training.pretrain.scenes import Names
+
+ONLY = {"repeating": 0.0, "searching": 0.0, "demonstrations": 0.0}
+
+
+@pytest.fixture
+def tutor(lesson_config):
+    names = Names(strange_words(OUT_OF_DOMAIN), lesson_config.strange_names)
+    return Tutor(IN_DOMAIN, names, load_prompt("tiny"), lesson_config)
+
+
+def take(tutor, level, count, **shares):
+    level = level.model_copy(update={**ONLY, **shares})
+    return list(itertools.islice(tutor.lessons(level, random.Random(5)), count))
+
+
+def test_a_seed_names_its_lessons(tutor, level):
+    first, again = (list(itertools.islice(tutor.lessons(level, random.Random(5)), 50)) for _ in range(2))
+    assert first == again
+
+
+def test_a_demonstration_searches_once_for_its_first_fact_and_reads_the_answer_there(tutor, level):
+    nouns = {relation.noun: relation.name for relation in IN_DOMAIN.relations.values()}
+    missing = 0
+    for lesson in take(tutor, level, 100, demonstrations=1.0):
+        question, call, response, answer = lesson.turns[-4:]
+        query = json.loads(call["tool_calls"][0]["function"]["arguments"])["query"]
+        head = re.search(r"((?: [A-Z]\w+)+)[?.]$", question["content"]).group(1).strip()
+        first_noun = re.search(r"the (\w+) of (?!the )", question["content"]).group(1)
+        assert query.endswith(head)
+        found = read_object(IN_DOMAIN, nouns[first_noun], head, response["content"])
+        assert extract_answer(answer["content"]) == (found or INSUFFICIENT)
+        missing += found is None
+    assert 5 <= missing <= 40  # a fifth on average
+
+
+def test_every_answer_of_a_reading_lesson_is_stated_in_its_passages(tutor, level):
+    for lesson in take(tutor, level, 100):
+        passages = lesson.turns[0]["content"].rpartition("\n\n")[0]
+        for turn in lesson.turns[1::2]:
+            answer = extract_answer(turn["content"])
+            assert answer == INSUFFICIENT or f" {answer}" in passages
+
+
+def test_lessons_hold_no_sentence_and_no_entity_of_the_other_world(tutor, level):
+    sentences = [part for relation in OUT_OF_DOMAIN.relations.values() for text in relation.statements for part in
+                 re.split(r"\{\w+\}", text) if len(part) > 8]  # fmt: skip
+    words = set(name_words(OUT_OF_DOMAIN))
+    seen = set()
+    for lesson in take(tutor, level, 200, demonstrations=0.3, repeating=0.2):
+        text = json.dumps(lesson.turns)
+        assert not [sentence for sentence in sentences if sentence in text]
+        for first, second in itertools.pairwise(re.findall(r"\w+", text)):
+            seen |= {first, second} & words
+            assert not is_entity(first, second)
+    assert len(seen) > 50
+
+
+def is_entity(first, second):
+    return any(
+        len(kind.word_lists) == 2 and first in kind.word_lists[0] and second in kind.word_lists[1]
+        for kind in OUT_OF_DOMAIN.kinds.values()
+    )
+
+
+def test_a_share_of_tool_lessons_goes_without_the_system_block(tutor, level):
+    lessons = take(tutor, level, 300, demonstrations=0.5, searching=0.5)
+    bare = [lesson for lesson in lessons if not lesson.with_tools]
+    assert 0.3 < len(bare) / len(lessons) < 0.5
+    assert all((lesson.turns[0]["role"] == "system") == lesson.with_tools for lesson in lessons)
