@@ -67,3 +67,10 @@ def test_a_port_in_use_is_one_clear_paragraph(index_dir, chunks_path):
 def test_an_address_of_another_machine_is_refused():
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
         listen("192.0.2.1", 0)
+
+
+def test_answers_are_not_held_back_for_an_acknowledgement():
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -1,8 +1,9 @@
 import pytest
 
+from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Evidence, Question, QuestionMetadata
-from deepsearch_rl.retrieval.quality import measure, score_facts
-from deepsearch_rl.retrieval.searcher import open_index
+from deepsearch_rl.retrieval.quality import DatasetConfig, QualityConfig, measure, measure_datasets, score_facts
+from deepsearch_rl.retrieval.searcher import RETRIEVERS, open_index
 
 
 def question(text: str, facts: list[str] | None) -> Question:
@@ -44,3 +45,17 @@ def test_white_space_is_ignored_and_questions_without_evidence_are_left_out(inde
 
 def test_a_set_without_evidence_has_no_scores(index_dir, chunks_path):
     assert measure(open_index(index_dir, chunks_path, "bm25"), [question("?", None)], [1]) == {"n": 0}
+
+
+def test_every_dataset_is_measured_with_every_retriever_in_its_corpus(index_dir, chunks_path, tmp_path):
+    write_jsonl(
+        tmp_path / "landings" / "val.jsonl", [question("Where did Philae touch down?", ["touched down on a comet"])]
+    )
+    write_jsonl(
+        tmp_path / "capitals" / "val.jsonl", [question("Which city is the capital of Austria?", ["No such fact"])]
+    )
+    datasets = {name: DatasetConfig(corpus="small") for name in ("landings", "capitals")}
+    quality = QualityConfig(split="val", cutoffs=(1,))
+    scores = measure_datasets(index_dir.parent, chunks_path.parent, tmp_path, datasets, quality)
+    hits = {name: {retriever: row["hits@1"] for retriever, row in rows.items()} for name, rows in scores.items()}
+    assert hits == {"landings": dict.fromkeys(RETRIEVERS, 1.0), "capitals": dict.fromkeys(RETRIEVERS, 0.0)}
