@@ -48,14 +48,11 @@ def test_a_set_without_evidence_has_no_scores(index_dir, chunks_path):
 
 
 def test_every_dataset_is_measured_with_every_retriever_in_its_corpus(index_dir, chunks_path, tmp_path):
-    write_jsonl(
-        tmp_path / "landings" / "val.jsonl", [question("Where did Philae touch down?", ["touched down on a comet"])]
-    )
-    write_jsonl(
-        tmp_path / "capitals" / "val.jsonl", [question("Which city is the capital of Austria?", ["No such fact"])]
-    )
-    datasets = {name: DatasetConfig(corpus="small") for name in ("landings", "capitals")}
+    asked = "Which city is the capital of Austria, on the Danube?"
+    write_jsonl(tmp_path / "answerable" / "val.jsonl", [question(asked, ["capital of Austria"])])
+    write_jsonl(tmp_path / "elsewhere" / "val.jsonl", [question(asked, ["A fact of another corpus."])])
+    datasets = {name: DatasetConfig(corpus="small") for name in ("answerable", "elsewhere")}
     quality = QualityConfig(split="val", cutoffs=(1,))
     scores = measure_datasets(index_dir.parent, chunks_path.parent, tmp_path, datasets, quality)
     hits = {name: {retriever: row["hits@1"] for retriever, row in rows.items()} for name, rows in scores.items()}
-    assert hits == {"landings": dict.fromkeys(RETRIEVERS, 1.0), "capitals": dict.fromkeys(RETRIEVERS, 0.0)}
+    assert hits == {"answerable": dict.fromkeys(RETRIEVERS, 1.0), "elsewhere": dict.fromkeys(RETRIEVERS, 0.0)}
