@@ -7,7 +7,6 @@ import pytest
 from prefect import get_client
 from prefect.settings import PREFECT_API_URL
 
-from deepsearch_rl.summary import profile_names
 
 
 @pytest.mark.slow
@@ -27,5 +26,5 @@ def test_prefect_deploys_the_flow_for_each_pool_with_paused_schedules(root: Path
     assert set(deployments) == {"tiny", "gpu"}
     for name, deployment in deployments.items():
         assert deployment.work_pool_name == name
-        assert deployment.parameters["profile"] in {*profile_names(root), "gpu"}
+        assert deployment.parameters["profile"] == name
         assert [schedule.active for schedule in deployment.schedules] == [False]
