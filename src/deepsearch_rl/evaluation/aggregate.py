@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from deepsearch_rl.evaluation.rows import ConstantScore, ControlScore, F1TableRow, TypeScore
-from deepsearch_rl.evaluation.score import QuestionScores, best_constant, bootstrap_interval, score_questions
+from deepsearch_rl.evaluation.score import Interval, QuestionScores, best_constant, bootstrap_interval, score_questions
 from deepsearch_rl.records import Trajectory
 
 DIGITS = 6
@@ -37,6 +37,7 @@ def build_row(key: RowKey, rollouts: Sequence[Trajectory], generated: bool, draw
     scores = score_questions(rollouts, key.samples)
     golds_of = {rollout.question_id: rollout.golden_answers for rollout in rollouts}
     kinds = sorted(set(scores.question_types) - {""})
+    f1 = _f1(scores, key.seed, draws)
     return F1TableRow(
         model=key.model,
         checkpoint=key.checkpoint,
@@ -49,7 +50,9 @@ def build_row(key: RowKey, rollouts: Sequence[Trajectory], generated: bool, draw
         samples=key.samples,
         seed=key.seed,
         n=len(scores.question_ids),
-        **_f1(scores, key.seed, draws),
+        f1=f1.mean,
+        f1_low=f1.low,
+        f1_high=f1.high,
         em=_mean(scores, "em"),
         acc=_mean(scores, "acc"),
         precision=_mean(scores, "precision"),
@@ -69,13 +72,16 @@ def build_control(
     """The score of a control run beside that of the run with search (``searched``) on the same questions."""
     scores = score_questions(rollouts, samples)
     asked = set(scores.question_ids)
+    f1 = _f1(scores, key.seed, draws)
     with_search = score_questions((rollout for rollout in searched if rollout.question_id in asked), key.samples)
     return ControlScore(
         n=len(scores.question_ids),
         temperature=rollouts[0].temperature,
         samples=samples,
         em=_mean(scores, "em"),
-        **_f1(scores, key.seed, draws),
+        f1=f1.mean,
+        f1_low=f1.low,
+        f1_high=f1.high,
         searched_f1=_mean(with_search, "f1"),
         failures=count_failures(rollouts),
     )
@@ -90,9 +96,9 @@ def _mean(scores: QuestionScores, metric: str) -> float:
     return round(float(scores.metrics[metric].mean()), DIGITS)
 
 
-def _f1(scores: QuestionScores, seed: int, draws: int) -> dict[str, float]:
+def _f1(scores: QuestionScores, seed: int, draws: int) -> Interval:
     found = bootstrap_interval(scores.metrics["f1"], seed, draws)
-    return {"f1": round(found.mean, DIGITS), "f1_low": round(found.low, DIGITS), "f1_high": round(found.high, DIGITS)}
+    return Interval(round(found.mean, DIGITS), round(found.low, DIGITS), round(found.high, DIGITS))
 
 
 def _constant(golden_answers: Sequence[Sequence[str]]) -> ConstantScore:
@@ -101,9 +107,12 @@ def _constant(golden_answers: Sequence[Sequence[str]]) -> ConstantScore:
 
 
 def _type_score(scores: QuestionScores, golds_of: dict[str, tuple[str, ...]], seed: int, draws: int) -> TypeScore:
+    f1 = _f1(scores, seed, draws)
     return TypeScore(
         n=len(scores.question_ids),
         em=_mean(scores, "em"),
-        **_f1(scores, seed, draws),
+        f1=f1.mean,
+        f1_low=f1.low,
+        f1_high=f1.high,
         constant=_constant([golds_of[name] for name in scores.question_ids]),
     )

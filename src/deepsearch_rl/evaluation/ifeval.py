@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 from evalscope import TaskConfig, run_task
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from deepsearch_rl.errors import CheckFailedError, ConfigError, EndpointError
 from deepsearch_rl.evaluation.ifeval_prompts import IfevalPrompt, generated_prompts, read_prompts
@@ -130,7 +130,7 @@ def _run_evalscope(endpoint: Endpoint, config: IfevalConfig, seed: int, work: Pa
         model=endpoint.model,
         model_id="model",
         api_url=endpoint.base_url,
-        api_key=endpoint.api_key,
+        api_key=SecretStr(endpoint.api_key),
         eval_type="openai_api",
         datasets=["ifeval"],
         dataset_args={"ifeval": {"local_path": str((work / "prompts").resolve())}},

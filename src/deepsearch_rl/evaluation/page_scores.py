@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from deepsearch_rl.evaluation.markup import Cell, Markup, Row, figures, join, paragraph, side_by_side, small, table, tag
 from deepsearch_rl.evaluation.plots import f1_figure, inline_svg
-from deepsearch_rl.evaluation.rows import F1TableRow
+from deepsearch_rl.evaluation.rows import Control, F1TableRow
 from deepsearch_rl.evaluation.tables import Comparison, F1Table, datasets_of, models_of, p_text, score_text, signed
 
-CONTROL_TITLES = {"no_search": "no search", "gold_passage": "gold passages"}
+CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": "gold passages"}
 
 
 def named_set(row: F1TableRow) -> Cell:
@@ -111,7 +111,7 @@ def controls_section(found: F1Table) -> list[Markup]:
 
 
 def _controls_table(rows: Sequence[F1TableRow]) -> Markup:
-    names = [name for name in CONTROL_TITLES if name in rows[0].controls]
+    names: list[Control] = [name for name in CONTROL_TITLES if name in rows[0].controls]
     body = []
     for row in rows:
         scores = [row.controls[name] for name in names]

@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -25,7 +26,7 @@ from deepsearch_rl.files import atomic_file
 INK, FAINT = "#1b1e23", "#8a9099"
 COLOURS = {"base": "#7d838c", "sft": "#3f7fd1", "rl": "#bd7414", "sft_rl": "#12876a"}
 OTHER_COLOUR = "#8f5bb5"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "deepsearch-rl",
     "svg.fonttype": "none",
     "font.family": "sans-serif",

@@ -17,7 +17,15 @@ from deepsearch_rl.evaluation.aggregate import RowKey, build_control, build_row
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
 from deepsearch_rl.evaluation.plan import Evaluation, Run, plan_runs
 from deepsearch_rl.evaluation.rows import ControlScore, F1TableRow, ModelEvaluation
-from deepsearch_rl.files import atomic_directory, read_jsonl, sha256_file, sha256_json, write_json, write_jsonl
+from deepsearch_rl.files import (
+    atomic_directory,
+    read_json,
+    read_jsonl,
+    sha256_file,
+    sha256_json,
+    write_json,
+    write_jsonl,
+)
 from deepsearch_rl.records import Chunk, Question, Trajectory
 from deepsearch_rl.retrieval.launch import serve_index
 from deepsearch_rl.retrieval.manifest import read_manifest
@@ -125,8 +133,10 @@ class Evaluator:
 
 
 def checkpoint_name(folder: Path) -> str:
-    """The weights' name in the tables."""
-    return folder.as_posix()
+    """The weights' name in the tables: the folder, and the training step that its manifest says was kept."""
+    manifest = folder / "manifest.json"
+    step = read_json(manifest).get("best_step") if manifest.is_file() else None
+    return folder.as_posix() if step is None else f"{folder.as_posix()}, step {step}"
 
 
 def read_questions(data: Path, setting: Evaluation) -> dict[str, list[Question]]:

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.evaluation.rows import F1TableRow, IfevalScore, ModelEvaluation, Share, run_file
+from deepsearch_rl.evaluation.rows import Control, F1TableRow, IfevalScore, ModelEvaluation, Share, run_file
 from deepsearch_rl.evaluation.score import QuestionScores, paired_difference, score_questions
 from deepsearch_rl.files import atomic_file, read_json, read_jsonl, write_json
 from deepsearch_rl.records import NonEmpty, Record, Trajectory
@@ -218,7 +218,8 @@ def _f1_grid(table: F1Table) -> list[list[str]]:
         grid.append([model, *(interval_text(row.f1, row.f1_low, row.f1_high) if row else "" for row in rows)])
     last = [found.get((models_of(table)[-1], *key)) for key in columns]
     grid.append(["*constant answer*", *(score_text(row.constant.f1) if row else "" for row in last)])
-    for control, title in (("no_search", "*no search*"), ("gold_passage", "*gold passages*")):
+    titles: tuple[tuple[Control, str], ...] = (("no_search", "*no search*"), ("gold_passage", "*gold passages*"))
+    for control, title in titles:
         scores = [row.controls.get(control) if row else None for row in last]
         grid.append([title, *(score_text(score.f1) if score else "" for score in scores)])
     return grid
