@@ -210,5 +210,5 @@ def _call(query: str, number: int) -> ResponseFunctionToolCall:
 
 
 def _message(text: str) -> ResponseOutputMessage:
-    content = [ResponseOutputText(text=text, type="output_text", annotations=[])]
-    return ResponseOutputMessage(id="", content=content, role="assistant", status="completed", type="message")
+    part = ResponseOutputText(text=text, type="output_text", annotations=[])
+    return ResponseOutputMessage(id="", content=[part], role="assistant", status="completed", type="message")

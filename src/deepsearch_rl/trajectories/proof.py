@@ -13,9 +13,11 @@ the newline that closes the turn, which ms-swift trains as part of its suffix an
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from swift.model import get_processor
 from swift.template import Template, get_template
+from transformers import PreTrainedTokenizerBase
 
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import CheckFailedError
@@ -40,7 +42,7 @@ class TokenProof:
 
     def __init__(self, folder: Path, template: str, agent_template: str, *, served_by_swift: bool) -> None:
         processor = get_processor(str(folder), model_type="qwen3")
-        self._tokenizer = processor
+        self._tokenizer: PreTrainedTokenizerBase = processor
         self._training = _template(processor, template, agent_template, "train")
         self._serving = _template(processor, template, agent_template, "transformers") if served_by_swift else None
 
@@ -72,13 +74,10 @@ class TokenProof:
         return prompt
 
     def _render(self, messages: list, *, add_generation_prompt: bool = False) -> list[int]:
-        return self._tokenizer.apply_chat_template(
-            messages,
-            tools=[RETRIEVE_TOOL],
-            tokenize=True,
-            return_dict=False,
-            add_generation_prompt=add_generation_prompt,
+        text = self._tokenizer.apply_chat_template(
+            messages, tools=[RETRIEVE_TOOL], tokenize=False, add_generation_prompt=add_generation_prompt
         )
+        return self._tokenizer.encode(str(text), add_special_tokens=False)
 
     def _compare(self, id_: str, what: str, swift: Sequence[int], tokenizer: Sequence[int]) -> None:
         if list(swift) == list(tokenizer):
@@ -97,7 +96,9 @@ class TokenProof:
         return repr(self._tokenizer.decode([token for token in tokens[place : place + 8] if token != IGNORED]))
 
 
-def _template(processor: object, template: str, agent_template: str, mode: str) -> Template:
+def _template(
+    processor: PreTrainedTokenizerBase, template: str, agent_template: str, mode: Literal["train", "transformers"]
+) -> Template:
     made = get_template(processor, template_type=template, agent_template=agent_template, max_length=NO_LIMIT)
     made.set_mode(mode)
     return made

@@ -1,0 +1,82 @@
+"""The scripted teacher through the real agent loop and a real retrieval server."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.agent.rollout import AgentConfig
+from deepsearch_rl.answers import SUCCESS_F1, f1
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
+from deepsearch_rl.files import write_jsonl
+from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.retrieval.launch import RetrievalConfig
+from deepsearch_rl.trajectories import synthesize as module
+from deepsearch_rl.trajectories.collect import read_trajectories
+from deepsearch_rl.trajectories.synthesize import Source, SynthesizeConfig, synthesize
+from stages.entry import Params
+
+Teach = Callable[..., list[Trajectory]]
+
+
+@pytest.fixture
+def teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoke: Params, world_server: str) -> Teach:
+    """Synthesizes in an empty folder and returns the artifact's trajectories."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "serve_index", lambda *_: contextlib.nullcontext(world_server))
+    agent, retrieval = smoke.section("agent", AgentConfig), smoke.section("retrieval", RetrievalConfig)
+
+    def run(source: Source, out: Path = tmp_path / "teacher.jsonl", **changes: object) -> list[Trajectory]:
+        config = SynthesizeConfig(**(dict(smoke.section("synthesize", SynthesizeConfig)) | changes))
+        synthesize(config, agent, retrieval, source, 0, out)
+        return read_trajectories(out)
+
+    return run
+
+
+def test_two_runs_write_the_same_bytes_of_bare_calls_and_one_bare_answer(teach: Teach, world: Source, tmp_path: Path):
+    trajectories = teach(world, tmp_path / "first.jsonl")
+    teach(world, tmp_path / "second.jsonl")
+    assert (tmp_path / "first.jsonl").read_bytes() == (tmp_path / "second.jsonl").read_bytes()
+    assert len(trajectories) == 120
+    assert sum(f1(trajectory.answer, trajectory.golden_answers) >= SUCCESS_F1 for trajectory in trajectories) > 60
+    for trajectory in trajectories:
+        *searches, last = (message for message in trajectory.messages if message.role == "assistant")
+        assert all(len(message.tool_calls) == 1 and not message.content for message in searches)
+        assert (last.content, last.tool_calls) == (f"<answer> {trajectory.answer}</answer>", ())
+        assert len(trajectory.retrievals) == len(searches)
+
+
+def test_the_log_is_gone_once_the_artifact_is_whole(teach: Teach, world: Source, tmp_path: Path):
+    assert len(teach(world, questions=5, samples=2)) == 10
+    assert list((tmp_path / "work").rglob("*.jsonl")) == []
+
+
+def test_questions_without_a_plan_are_refused_before_any_answer(teach: Teach, world: Source, tmp_path: Path):
+    source = Source(tmp_path / "questions.jsonl", world.index, world.chunks)
+    write_jsonl(source.questions, [Question(id="real-1", question="Who?", golden_answers=("Mary",))])
+    with pytest.raises(ConfigError, match="real-1"):
+        teach(source)
+
+
+def test_an_empty_question_file_is_refused(teach: Teach, world: Source, tmp_path: Path):
+    (tmp_path / "questions.jsonl").write_text("\n")
+    with pytest.raises(ArtifactError, match="no questions"):
+        teach(Source(tmp_path / "questions.jsonl", world.index, world.chunks))
+
+
+def test_an_endpoint_without_its_key_names_the_variable(teach: Teach, world: Source, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TEACHER_KEY", raising=False)
+    remote = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_variable": "TEACHER_KEY"}
+    with pytest.raises(ConfigError, match="TEACHER_KEY"):
+        teach(world, teacher="endpoint", endpoint=remote)
+
+
+def test_a_teacher_without_settings_and_an_unknown_one_are_refused(teach: Teach, world: Source):
+    with pytest.raises(ConfigError, match=r"synthesize\.scripted"):
+        teach(world, scripted=None)
+    with pytest.raises(ConfigError, match=r"synthesize\.endpoint"):
+        teach(world, teacher="endpoint")
+    with pytest.raises(UnknownNameError, match="'scripted'"):
+        teach(world, teacher="script")

@@ -1,0 +1,37 @@
+"""Fixtures of the smoke profile's generated world: its params, questions, chunks, index and a retrieval server."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
+from deepsearch_rl.corpora.download import DownloadConfig, download
+from deepsearch_rl.retrieval.build import IndexSection, build_index
+from deepsearch_rl.retrieval.launch import RetrievalConfig, serve_index
+from deepsearch_rl.trajectories.synthesize import Source
+from stages.entry import Params, load_params
+from tests.conftest import ROOT
+
+
+@pytest.fixture(scope="session")
+def smoke() -> Params:
+    """The params of the smoke profile."""
+    return load_params(ROOT / "profiles" / "smoke" / "params.yaml")
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory, smoke: Params) -> Source:
+    """Training questions, chunks and index of the in-domain world."""
+    data = tmp_path_factory.mktemp("world")
+    download(smoke.section("download", DownloadConfig), 0, data / "corpora", data / "questions")
+    chunk_corpora(data / "corpora", data / "chunks", smoke.section("chunk", ChunkConfig))
+    chunks = data / "chunks" / "world.jsonl"
+    build_index(chunks, data / "index" / "world", smoke.section("index", IndexSection).of("world"), 0)
+    return Source(data / "questions" / "multihoprag" / "train.jsonl", data / "index" / "world", chunks)
+
+
+@pytest.fixture(scope="session")
+def world_server(world: Source, smoke: Params) -> Iterator[str]:
+    """The base URL of a real retrieval server over the world."""
+    with serve_index(world.index, world.chunks, smoke.section("retrieval", RetrievalConfig)) as url:
+        yield url
