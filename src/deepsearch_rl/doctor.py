@@ -70,7 +70,7 @@ class Report:
 
 def examine(root: Path) -> Report:
     """Look at the machine and at every profile of the project at ``root``."""
-    machine, packages = _look_at_machine(root), _compare_packages(root)
+    machine, packages = _look_at_machine(root), compare_packages(root)
     lacks = {name: _lacks_of_profile(root, name, machine, packages) for name in profile_names(root)}
     return Report(machine, packages, tuple(port for port in PORTS if not _is_free(port)), lacks)
 
@@ -96,7 +96,7 @@ def _first_line_of(*command: str) -> str:
     return lines[0] if command[0] == "java" else " ".join(lines).strip()
 
 
-def _compare_packages(root: Path) -> tuple[tuple[str, str, str], ...]:
+def compare_packages(root: Path) -> tuple[tuple[str, str, str], ...]:
     """(name, installed version or "", locked version) of every direct dependency."""
     lock = tomllib.loads((root / "uv.lock").read_text(encoding="utf-8"))["package"]
     locked = {package["name"]: package.get("version", "") for package in lock}
@@ -136,7 +136,7 @@ def _lacks_of_profile(
     for interpreter in dict.fromkeys(params["python"].values()):
         if not (root / interpreter).exists():
             lacks.append(Lack(f"interpreter {interpreter}", _environment_fix(interpreter)))
-    return lacks + _lacks_of_machine(needs, machine)
+    return lacks + lacks_of_machine(needs, machine)
 
 
 def _environment_fix(interpreter: str) -> str:
@@ -146,7 +146,7 @@ def _environment_fix(interpreter: str) -> str:
     return f"UV_PROJECT_ENVIRONMENT={folder} .venvs/uv/bin/uv sync --frozen --extra {folder.name}"
 
 
-def _lacks_of_machine(needs: Requirements, machine: Machine) -> list[Lack]:
+def lacks_of_machine(needs: Requirements, machine: Machine) -> list[Lack]:
     lacks: list[Lack] = []
     if machine.memory_gb < needs.memory_gb:
         lacks.append(Lack(f"memory: {machine.memory_gb:.0f} of {needs.memory_gb:g} GiB", "use a larger machine"))

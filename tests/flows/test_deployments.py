@@ -8,7 +8,6 @@ from prefect import get_client
 from prefect.settings import PREFECT_API_URL
 
 
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server")
 def test_prefect_deploys_the_flow_for_each_pool_with_paused_schedules(root: Path) -> None:

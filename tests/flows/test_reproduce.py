@@ -104,13 +104,19 @@ def test_a_failure_names_command_status_and_last_lines_and_starts_nothing_more(m
     assert not (root / "after.txt").exists()
 
 
+def heed_ctrl_c() -> None:
+    """A shell starts its background jobs with SIGINT ignored, which they would hand down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_cancelling_the_flow_leaves_no_orphan(make_project: MakeProject, root: Path, how: signal.Signals) -> None:
     stage = "setsid sleep 600 & echo $! $$ > started; wait"
     project = make_project({"long": {"cmd": stage, "outs": ["never.txt"]}})
     os.mkfifo(project / "started")
     environment = {**os.environ, "PYTHONPATH": str(root), "PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    flow = subprocess.Popen([sys.executable, "-m", "flows.reproduce"], cwd=project, env=environment)
+    command = [sys.executable, "-m", "flows.reproduce"]
+    flow = subprocess.Popen(command, cwd=project, env=environment, preexec_fn=heed_ctrl_c)
     with (project / "started").open() as pids:  # opens when the stage writes to it
         processes = [psutil.Process(int(pid)) for pid in pids.read().split()]
     flow.send_signal(how)

@@ -1,0 +1,101 @@
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.errors import ArtifactError, RecordError
+from deepsearch_rl.files import AppendLog, atomic_directory, read_json, read_jsonl, sha256_json, write_json, write_jsonl
+from deepsearch_rl.records import Document
+
+DOCUMENTS = [
+    Document(id="a", contents="Title\nText, with ünïcode."),
+    Document(id="b", contents="B\nb", metadata={"k": 1}),
+]
+
+
+def test_records_survive_a_round_trip_and_leave_no_partial_file(tmp_path: Path) -> None:
+    assert write_jsonl(tmp_path / "new" / "corpus.jsonl", DOCUMENTS) == 2
+    assert list(read_jsonl(tmp_path / "new" / "corpus.jsonl", Document)) == DOCUMENTS
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["corpus.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": "a"}', "line 3: field 'contents': Field required"),
+        ('{"id": "a", "contents": "t", "url": "u"}', "line 3: field 'url'"),
+        ('{"id": 7, "contents": "t"}', "line 3: field 'id'"),
+        ('{"id": "a", "conte', "line 3: Invalid JSON"),
+    ],
+)
+def test_a_malformed_line_is_named_by_file_line_and_field(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(f'{{"id": "ok", "contents": "t"}}\n\n{line}\n')
+    with pytest.raises(RecordError) as caught:
+        list(read_jsonl(path, Document))
+    assert str(caught.value).startswith(f"{path}, {message}")
+
+
+def test_a_missing_artifact_says_how_it_is_made(tmp_path: Path) -> None:
+    for read in (read_json, lambda path: list(read_jsonl(path, Document))):
+        with pytest.raises(ArtifactError, match=r"does not exist; run the stage that makes it \(`dvc repro`\)"):
+            read(tmp_path / "missing.json")
+
+
+def test_a_failure_while_writing_keeps_the_file_that_was_there(tmp_path: Path) -> None:
+    def broken() -> object:
+        yield DOCUMENTS[0]
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "corpus.jsonl"
+    write_jsonl(path, DOCUMENTS)
+    with pytest.raises(OSError, match="No space left"):
+        write_jsonl(path, broken())  # type: ignore[arg-type]
+    assert list(read_jsonl(path, Document)) == DOCUMENTS
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with atomic_directory(target) as partial:
+        (partial / "weights").write_text("1")
+        assert not target.exists()
+    assert (target / "weights").read_text() == "1"
+
+    def fill_and_fail() -> None:
+        with atomic_directory(target) as partial:
+            (partial / "weights").write_text("2")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fill_and_fail()
+    assert (target / "weights").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_log_that_a_kill_cut_short_goes_on_at_the_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with AppendLog(path) as log:
+        log.append(DOCUMENTS[0])
+        log.append(DOCUMENTS[1])
+    os.truncate(path, path.stat().st_size - 5)
+    with AppendLog(path) as log:
+        log.append(DOCUMENTS[1])
+    assert list(read_jsonl(path, Document)) == DOCUMENTS
+
+
+def test_a_log_without_a_single_whole_line_starts_afresh(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("x" * 100_000)
+    with AppendLog(path) as log:
+        log.append(DOCUMENTS[0])
+    assert list(read_jsonl(path, Document)) == DOCUMENTS[:1]
+
+
+def test_equal_json_has_equal_bytes_and_digests(tmp_path: Path) -> None:
+    first, second = {"b": [1, 2], "a": "ü"}, {"a": "ü", "b": [1, 2]}
+    for name, value in (("first", first), ("second", second)):
+        write_json(tmp_path / name, value)
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+    assert sha256_json(first) == sha256_json(second)
