@@ -1,0 +1,81 @@
+"""Which trajectories are trained on."""
+
+import pytest
+
+from deepsearch_rl.answers import INSUFFICIENT
+from deepsearch_rl.errors import ArtifactError, UnknownNameError
+from deepsearch_rl.records import Message, Question, Retrieval, StopReason, ToolCall, Trajectory
+from deepsearch_rl.trajectories.filters import PREDICATES, apply_predicates, find_predicates
+
+FACT = "The mayor of Northgate is Kaspar Granger."
+EVIDENCE = {"question_type": "1_hop", "evidence_list": [{"fact": FACT}]}
+QUESTION = Question(id="q", question="Who?", golden_answers=("Kaspar Granger",), metadata=EVIDENCE)
+UNANSWERABLE = Question(id="q", question="Who?", golden_answers=(INSUFFICIENT,))
+
+
+def trajectory(
+    answer: str = "Kaspar Granger",
+    passage: str = f"[1] Northgate\n{FACT}",
+    queries: tuple[str, ...] = ("mayor of Northgate",),
+    reason: StopReason = StopReason.ANSWERED,
+) -> Trajectory:
+    calls = [ToolCall(id=f"call_{n}", name="retrieve", arguments=f'{{"query": "{q}"}}') for n, q in enumerate(queries)]
+    turns = [Message(role="assistant", tool_calls=(call,)) for call in calls]
+    results = [Message(role="tool", content=passage, tool_call_id=call.id) for call in calls]
+    searches = [message for pair in zip(turns, results, strict=True) for message in pair]
+    last = Message(role="assistant", content=f"<answer> {answer}</answer>")
+    return Trajectory(
+        id="q#0",
+        question_id="q",
+        sample=0,
+        question="Who?",
+        golden_answers=("Kaspar Granger",),
+        model="m",
+        prompt="tiny",
+        temperature=0,
+        messages=(Message(role="user", content="Who?"), *searches, last),
+        retrievals=tuple(Retrieval(query=query, chunk_ids=("c",)) for query in queries),
+        answer=answer,
+        stop_reason=reason,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "dropped"),
+    [
+        ("answered", trajectory(answer="", reason=StopReason.TURN_BUDGET)),
+        ("success", trajectory(answer="Kaspar")),
+        ("searched", trajectory(queries=())),
+        ("no_repeated_query", trajectory(queries=("mayor of Northgate", "Mayor of  northgate"))),
+        ("evidence_found", trajectory(passage="[1] Northgate\nThe winters are cold.")),
+    ],
+)
+def test_each_predicate_drops_its_own_kind_and_keeps_a_good_trajectory(name: str, dropped: Trajectory):
+    assert PREDICATES[name](trajectory(), QUESTION)
+    assert not PREDICATES[name](dropped, QUESTION)
+
+
+def test_evidence_may_be_wrapped_over_lines_and_is_not_asked_of_unanswerable_questions():
+    found = PREDICATES["evidence_found"]
+    assert found(trajectory(passage="The mayor of\nNorthgate is Kaspar Granger."), QUESTION)
+    assert found(trajectory(passage="nothing"), UNANSWERABLE)
+
+
+def test_a_drop_counts_for_the_first_predicate_that_fails():
+    both = trajectory(answer="Nobody", queries=())
+    predicates = find_predicates(["searched", "success"])
+    assert apply_predicates([both, trajectory()], [QUESTION], predicates).dropped == {"searched": 1, "success": 0}
+    predicates = find_predicates(["success", "searched"])
+    filtered = apply_predicates([both, trajectory()], [QUESTION], predicates)
+    assert filtered.dropped == {"success": 1, "searched": 0}
+    assert filtered.kept == [trajectory()]
+
+
+def test_an_unknown_predicate_is_refused_with_the_nearest_names():
+    with pytest.raises(UnknownNameError, match="'evidence_found'"):
+        find_predicates(["evidence_fund"])
+
+
+def test_a_trajectory_of_another_question_set_is_refused():
+    with pytest.raises(ArtifactError, match="q#0"):
+        apply_predicates([trajectory()], [], {})
