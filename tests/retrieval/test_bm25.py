@@ -41,6 +41,12 @@ def test_a_corpus_of_stop_words_is_refused():
         Bm25Index.build(["the of", "and ..."], CONFIG)
 
 
+def test_a_full_disk_is_named(tmp_path):
+    (tmp_path / "data.csc.index.npy").symlink_to("/dev/full")
+    with pytest.raises(ArtifactError, match="is the disk full"):
+        Bm25Index.build(TEXTS, CONFIG).save(tmp_path)
+
+
 def test_a_damaged_index_is_refused(tmp_path):
     Bm25Index.build(TEXTS, CONFIG).save(tmp_path)
     (tmp_path / "data.csc.index.npy").write_bytes(b"")

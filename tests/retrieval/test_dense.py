@@ -1,10 +1,18 @@
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.retrieval.dense import DenseRetriever, FlatConfig, IvfPqConfig, build_vectors, load_vectors
+from deepsearch_rl.retrieval.dense import (
+    DenseRetriever,
+    FlatConfig,
+    IvfPqConfig,
+    build_vectors,
+    load_vectors,
+    save_vectors,
+)
 from deepsearch_rl.retrieval.encoders import normalise_rows
 
 
@@ -59,3 +67,8 @@ def test_a_damaged_vector_file_is_refused(tmp_path):
     (tmp_path / "vectors.faiss").write_bytes(b"nothing")
     with pytest.raises(ArtifactError, match="build the index again"):
         load_vectors(tmp_path / "vectors.faiss")
+
+
+def test_a_full_disk_is_named(vectors_ND):
+    with pytest.raises(ArtifactError, match="is the disk full"):
+        save_vectors(build_vectors(vectors_ND, FlatConfig(kind="flat"), seed=0), Path("/dev/full"))

@@ -60,8 +60,15 @@ class Bm25Index:
             raise ArtifactError(f"the BM25 index in {folder} cannot be read ({error}); build it again.") from error
 
     def save(self, folder: Path) -> None:
-        """Write the index to a folder: arrays as .npy without pickles, the vocabulary as JSON."""
-        self._model.save(folder, show_progress=False)
+        """Write the index to a folder: arrays as .npy without pickles, the vocabulary as JSON.
+
+        Raises:
+            ArtifactError: it cannot be written, e.g. because the disk is full.
+        """
+        try:
+            self._model.save(folder, show_progress=False)
+        except OSError as error:  # numpy's text is "N requested and M written", without the system's error
+            raise ArtifactError(f"the BM25 index cannot be written to {folder} ({error}); is the disk full?") from error
 
     def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
         """Rank the rows that share a term with the query; a query without a known term finds nothing."""

@@ -3,7 +3,6 @@
 from importlib.metadata import version
 from pathlib import Path
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -14,7 +13,7 @@ from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import Chunk, Record
 from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.bm25 import Bm25Config, Bm25Index
-from deepsearch_rl.retrieval.dense import VectorsConfig, build_vectors
+from deepsearch_rl.retrieval.dense import VectorsConfig, build_vectors, save_vectors
 from deepsearch_rl.retrieval.encoders import (
     Encoder,
     EncoderConfig,
@@ -93,7 +92,7 @@ def _build_dense(texts: list[str], folder: Path, config: IndexConfig, seed: int)
     (folder / manifest.VECTORS_FILE).parent.mkdir()
     encoder = _prepare_encoder(texts, folder / manifest.ENCODER_FOLDER, config, seed)
     vectors = build_vectors(_encode(encoder, texts), config.vectors, seed)
-    faiss.write_index(vectors, str(folder / manifest.VECTORS_FILE))
+    save_vectors(vectors, folder / manifest.VECTORS_FILE)
     return vectors.d
 
 

@@ -75,6 +75,18 @@ def _trained_ivf_pq(embeddings_ND: NDArray[np.float32], config: IvfPqConfig, see
     return index
 
 
+def save_vectors(index: faiss.Index, path: Path) -> None:
+    """Write an index file.
+
+    Raises:
+        ArtifactError: it cannot be written, e.g. because the disk is full.
+    """
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:  # FAISS hides the system's error
+        raise ArtifactError(f"the vectors cannot be written to {path}; is the disk full?") from error
+
+
 def load_vectors(path: Path) -> faiss.Index:
     """Read an index file.
 
