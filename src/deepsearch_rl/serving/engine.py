@@ -234,5 +234,8 @@ def _grouped_attention(
 ) -> tuple[torch.Tensor, None]:
     """Scaled dot-product attention without a copy of keys and values for every query head."""
     del module
-    output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True)
+    causal = attention_mask is None and query.shape[2] > 1
+    output = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=True
+    )
     return output.transpose(1, 2).contiguous(), None

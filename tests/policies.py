@@ -1,0 +1,23 @@
+"""Fixture of an untrained policy: the tiny profile's tokenizer and template over a model of random weights."""
+
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.training.pretrain.architecture import ModelConfig, build_model
+from deepsearch_rl.training.pretrain.prepare import world_tokenizer
+
+CONTEXT_TOKENS = 512
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    tokenizer = world_tokenizer(load_prompt("tiny"), 400, CONTEXT_TOKENS)
+    shape = {"hidden_size": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "mlp_size": 64}
+    rest = {"rope_theta": 10000, "initializer_range": 0.2, "context_tokens": CONTEXT_TOKENS}
+    model = build_model(ModelConfig.model_validate({**shape, **rest}), tokenizer, seed=0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,77 @@
+import httpx
+import pytest
+
+from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.serving.chat_format import assistant_message
+from deepsearch_rl.serving.chat_server import serve_in_thread
+from deepsearch_rl.serving.processes import free_port
+
+QUESTION = [{"role": "user", "content": "Who directed Silent Harbor?"}]
+
+
+def complete(endpoint: Endpoint, **changes: object) -> httpx.Response:
+    body = {"model": "policy", "messages": QUESTION, "tools": [RETRIEVE_TOOL], "max_tokens": 6, **changes}
+    return httpx.post(f"{endpoint.base_url}/chat/completions", json=body, timeout=30)
+
+
+def test_every_sampled_token_is_reported_by_its_id_with_a_logprob(endpoint: Endpoint) -> None:
+    reply = complete(endpoint, logprobs=True, seed=1).json()
+    tokens = reply["choices"][0]["logprobs"]["content"]
+    assert len(tokens) == reply["usage"]["completion_tokens"]
+    assert all(token["token"].startswith("token_id:") and token["logprob"] <= 0 for token in tokens)
+
+
+def test_equal_requests_with_a_seed_get_equal_answers(endpoint: Endpoint) -> None:
+    first, second = (complete(endpoint, seed=5).json()["choices"][0]["message"] for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"model": "policy@3"}, 404, "'policy@3' is not served; 'policy' is"),
+        ({"max_tokens": 4096}, 400, "does not fit the context"),
+        ({"messages": [{"content": "no role"}]}, 400, "cannot be rendered"),
+        ({"messages": []}, 422, "messages"),
+        ({"temperature": -1}, 422, "temperature"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_says_why(
+    endpoint: Endpoint, changes: dict[str, object], status: int, words: str
+) -> None:
+    reply = complete(endpoint, **changes)
+    assert reply.status_code == status
+    assert words in reply.text
+
+
+def test_a_port_in_use_is_an_error_and_not_another_port(endpoint: Endpoint) -> None:
+    port = int(endpoint.base_url.split(":")[2].removesuffix("/v1"))
+    with pytest.raises(EndpointError, match="in use"), serve_in_thread(None, "policy", port=port):  # type: ignore[arg-type]
+        raise AssertionError("two servers listen on one port")
+    assert free_port() != port
+
+
+CALL = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "director of Silent Harbor"}}\n</tool_call>'
+
+
+def test_calls_that_parse_become_tool_calls_with_the_text_before_them_as_content() -> None:
+    message = assistant_message(f"Let me look.\n{CALL}\n{CALL}")
+    assert message["content"] == "Let me look."
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == ['{"query": "director of Silent Harbor"}'] * 2
+    assert assistant_message(CALL)["content"] is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain text",
+        '<tool_call>\n{"name": "retrieve", "arguments": {"query": "never closed"}}',
+        '<tool_call>\n{"name": "retrieve", "arguments": "not an object"}\n</tool_call>',
+        "<tool_call>\nnot json\n</tool_call>",
+        f"{CALL}<tool_call>half</tool_call>",
+    ],
+)
+def test_an_answer_with_a_call_that_does_not_parse_stays_as_it_was_written(text: str) -> None:
+    assert assistant_message(text) == {"role": "assistant", "content": text}

@@ -1,0 +1,94 @@
+import random
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from deepsearch_rl.serving.engine import Engine, Generation, Sampling
+from tests.policies import CONTEXT_TOKENS
+
+GREEDY = Sampling(temperature=0.0, max_tokens=12, seed=0)
+
+
+def prompts(count: int, shared: int = 20) -> list[list[int]]:
+    """Prompts of different lengths with a common beginning."""
+    rng = random.Random(0)
+    beginning = [rng.randrange(10, 900) for _ in range(shared)]
+    return [beginning + [rng.randrange(10, 900) for _ in range(5 + 7 * number)] for number in range(count)]
+
+
+def answer(engine: Engine, prompt: list[int], sampling: Sampling) -> Generation:
+    return engine.generate(prompt, sampling).result(timeout=30)
+
+
+def reference(model: PreTrainedModel, prompt: list[int], tokens: int) -> list[int]:
+    output = model.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=tokens, do_sample=False
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+def test_a_batch_of_prompts_gets_the_greedy_tokens_of_transformers_generate(
+    engine: Engine, model: PreTrainedModel
+) -> None:
+    running = [engine.generate(prompt, GREEDY) for prompt in prompts(12)]
+    answers = [list(request.result(timeout=30).token_ids) for request in running]
+    assert answers == [reference(model, prompt, GREEDY.max_tokens) for prompt in prompts(12)]
+
+
+def test_reported_logprobs_are_those_of_one_forward_pass_over_the_whole_text(
+    engine: Engine, model: PreTrainedModel
+) -> None:
+    prompt = prompts(3)[2]
+    drawn = answer(engine, prompt, Sampling(temperature=1.0, max_tokens=12, seed=3))
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(torch.tensor([[*prompt, *drawn.token_ids]])).logits[0], dim=-1)
+    expected = [float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(drawn.token_ids)]
+    assert drawn.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_seed_draws_the_same_tokens_whatever_else_is_in_the_batch(engine: Engine) -> None:
+    prompt, *others = prompts(6)
+    sampling = Sampling(temperature=1.0, max_tokens=12, seed=7)
+    alone = answer(engine, prompt, sampling)
+    crowd = [engine.generate(other, Sampling(1.0, 12, seed)) for seed, other in enumerate(others)]
+    together = answer(engine, prompt, sampling)
+    assert alone.token_ids == together.token_ids
+    assert len({request.result(timeout=30).token_ids for request in crowd}) > 1
+
+
+def test_rollouts_of_one_question_differ_by_their_seeds(engine: Engine) -> None:
+    running = [engine.generate(prompts(1)[0], Sampling(1.0, 12, seed)) for seed in range(8)]
+    assert len({request.result(timeout=30).token_ids for request in running}) > 4
+
+
+def test_a_continued_conversation_gets_the_answer_of_one_computed_from_its_first_token(
+    engine: Engine, model: PreTrainedModel
+) -> None:
+    conversation = prompts(1)[0]
+    for turn in range(3):
+        conversation = [*conversation, *answer(engine, conversation, GREEDY).token_ids, *prompts(4)[turn]]
+    assert list(answer(engine, conversation, GREEDY).token_ids) == reference(model, conversation, GREEDY.max_tokens)
+
+
+def test_more_requests_than_slots_are_all_answered(engine: Engine) -> None:
+    running = [engine.generate(prompt, GREEDY) for prompt in prompts(40, shared=3)]
+    assert all(request.result(timeout=60).token_ids for request in running)
+
+
+def test_after_forget_nothing_computed_with_old_weights_is_used(engine: Engine, model: PreTrainedModel) -> None:
+    prompt = prompts(2)[1]
+    before = answer(engine, prompt, GREEDY)
+    with torch.no_grad():
+        engine._model.model.layers[0].self_attn.v_proj.weight.neg_()  # noqa: SLF001
+    engine.forget()
+    after = answer(engine, prompt, GREEDY)
+    assert after.token_ids != before.token_ids
+    with torch.no_grad():
+        logprobs = torch.log_softmax(engine._model(torch.tensor([prompt]), use_cache=False).logits[0, -1], -1)  # noqa: SLF001
+    assert after.logprobs[0] == pytest.approx(float(logprobs.max()), abs=1e-4)
+
+
+def test_a_prompt_that_does_not_fit_the_context_is_refused_with_both_numbers(engine: Engine) -> None:
+    with pytest.raises(ValueError, match=f"510 tokens and max_tokens is 12.*{CONTEXT_TOKENS}"):
+        engine.generate([5] * 510, GREEDY)
