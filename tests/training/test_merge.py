@@ -1,0 +1,118 @@
+"""Merging adapters: by ms-swift and by PEFT, and the proof that the merged model is the trained one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, UnavailableError
+from deepsearch_rl.files import sha256_file
+from deepsearch_rl.training.adapter_merge import AdapterMergeConfig, merge_rl_adapter
+from deepsearch_rl.training.greedy import GreedyAnswer, fixed_prompts, greedy_answers, require_same_answers
+from deepsearch_rl.training.merge import MergeConfig, complete_folder, merge_adapter
+
+PEFT_MERGE = AdapterMergeConfig(
+    backend="peft", dtype="float32", max_sequence_tokens=512, prompts=4, max_tokens=8, tie_tolerance=0.0
+)
+SWIFT_MERGE = MergeConfig(device="cpu", dtype="float32", model_type="qwen3", template="qwen3_nothinking")
+
+
+def test_the_merged_model_writes_what_base_and_adapter_write_and_not_what_the_base_writes(
+    policy_folder: Path, adapter_folder: Path, tmp_path: Path
+) -> None:
+    merge_rl_adapter(PEFT_MERGE, policy_folder, adapter_folder, tmp_path / "merged")
+    prompts = fixed_prompts(AutoTokenizer.from_pretrained(tmp_path / "merged"), 4)
+    merged, base = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "merged", policy_folder))
+    assert [answer.tokens for answer in greedy_answers(merged, prompts, 8)] != [
+        answer.tokens for answer in greedy_answers(base, prompts, 8)
+    ]
+
+
+def test_a_merge_that_loses_the_adapter_fails_and_keeps_nothing(
+    policy_folder: Path, adapter_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peft.tuners.lora.LoraModel, "merge_and_unload", peft.tuners.lora.LoraModel.unload)
+    with pytest.raises(CheckFailedError, match="does not write what the unmerged one does"):
+        merge_rl_adapter(PEFT_MERGE, policy_folder, adapter_folder, tmp_path / "merged")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_merged_folder_serves_as_its_base_does_and_uses_the_cache(
+    policy_folder: Path, adapter_folder: Path, tmp_path: Path
+) -> None:
+    start = shutil.copytree(policy_folder, tmp_path / "start")
+    config = json.loads((start / "config.json").read_text())
+    (start / "config.json").write_text(json.dumps({**config, "use_cache": False}))
+    merge_rl_adapter(PEFT_MERGE, start, adapter_folder, tmp_path / "merged")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert sha256_file(tmp_path / "merged" / name) == sha256_file(start / name), name
+    merged = json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert (merged["use_cache"], merged["dtype"]) == (True, "float32")
+
+
+def test_two_merges_give_the_same_bytes(policy_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        merge_rl_adapter(PEFT_MERGE, policy_folder, adapter_folder, tmp_path / name)
+    digests = [{file.name: sha256_file(file) for file in (tmp_path / name).iterdir()} for name in ("one", "other")]
+    assert digests[0] == digests[1]
+
+
+def test_a_quantized_base_is_refused(policy_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    start = shutil.copytree(policy_folder, tmp_path / "start")
+    config = json.loads((start / "config.json").read_text())
+    (start / "config.json").write_text(json.dumps({**config, "quantization_config": {"load_in_4bit": True}}))
+    with pytest.raises(ConfigError, match="quantized"):
+        merge_rl_adapter(PEFT_MERGE, start, adapter_folder, tmp_path / "merged")
+
+
+def test_an_adapter_folder_that_is_not_whole_is_refused_by_both_merges(policy_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"adapter_config\.json"):
+        merge_rl_adapter(PEFT_MERGE, policy_folder, tmp_path, tmp_path / "merged")
+    with pytest.raises(ArtifactError, match=r"adapter_config\.json"):
+        merge_adapter(SWIFT_MERGE, policy_folder, tmp_path, tmp_path / "work", tmp_path / "merged")
+
+
+def test_a_base_without_a_tokenizer_makes_no_whole_model(policy_folder: Path, tmp_path: Path) -> None:
+    base, merged = tmp_path / "base", tmp_path / "merged"
+    for folder, names in ((base, ["config.json"]), (merged, ["config.json", "model.safetensors"])):
+        folder.mkdir()
+        for name in names:
+            shutil.copyfile(policy_folder / name, folder / name)
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json"):
+        complete_folder(base, merged)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_gpu_merges_without_a_gpu_stop_before_anything_is_read(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(UnavailableError, match="a CUDA GPU"):
+        merge_rl_adapter(PEFT_MERGE.model_copy(update={"backend": "unsloth"}), missing, missing, tmp_path / "out")
+    with pytest.raises(UnavailableError, match="a CUDA GPU"):
+        merge_adapter(SWIFT_MERGE.model_copy(update={"device": "cuda"}), missing, missing, tmp_path, tmp_path / "out")
+
+
+def test_answers_may_part_at_a_tie_and_nowhere_else() -> None:
+    logits = torch.tensor([[0.0, 3.0, 2.9], [0.0, 3.0, 1.0]])
+    ours = [GreedyAnswer((1, 1), logits)]
+    require_same_answers(ours, [GreedyAnswer((1, 1), logits)], tie_tolerance=0.0)
+    require_same_answers(ours, [GreedyAnswer((2, 0), logits)], tie_tolerance=0.2)
+    with pytest.raises(CheckFailedError, match="from token 0 on"):
+        require_same_answers(ours, [GreedyAnswer((2, 0), logits)], tie_tolerance=0.0)
+    with pytest.raises(CheckFailedError, match="from token 1 on"):
+        require_same_answers(ours, [GreedyAnswer((1, 2), logits)], tie_tolerance=0.2)
+    with pytest.raises(CheckFailedError, match="prompt 1 of 1"):
+        require_same_answers(ours, [GreedyAnswer((1,), logits[:1])], tie_tolerance=0.2)
+
+
+@pytest.mark.slow
+def test_ms_swift_and_peft_merge_to_the_same_bits(policy_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+    merge_adapter(SWIFT_MERGE, policy_folder, adapter_folder, tmp_path / "work", tmp_path / "swift")
+    merge_rl_adapter(PEFT_MERGE, policy_folder, adapter_folder, tmp_path / "peft")
+    swift, other = (load_file(tmp_path / name / "model.safetensors") for name in ("swift", "peft"))
+    assert swift.keys() == other.keys()
+    assert all(torch.equal(swift[name], other[name]) for name in swift)

@@ -1,0 +1,148 @@
+"""Supervised fine-tuning: what is refused, what a killed run leaves, what is published, and one real run."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from deepsearch_rl.errors import ArtifactError, CommandError, UnavailableError
+from deepsearch_rl.files import sha256_file
+from deepsearch_rl.training.sft import (
+    SftConfig,
+    SftTask,
+    canonical_adapter_config,
+    log_lines,
+    newest_checkpoint,
+    swift_sft_command,
+    train_adapter,
+)
+
+
+@pytest.fixture
+def config(root: Path) -> SftConfig:
+    section = yaml.safe_load((root / "params.yaml").read_text())["sft"]
+    return SftConfig.model_validate({**section, "max_length": 512, "epochs": 1, "save_steps": 2})
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Sixteen agent rows as the filter stage writes them."""
+    tools = json.dumps([{"type": "function", "function": {"name": "retrieve", "parameters": {"type": "object"}}}])
+    call = json.dumps({"name": "retrieve", "arguments": {"query": "the film's director"}})
+    path = tmp_path / "train.jsonl"
+    with path.open("w") as out:
+        for number in range(16):
+            messages = [
+                {"role": "system", "content": "Search, then answer."},
+                {"role": "user", "content": f"Who directed film {number}?"},
+                {"role": "tool_call", "content": call},
+                {"role": "tool_response", "content": f"[1] Film {number}\nIts director is person {number}."},
+                {"role": "assistant", "content": f"<answer> person {number}</answer>"},
+            ]
+            out.write(json.dumps({"tools": tools, "messages": messages}) + "\n")
+    return path
+
+
+def flags_of(command: list[str]) -> dict[str, str]:
+    return {name.removeprefix("--"): value for name, value in zip(command[2::2], command[3::2], strict=True)}
+
+
+def test_rows_that_do_not_exist_or_are_empty_are_refused(
+    config: SftConfig, policy_folder: Path, tmp_path: Path
+) -> None:
+    for rows in (tmp_path / "missing.jsonl", tmp_path / "empty.jsonl"):
+        if rows.stem == "empty":
+            rows.touch()
+        with pytest.raises(ArtifactError, match="holds no rows to train on"):
+            train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
+
+
+def test_a_folder_without_weights_is_refused(config: SftConfig, rows: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="holds no model weights"):
+        train_adapter(config, tmp_path, rows, 0, tmp_path / "work", tmp_path / "out")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_training_on_a_gpu_that_is_not_there_stops_before_anything_is_read(config: SftConfig, tmp_path: Path) -> None:
+    gpu = config.model_copy(update={"device": "cuda", "attention": "flash_attn"})
+    with pytest.raises(UnavailableError, match="a CUDA GPU"):
+        train_adapter(gpu, tmp_path / "missing", tmp_path / "missing", 0, tmp_path / "work", tmp_path / "out")
+    assert not (tmp_path / "work").exists()
+
+
+def test_float32_switches_both_kinds_of_mixed_precision_off(config: SftConfig, tmp_path: Path) -> None:
+    flags = flags_of(swift_sft_command(config, SftTask(tmp_path, tmp_path, tmp_path, 3)))
+    assert (flags["torch_dtype"], flags["fp16"], flags["bf16"]) == ("float32", "false", "false")
+    assert (flags["seed"], flags["data_seed"]) == ("3", "3")
+
+
+def test_a_checkpoint_that_was_being_written_is_passed_over(tmp_path: Path) -> None:
+    for step, state in ((90, '{"global_step": 90}'), (100, '{"global_step": 100}'), (110, '{"global_st'), (120, None)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        if state is not None:
+            (folder / "trainer_state.json").write_text(state)
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
+    assert newest_checkpoint(tmp_path / "nothing") is None
+
+
+def test_the_training_curve_leaves_out_the_closing_summary() -> None:
+    entry = {"loss": 1.5, "grad_norm": 0.2, "learning_rate": 1e-3, "token_acc": 0.7, "epoch": 0.1, "step": 5}
+    summary = {"train_runtime": 3.0, "train_loss": 1.5, "epoch": 1.0, "step": 5}
+    lines = log_lines({"log_history": [entry, summary]})
+    assert [(line.step, line.loss, line.token_acc) for line in lines] == [(5, 1.5, 0.7)]
+
+
+def test_equal_runs_in_different_folders_publish_equal_settings() -> None:
+    one = {"r": 4, "base_model_name_or_path": "/a/base", "target_modules": ["v_proj", "q_proj"]}
+    other = {"r": 4, "base_model_name_or_path": "/b/base", "target_modules": ["q_proj", "v_proj"]}
+    folder = Path("models/tiny/base")
+    assert canonical_adapter_config(one, folder) == canonical_adapter_config(other, folder)
+
+
+@pytest.mark.slow
+def test_a_failing_swift_publishes_nothing(config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path) -> None:
+    rows.write_text("this is not JSON\n")
+    with pytest.raises(CommandError, match=r"`swift sft` ended with exit code 1"):
+        train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_ends_as_one_that_was_not(
+    config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path
+) -> None:
+    train_adapter(config, policy_folder, rows, 0, tmp_path / "whole", tmp_path / "uninterrupted")
+    _train_until_first_checkpoint(config, policy_folder, rows, tmp_path / "work")
+    train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "resumed")
+
+    for name in ("adapter_model.safetensors", "adapter_config.json", "train_log.jsonl", "manifest.json"):
+        assert sha256_file(tmp_path / "resumed" / name) == sha256_file(tmp_path / "uninterrupted" / name), name
+    manifest = json.loads((tmp_path / "resumed" / "manifest.json").read_text())
+    assert (manifest["rows"], manifest["steps"], manifest["device"]) == (16, 4, "cpu")
+    weights: dict[str, Any] = load_file(tmp_path / "resumed" / "adapter_model.safetensors")
+    assert any(tensor.abs().max() > 0 for name, tensor in weights.items() if "lora_B" in name)
+
+
+def _train_until_first_checkpoint(config: SftConfig, model: Path, rows: Path, work: Path) -> None:
+    """Run the training in another process, and kill that as soon as a checkpoint is whole."""
+    call = "import sys; from pathlib import Path; from deepsearch_rl.training.sft import SftConfig, train_adapter; "
+    call += "config = SftConfig.model_validate_json(sys.argv[1]); "
+    call += "train_adapter(config, *map(Path, sys.argv[2:4]), 0, *map(Path, sys.argv[4:6]))"
+    paths = [str(path) for path in (model, rows, work, work / "never")]
+    run = subprocess.Popen([sys.executable, "-c", call, config.model_dump_json(), *paths])
+    try:
+        while run.poll() is None and not any(newest_checkpoint(folder) for folder in work.glob("sft-*")):
+            pass
+        assert run.poll() is None, "the run ended before it could be killed"
+    finally:
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+    assert not (work / "never").exists()

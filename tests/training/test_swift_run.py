@@ -1,0 +1,58 @@
+"""Running ms-swift's commands, with a cheap program in its place."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.errors import CommandError
+from deepsearch_rl.training.swift_run import run_swift
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with swift's layout; tests write the modules of its subcommands."""
+    package = tmp_path / "fakeswift" / "cli"
+    package.mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return package
+
+
+def test_output_goes_to_the_log_and_line_by_line_to_the_reader(program: Path, tmp_path: Path) -> None:
+    (program / "hello.py").write_text(
+        "import sys\nprint('one\\rtwo', *sys.argv[1:])\nprint('three', file=sys.stderr)\n"
+    )
+    lines: list[str] = []
+    run_swift(["fakeswift", "hello", "--flag", "x"], tmp_path / "logs" / "swift.log", lines.append)
+    assert [line.strip() for line in lines] == ["one", "two --flag x", "three"]
+    assert (tmp_path / "logs" / "swift.log").read_text() == "".join(lines)
+
+
+def test_a_failure_names_the_command_its_exit_code_its_log_and_its_last_lines(program: Path, tmp_path: Path) -> None:
+    (program / "boom.py").write_text("for i in range(99): print('line', i)\nraise SystemExit(7)\n")
+    with pytest.raises(CommandError) as caught:
+        run_swift(["fakeswift", "boom"], tmp_path / "swift.log", lambda _: None)
+    message = str(caught.value)
+    assert "`fakeswift boom` ended with exit code 7" in message
+    assert str(tmp_path / "swift.log") in message
+    assert "line 98" in message
+    assert "line 80" not in message
+
+
+def test_a_killed_stage_leaves_no_program_running(program: Path, tmp_path: Path) -> None:
+    (program / "sleep.py").write_text("import os, time\nprint(os.getpid())\ntime.sleep(60)\n")
+    call = "from pathlib import Path; from deepsearch_rl.training.swift_run import run_swift; "
+    call += "run_swift(['fakeswift', 'sleep'], Path('swift.log'), lambda line: print(line, end='', flush=True))"
+    parent = subprocess.Popen([sys.executable, "-c", call], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()  # returns when the child, which holds the pipe's other end no longer, has ended too
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        os.sched_yield()
+    assert not Path(f"/proc/{child}").exists()
