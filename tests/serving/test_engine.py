@@ -80,12 +80,12 @@ def test_after_forget_nothing_computed_with_old_weights_is_used(engine: Engine, 
     prompt = prompts(2)[1]
     before = answer(engine, prompt, GREEDY)
     with torch.no_grad():
-        engine._model.model.layers[0].self_attn.v_proj.weight.neg_()  # noqa: SLF001
+        engine._model.model.layers[0].self_attn.v_proj.weight.neg_()
     engine.forget()
     after = answer(engine, prompt, GREEDY)
     assert after.token_ids != before.token_ids
     with torch.no_grad():
-        logprobs = torch.log_softmax(engine._model(torch.tensor([prompt]), use_cache=False).logits[0, -1], -1)  # noqa: SLF001
+        logprobs = torch.log_softmax(engine._model(torch.tensor([prompt]), use_cache=False).logits[0, -1], -1)
     assert after.logprobs[0] == pytest.approx(float(logprobs.max()), abs=1e-4)
 
 
