@@ -14,20 +14,16 @@ MAX_SENTENCE_CHARS = 20_000
 """Longer sentences are cut at white space, so that no tokenizer is given megabytes at once."""
 
 _ABBREVIATIONS = (
-    "Mr Mrs Ms Dr Prof St Jr Sr Sen Gov Gen Lt Col Inc Ltd No vs Jan Feb Mar Apr Aug Sept Sep Oct Nov Dec".split()
+    *("Mr", "Mrs", "Ms", "Dr", "Prof", "St", "Jr", "Sr", "Sen", "Gov", "Gen", "Lt", "Col", "Inc", "Ltd", "No", "vs"),
+    *("Jan", "Feb", "Mar", "Apr", "Aug", "Sept", "Sep", "Oct", "Nov", "Dec"),
 )
+_UNABBREVIATED = r"(?<!\b[A-Z]\.)" + "".join(rf"(?<!\b{abbreviation}\.)" for abbreviation in _ABBREVIATIONS)
 _OPENING = r"""["'(\[\u2018\u201c]"""
 _CLOSING = r"""["')\]\u2019\u201d]"""
-_NEXT = rf"\s+(?={_OPENING}?[A-Z0-9])"
-# White space before a capital or digit, after a full stop that ends neither an initial nor an abbreviation or after a
-# closed quotation; any newline; nothing at all after a CJK full stop.
+# The end of a sentence is that of the group, if there is one, and the next begins behind the match: a full stop that
+# ends no initial or abbreviation, before white space and a capital or digit; a CJK full stop; any newline.
 _BOUNDARY = re.compile(
-    r"(?<=[.!?])(?<!\b[A-Z]\.)"
-    + "".join(rf"(?<!\b{abbreviation}\.)" for abbreviation in _ABBREVIATIONS)
-    + _NEXT
-    + rf"|(?<=[.!?]{_CLOSING}){_NEXT}"
-    + r"|\s*\n\s*"
-    + r"|(?<=[\u3002\uff01\uff1f])"
+    rf"([.!?]{_UNABBREVIATED}{_CLOSING}?)\s+(?={_OPENING}?[A-Z0-9])" + r"|([\u3002\uff01\uff1f])" + r"|\n\s*"
 )
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SPACE = re.compile(r"\s")
@@ -37,17 +33,16 @@ def sentence_spans(text: str) -> Iterator[Span]:
     """Yield the sentences of a text lazily, without surrounding white space and without empty ones."""
     start = 0
     for boundary in _BOUNDARY.finditer(text):
-        yield from _bounded(text, start, boundary.start())
+        yield from _bounded(text, start, boundary.end(boundary.lastindex) if boundary.lastindex else boundary.start())
         start = boundary.end()
     yield from _bounded(text, start, len(text))
 
 
 def _bounded(text: str, start: int, end: int) -> Iterator[Span]:
     """The part of the text without white space at its ends, cut into pieces of at most MAX_SENTENCE_CHARS."""
-    while start < end and text[start].isspace():
-        start += 1
-    while end > start and text[end - 1].isspace():
-        end -= 1
+    sentence = text[start:end]
+    end -= len(sentence) - len(sentence.rstrip())
+    start += len(sentence) - len(sentence.lstrip())
     while end - start > MAX_SENTENCE_CHARS:
         cut = start + MAX_SENTENCE_CHARS
         space = text.rfind(" ", start + 1, cut)
