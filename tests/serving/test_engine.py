@@ -76,7 +76,7 @@ def test_more_requests_than_slots_are_all_answered(engine: Engine) -> None:
     assert all(request.result(timeout=60).token_ids for request in running)
 
 
-def test_after_forget_nothing_computed_with_old_weights_is_used(engine: Engine, model: PreTrainedModel) -> None:
+def test_after_forget_nothing_computed_with_old_weights_is_used(engine: Engine) -> None:
     prompt = prompts(2)[1]
     before = answer(engine, prompt, GREEDY)
     with torch.no_grad():

@@ -84,5 +84,5 @@ def test_short_think_averages_turns_and_is_zero_if_one_turn_has_no_thought() -> 
 
 
 def test_an_unknown_reward_is_answered_with_the_nearest_names() -> None:
-    with pytest.raises(UnknownNameError, match="'corect'.*'correct'"):
+    with pytest.raises(UnknownNameError, match=r"'corect'.*'correct'"):
         Reward(("corect",), words)

@@ -125,7 +125,7 @@ def test_groups_of_equal_rewards_leave_the_policy_as_it_is_and_the_run_goes_on(
 
 
 def test_a_start_without_a_number_of_steps_is_a_config_error(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="rl.steps has no entry for the start 'base'"):
+    with pytest.raises(ConfigError, match=r"rl\.steps has no entry for the start 'base'"):
         train_policy(task, config.model_copy(update={"steps": {"sft": 1}}), tmp_path / "adapter")
 
 
