@@ -1,0 +1,230 @@
+"""Sources at hand: public layouts become the same records, splits are the published ones, bad lines are named."""
+
+import gzip
+import io
+import json
+import random
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.corpora.download import DownloadConfig, download
+from deepsearch_rl.corpora.folder import CorpusSource, FolderConfig, QuestionSource, open_corpora, read_question_sets
+from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
+from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.records import Document, Question
+
+QUESTION = {"id": "dev_0", "question": "Who?", "golden_answers": ["A", "B"]}
+
+
+def corpus(root: Path, name: str, format_: str = "flashrag") -> list[Document]:
+    config = FolderConfig(root=root, corpora={"c": CorpusSource(format=format_, path=Path(name))}, questions={})
+    return list(open_corpora(config)["c"])
+
+
+def splits(
+    root: Path, name: str, format_: str = "flashrag", seed: int | None = None, **sizes: int | None
+) -> dict[str, list[Question]]:
+    source = QuestionSource(format=format_, path=Path(name), shuffle_seed=seed, splits=sizes or {"val": None})
+    return read_question_sets(FolderConfig(root=root, corpora={}, questions={"q": (source,)}))["q"]
+
+
+def write(path: Path, *rows: dict) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_multihoprag(folder: Path, questions: int = 4) -> None:
+    """A folder laid out as the repository yixuantt/MultiHopRAG: two configurations declared in the card."""
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: MultiHopRAG\n  data_files: MultiHopRAG.json\n"
+        "- config_name: corpus\n  data_files: corpus.json\n---\n"
+    )
+    about = {"source": "The Verge", "published_at": "2023-09-28T12:00:00+00:00", "author": None}
+    articles = [about | {"title": f"T{number}", "body": f"Fact {number}.\n\nMore."} for number in range(3)]
+    facts = [about | {"title": "T2", "fact": "Fact 2."}]
+    queries = [
+        {"query": f"Q{number}?", "answer": "Yes", "question_type": "inference_query", "evidence_list": facts}
+        for number in range(questions - 1)
+    ]
+    null = {"query": "Q?", "answer": "Insufficient information.", "question_type": "null_query", "evidence_list": []}
+    (folder / "corpus.json").write_text(json.dumps(articles))
+    (folder / "MultiHopRAG.json").write_text(json.dumps([*queries, null]))
+
+
+def test_both_corpus_layouts_give_title_newline_text_and_keep_other_keys(tmp_path: Path) -> None:
+    write(
+        tmp_path / "c.jsonl",
+        {"id": 7, "contents": '"T"\nx', "metadata": {"u": 1}},
+        {"id": "b", "title": "U", "text": "y", "src": "s"},
+    )
+    first, second = corpus(tmp_path, "c.jsonl")
+    assert (first.id, first.title, first.text, first.metadata) == ("7", '"T"', "x", {"u": 1})
+    assert (second.contents, second.metadata) == ("U\ny", {"src": "s"})
+
+
+def test_wiki18_is_read_from_a_gzip_file_and_from_a_gzipped_tar_under_the_same_name(tmp_path: Path) -> None:
+    lines = b'{"id": "0", "contents": "\\"T\\"\\nx"}\n{"id": "1", "contents": "\\"U\\"\\ny"}\n'
+    (tmp_path / "plain.jsonl.gz").write_bytes(gzip.compress(lines))
+    with tarfile.open(tmp_path / "tar.jsonl.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("data/wiki-18.jsonl")
+        member.size = len(lines)
+        archive.addfile(member, io.BytesIO(lines))
+    plain = corpus(tmp_path, "plain.jsonl.gz", "wiki18")
+    assert [document.title for document in plain] == ['"T"', '"U"']
+    assert corpus(tmp_path, "tar.jsonl.gz", "wiki18") == plain
+
+
+def test_a_truncated_gzip_file_is_refused(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"id": "0", "contents": "T\\nx"}\n' * 1000)
+    (tmp_path / "c.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ArtifactError, match=r"c\.jsonl\.gz is damaged"):
+        corpus(tmp_path, "c.jsonl.gz")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": "b"}', "line 2: .*neither 'contents' nor 'text'"),
+        ('{"contents": "T\\nx"}', "line 2: field 'id'"),
+        ('{"id": "b", "contents": 3', r"line 2: .*JSON"),
+        ("[1]", "line 2: "),
+    ],
+)
+def test_a_malformed_corpus_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "c.jsonl").write_text('{"id": "a", "contents": "T\\nx"}\n' + line + "\n")
+    with pytest.raises(RecordError, match=r"c\.jsonl, " + message):
+        corpus(tmp_path, "c.jsonl")
+
+
+@pytest.mark.parametrize("format_", ["flashrag", "musique", "2wikimultihopqa", "hotpotqa"])
+@pytest.mark.parametrize(
+    ("change", "field"), [({"golden_answers": []}, "golden_answers"), ({"question": None}, "question")]
+)
+def test_a_malformed_question_line_is_named(tmp_path: Path, format_: str, change: dict, field: str) -> None:
+    write(tmp_path / "q.jsonl", QUESTION, QUESTION | {"id": "dev_1"} | change)
+    with pytest.raises(RecordError, match=rf"q\.jsonl, line 2: field '{field}'"):
+        splits(tmp_path, "q.jsonl", format_)
+
+
+def test_generic_questions_keep_their_type_evidence_and_other_metadata(tmp_path: Path) -> None:
+    evidence = {"fact": "A.", "doc_id": "d", "source": "s"}
+    write(tmp_path / "q.jsonl", QUESTION | {"metadata": {"question_type": "t", "evidence_list": [evidence], "hops": 2}})
+    (question,) = splits(tmp_path, "q.jsonl")["val"]
+    assert question.metadata.model_dump(exclude_none=True) == {
+        "question_type": "t", "evidence_list": (evidence,), "hops": 2,
+    }  # fmt: skip
+
+
+def test_musique_hotpotqa_and_2wiki_rows_give_type_and_supporting_titles_and_unknown_evidence(tmp_path: Path) -> None:
+    hops = [{"question": f"#{n}", "support_paragraph": {"title": f"T{n}", "paragraph_text": "x"}} for n in range(3)]
+    write(tmp_path / "m.jsonl", QUESTION | {"metadata": {"question_decomposition": hops}})
+    facts = {"title": ["T0", "T0", "T1"], "sent_id": [0, 1, 0]}
+    write(tmp_path / "h.jsonl", QUESTION | {"metadata": {"type": "bridge", "supporting_facts": facts, "context": {}}})
+    pairs = [["T0", 0], ["T1", 2]]
+    write(tmp_path / "w.jsonl", QUESTION | {"type": "compositional", "supporting_facts": pairs})
+    seen = {}
+    for name, format_ in (("m", "musique"), ("h", "hotpotqa"), ("w", "2wikimultihopqa")):
+        (question,) = splits(tmp_path, f"{name}.jsonl", format_)["val"]
+        assert question.golden_answers == ("A", "B")
+        assert question.metadata.evidence_list is None
+        assert question.metadata.model_extra is not None
+        seen[name] = (question.metadata.question_type, list(question.metadata.model_extra["supporting_titles"]))
+    assert seen == {
+        "m": ("3_hop", ["T0", "T1", "T2"]), "h": ("bridge", ["T0", "T1"]), "w": ("compositional", ["T0", "T1"]),
+    }  # fmt: skip
+
+
+def test_multihoprag_is_read_by_the_datasets_library_from_a_repository_layout(tmp_path: Path) -> None:
+    write_multihoprag(tmp_path)
+    documents = corpus(tmp_path, ".", "multihoprag")
+    assert [document.id for document in documents] == ["0", "1", "2"]
+    assert documents[1].contents == "T1\nFact 1.\n\nMore."
+    assert documents[1].metadata["published_at"] == "2023-09-28T12:00:00+00:00"
+    questions = splits(tmp_path, ".", "multihoprag")["val"]
+    assert [question.id for question in questions] == ["0", "1", "2", "3"]
+    assert questions[0].metadata.evidence_list is not None
+    (evidence,) = questions[0].metadata.evidence_list
+    assert (evidence.fact, evidence.doc_id, evidence.title) == ("Fact 2.", "2", "T2")
+    assert (questions[3].golden_answers, questions[3].metadata.evidence_list) == (("Insufficient information.",), ())
+
+
+def test_the_published_split_is_a_seed_42_shuffle_cut_in_order(tmp_path: Path) -> None:
+    rows = [QUESTION | {"id": str(number)} for number in range(2556)]
+    write(tmp_path / "q.jsonl", *rows)
+    found = splits(tmp_path, "q.jsonl", seed=42, val=200, dev=150, train=None)
+    random.seed(42)  # as in the published conversion: shuffle all rows, the first 200 are val, the rest train
+    random.shuffle(rows)
+    expected = [row["id"] for row in rows]
+    ids = {split: [question.id for question in questions] for split, questions in found.items()}
+    assert ids["val"] == expected[:200]
+    assert ids["dev"] + ids["train"] == expected[200:]
+    assert len(ids["dev"]) == 150
+
+
+def test_splits_that_a_file_cannot_fill_and_double_ids_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "q.jsonl", QUESTION, QUESTION | {"id": "dev_1"})
+    with pytest.raises(ConfigError, match=r"2 questions, 1 of them taken .* 'dev' cannot have 2"):
+        splits(tmp_path, "q.jsonl", val=1, dev=2)
+    with pytest.raises(ConfigError, match="'dev' cannot have the rest"):
+        splits(tmp_path, "q.jsonl", val=2, dev=None)
+    write(tmp_path / "q.jsonl", QUESTION, QUESTION)
+    with pytest.raises(ArtifactError, match="'dev_0'"):
+        splits(tmp_path, "q.jsonl")
+
+
+def test_unknown_formats_and_sources_are_refused_with_the_nearest_names(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'wiki18'"):
+        corpus(tmp_path, "c.jsonl", "wiki-18")
+    with pytest.raises(UnknownNameError, match="Did you mean 'musique'"):
+        splits(tmp_path, "q.jsonl", "musiqe")
+    with pytest.raises(UnknownNameError, match="Did you mean 'world'"):
+        download(DownloadConfig(source="wrld"), 0, tmp_path, tmp_path)
+    with pytest.raises(ConfigError, match=r"a section download\.folder is needed"):
+        download(DownloadConfig(source="folder"), 0, tmp_path, tmp_path)
+
+
+def test_a_download_from_a_folder_writes_every_file_or_names_what_is_missing(tmp_path: Path) -> None:
+    write(tmp_path / "c.jsonl", {"id": "a", "contents": "T\nx"})
+    write(tmp_path / "q.jsonl", QUESTION)
+    folder = FolderConfig(
+        root=tmp_path,
+        corpora={"wiki": CorpusSource(format="flashrag", path=Path("c.jsonl"))},
+        questions={
+            "musique": (QuestionSource(format="musique", path=Path("q.jsonl"), shuffle_seed=None, splits={"val": 1}),)
+        },
+    )
+    config = DownloadConfig(source="folder", folder=folder)
+    out = tmp_path / "out"
+    assert download(config, 0, out / "corpora", out / "questions") == {"wiki": 1, "musique/val": 1}
+    assert [question.id for question in read_jsonl(out / "questions/musique/val.jsonl", Question)] == ["dev_0"]
+    (tmp_path / "c.jsonl").write_text("\n")
+    with pytest.raises(ArtifactError, match="holds no record"):
+        download(config, 0, tmp_path / "empty", tmp_path / "empty")
+    assert list((tmp_path / "empty").iterdir()) == []
+    (tmp_path / "c.jsonl").unlink()
+    with pytest.raises(ArtifactError, match=r"c\.jsonl does not exist"):
+        download(config, 0, out / "corpora", out / "questions")
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("name", "format_", "types", "count"),
+    [
+        ("musique", "musique", {"2_hop", "3_hop", "4_hop"}, 910),
+        ("2wikimultihopqa", "2wikimultihopqa", {"compositional", "comparison", "inference", "bridge_comparison"}, 1117),
+        ("hotpotqa", "hotpotqa", {"bridge", "comparison"}, 5553),
+    ],
+)
+def test_real_question_sets_are_read(real_data: Path, name: str, format_: str, types: set[str], count: int) -> None:
+    questions = splits(real_data, f"{name}/dev.jsonl.gz", format_)["val"]
+    assert len(questions) == count
+    assert types <= {question.metadata.question_type for question in questions} <= types | {""}
+
+
+@pytest.mark.realdata
+def test_real_corpora_are_read(real_data: Path) -> None:
+    assert sum(1 for _ in corpus(real_data, "wiki18/sample1000.jsonl.gz", "wiki18")) == 1000
+    musique = corpus(real_data, "musique/corpus.jsonl.gz")
+    assert len(musique) == 7862
+    assert all(document.title and document.text for document in musique)
