@@ -5,6 +5,7 @@ from pydantic import Field
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from deepsearch_rl.records import Record
+from deepsearch_rl.training.pretrain.vocabulary import END_OF_TEXT, TURN_END
 
 
 class ModelConfig(Record):
@@ -24,6 +25,7 @@ class ModelConfig(Record):
 def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     """A float32 model with random weights drawn from ``seed``, its generation settings included."""
     torch.manual_seed(seed)
+    end, padding = (tokenizer.get_vocab()[token] for token in (TURN_END, END_OF_TEXT))
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
@@ -38,12 +40,10 @@ def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: i
             initializer_range=config.initializer_range,
             tie_word_embeddings=True,
             use_cache=True,  # saved as it is: without it a server recomputes every token of every turn
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=end,
+            pad_token_id=padding,
             dtype="float32",
         )
     )
-    model.generation_config = GenerationConfig(
-        do_sample=True, temperature=0.7, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(do_sample=True, temperature=0.7, eos_token_id=end, pad_token_id=padding)
     return model

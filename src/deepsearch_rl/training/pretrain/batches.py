@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.training.pretrain.lessons import Lesson
@@ -43,10 +44,12 @@ class Encoder:
 
     def __call__(self, lesson: Lesson) -> Example:
         """Render and tokenise a lesson; an assistant turn is trained from its first token to its end token."""
-        text = self._tokenizer.apply_chat_template(
-            list(lesson.turns), tools=[RETRIEVE_TOOL] if lesson.with_tools else None, tokenize=False
+        texts, _ = render_jinja_template(
+            [list(lesson.turns)],
+            tools=[RETRIEVE_TOOL] if lesson.with_tools else None,
+            chat_template=str(self._tokenizer.chat_template),
         )
-        tokens = self._tokenizer.encode(str(text), add_special_tokens=False)
+        tokens = self._tokenizer.encode(texts[0], add_special_tokens=False)
         return Example(tuple(tokens), tuple(self._assistant_mask(tokens)))
 
     def _assistant_mask(self, tokens: Sequence[int]) -> list[bool]:

@@ -92,7 +92,7 @@ def pretrain(config: PretrainConfig, seed: int, folder: Path) -> None:
         return map(encode, tutor.lessons(level, rng))
 
     with AppendLog(folder / TRAIN_LOG) as log:
-        padding = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+        padding = tokenizer.get_vocab()[END_OF_TEXT]
         train(model, examples, padding, config.levels, config.optimizer, log.append, random.Random(seed), LOG_EVERY)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
