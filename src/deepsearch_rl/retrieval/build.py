@@ -3,6 +3,7 @@
 from importlib.metadata import version
 from pathlib import Path
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -26,7 +27,7 @@ from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest
 from deepsearch_rl.retrieval.quality import QualityConfig
 
 ENCODED_AT_ONCE = 4096
-LIBRARIES = ("bm25s", "faiss-cpu", "PyStemmer", "numpy", "scikit-learn")
+LIBRARIES = ("bm25s", "PyStemmer", "numpy", "scikit-learn")
 
 
 class IndexSection(Record):
@@ -82,7 +83,7 @@ def build_index(chunks_path: Path, index_dir: Path, config: IndexConfig, seed: i
             dimension=dimension,
             seed=seed,
             sizes_bytes=_sizes(folder),
-            versions={library: version(library) for library in LIBRARIES},
+            versions={"faiss": faiss.__version__, **{library: version(library) for library in LIBRARIES}},
         )
         manifest.write_manifest(folder, finished)
     return finished

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import os
 import subprocess
 import sys
 import tempfile
@@ -55,16 +56,9 @@ def serve_index(index_dir: Path, chunks_path: Path, config: RetrievalConfig) -> 
 def _start(
     socket_fd: int, index_dir: Path, chunks_path: Path, config: RetrievalConfig, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-m",
-        "deepsearch_rl.retrieval.server",
-        "--socket-fd",
-        str(socket_fd),
-        "--stop-with-stdin",
-    ]
-    command += ["--index", str(index_dir), "--chunks", str(chunks_path), "--retriever", config.retriever]
-    command += ["--top-k", str(config.top_k), "--max-pending", str(config.max_pending)]
+    command = [sys.executable, "-m", "deepsearch_rl.retrieval.server", "--stop-with-stdin"]
+    command += ["--socket-fd", str(socket_fd), "--index", str(index_dir), "--chunks", str(chunks_path)]
+    command += ["--retriever", config.retriever, "--top-k", str(config.top_k), "--max-pending", str(config.max_pending)]
     command += ["--pages", str(config.pages)] if config.pages else []
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[socket_fd])
 
@@ -86,7 +80,7 @@ def _await_health(port: int, process: subprocess.Popen[bytes], timeout_s: float,
 
 
 def _written(log: IO[bytes]) -> str:
-    size = log.seek(0, 2)
+    size = log.seek(0, os.SEEK_END)
     log.seek(max(0, size - LOG_TAIL_BYTES))
     text = log.read().decode(errors="replace").strip()
     return f"It wrote: {text}" if text else "It wrote nothing."

@@ -6,6 +6,7 @@ SIGINT, or (with ``--stop-with-stdin``) when the process that holds the other en
 
 import argparse
 import errno
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from deepsearch_rl.retrieval.batching import SearchQueue
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, open_index
 from deepsearch_rl.retrieval.service import RetrievalService, make_app, read_pages
 
+_LOG = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 3
 
 
@@ -47,9 +49,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(options: argparse.Namespace) -> None:
     """Open the index and serve it until a signal comes."""
-    with (
-        socket.socket(fileno=options.socket_fd) if options.socket_fd else listen(options.host, options.port) as listener
-    ):
+    inherited: int | None = options.socket_fd
+    with listen(options.host, options.port) if inherited is None else socket.socket(fileno=inherited) as listener:
         searcher = open_index(options.index, options.chunks, options.retriever)
         searcher.search(["warm up"], options.top_k)
         pages = read_pages(options.pages) if options.pages else None
@@ -57,6 +58,8 @@ def serve(options: argparse.Namespace) -> None:
         config = uvicorn.Config(
             make_app(service, options.host), log_level="warning", timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S
         )
+        host, port = listener.getsockname()[:2]
+        _LOG.info("serving %s by %s at http://%s:%d (MCP at /mcp)", options.index, options.retriever, host, port)
         uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -90,6 +93,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     """Run the server; an error that a user can mend ends it with status 1 and one paragraph on stderr."""
     options = _parse(arguments)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    _LOG.setLevel(logging.INFO)
     if options.stop_with_stdin:
         _stop_with_stdin()
     try:
