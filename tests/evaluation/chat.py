@@ -1,0 +1,74 @@
+"""A chat-completions endpoint on a loopback port whose answers a test decides."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.retrieval.server import listen
+
+KEY = "sk-secret-of-the-test"
+
+
+@dataclass
+class ChatEndpoint:
+    """``reply`` maps a request's body to a message, or to a status code that the endpoint fails with."""
+
+    reply: Callable[[dict[str, Any]], dict[str, Any] | int]
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    endpoint: Endpoint = field(default_factory=lambda: Endpoint("", "scripted", KEY))
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+
+        @app.post("/v1/chat/completions")
+        async def complete(request: Request) -> JSONResponse:
+            body = await request.json()
+            self.requests.append(body)
+            message = self.reply(body)
+            if isinstance(message, int):
+                error = {"error": {"message": f"failed for {request.headers['authorization']}"}}
+                return JSONResponse(error, message, headers={"retry-after-ms": "1"})
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **message}}
+            usage = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
+            return JSONResponse(
+                {
+                    "id": "c",
+                    "object": "chat.completion",
+                    "created": 0,
+                    "model": "m",
+                    "choices": [choice],
+                    "usage": usage,
+                }
+            )
+
+        return app
+
+
+@contextmanager
+def serve_chat(reply: Callable[[dict[str, Any]], dict[str, Any] | int]) -> Iterator[ChatEndpoint]:
+    """Serve ``reply`` until the block ends."""
+    chat = ChatEndpoint(reply)
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(uvicorn.Config(chat.app(), log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        chat.endpoint = Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "scripted", KEY)
+        yield chat
+        server.should_exit = True
+        thread.join(timeout=5)
+
+
+def says(content: str) -> dict[str, Any]:
+    return {"content": content}
+
+
+def searches(query: str) -> dict[str, Any]:
+    function = {"name": "retrieve", "arguments": f'{{"query": "{query}"}}'}
+    return {"content": None, "tool_calls": [{"id": "random", "type": "function", "function": function}]}

@@ -1,0 +1,141 @@
+"""Results of a whole profile, drawn with known success rates, as the stages before the report leave them."""
+
+import json
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.evaluation.aggregate import RowKey, build_control, build_row
+from deepsearch_rl.evaluation.report import Sources
+from deepsearch_rl.evaluation.rows import IfevalScore, ModelEvaluation, run_file
+from deepsearch_rl.files import write_json, write_jsonl
+from deepsearch_rl.records import Message, StopReason, ToolCall, Trajectory
+
+SUCCESS = {"base": 0.2, "sft": 0.62, "rl": 0.35, "sft_rl": 0.75}
+CORPORA = {"multihoprag": "world", "musique": "outworld", "2wikimultihopqa": "outworld", "hotpotqa": "outworld"}
+TYPES = ("1_hop", "2_hop", "3_hop", "null")
+NAMES = ("Arla", "Bodin", "Caro", "Dunn", "Emer", "Falk", "Gorm")
+DRAWS = 200
+
+
+def make_rollout(
+    question: int,
+    sample: int = 0,
+    answer: str = "",
+    gold: str = "Port Vale",
+    stop: StopReason = StopReason.ANSWERED,
+    kind: str = "",
+    temperature: float = 0.7,
+    model: str = "sft",
+) -> Trajectory:
+    call = Message(role="assistant", tool_calls=(ToolCall(id="call_1", name="retrieve", arguments="{}"),))
+    said = Message(role="assistant", content=f"<answer> {answer}</answer>" if stop is StopReason.ANSWERED else "")
+    return Trajectory(
+        id=f"q{question}#{sample}",
+        question_id=f"q{question}",
+        sample=sample,
+        question=f"Question {question}?",
+        golden_answers=(gold,),
+        question_type=kind,
+        model=model,
+        prompt="tiny",
+        temperature=temperature,
+        messages=(Message(role="user", content=f"Question {question}?"), call, said),
+        answer=answer if stop is StopReason.ANSWERED else "",
+        stop_reason=stop,
+    )
+
+
+def _run(model: str, dataset: str, condition: str, n: int, samples: int, temperature: float) -> list[Trajectory]:
+    rng = random.Random(f"{model} {dataset} {condition} {temperature}")
+    rate = SUCCESS[model] * (1 if dataset == "multihoprag" else 0.5) * (0.2 if condition == "no_search" else 1)
+    found = []
+    for question in range(n):
+        kind, gold = TYPES[question % 4], f"{NAMES[question % 7]} {NAMES[question % 5]}"
+        for sample in range(samples):
+            failed = rng.random() < 0.05
+            found.append(
+                make_rollout(
+                    question,
+                    sample,
+                    gold if rng.random() < rate else "somebody else",
+                    gold,
+                    StopReason.NO_ANSWER_TAG if failed else StopReason.ANSWERED,
+                    kind,
+                    temperature,
+                    model,
+                )
+            )
+    return found
+
+
+def _evaluation(model: str, folder: Path) -> ModelEvaluation:
+    rows = []
+    for dataset, corpus in CORPORA.items():
+        n, samples = (40, 3) if dataset == "multihoprag" else (20, 1)
+        key = RowKey(model, f"models/tiny/{model}", dataset, corpus, "tiny", 3, 48, 0.7, samples, 0)
+        sampled = _run(model, dataset, "search", n, samples, 0.7)
+        write_jsonl(folder / run_file(dataset, "search", 0.7), sampled)
+        controls = {
+            name: build_control(_run(model, dataset, name, 10, 1, 0.7), sampled, 1, key, DRAWS)
+            for name in ("no_search", "gold_passage")
+        }
+        rows.append(build_row(key, sampled, True, DRAWS).model_copy(update={"controls": controls}))
+        if dataset == "multihoprag":
+            greedy = _run(model, dataset, "search", n, 1, 0.0)
+            write_jsonl(folder / run_file(dataset, "search", 0.0), greedy)
+            rows.append(build_row(replace(key, temperature=0.0, samples=1), greedy, True, DRAWS))
+    rows.sort(key=lambda row: row.sort_key)
+    inputs = {"model": "a" * 64, "questions/multihoprag/val": "b" * 64}
+    return ModelEvaluation(model=model, seed=0, settings_sha256="c" * 64, inputs=inputs, rows=tuple(rows))
+
+
+def _rl_run(folder: Path, start: str) -> None:
+    rng = random.Random(start)
+    lines = [{"step": 0, "dev_f1": 0.4}]
+    for step in range(1, 21):
+        line = {"step": step, "reward": 1 + 0.02 * step + rng.random() / 5, "f1": 0.5 + 0.01 * step, "tool_calls": 1.8}
+        lines.append(line | ({"dev_f1": 0.4 + 0.01 * step} if step % 5 == 0 else {}))
+    folder.mkdir(parents=True)
+    (folder / "train_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    below = start == "base"
+    manifest = {"start": start, "steps": 20, "best_step": 20, "best_dev_f1": 0.6, "below_gate": below, "seed": 0}
+    write_json(folder / "manifest.json", manifest | {"sampled_f1_at_start": 0.2 if below else 0.6})
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished profile: four models, four generated sets, IFEval, two RL runs, retrieval and filter reports."""
+    root = tmp_path_factory.mktemp("finished")
+    sources = sources_in(root)
+    for model in SUCCESS:
+        folder = sources.evaluate[model]
+        write_json(folder / "rows.json", _evaluation(model, folder).model_dump(mode="json"))
+        accuracies = {"prompt_strict": 0.1, "prompt_loose": 0.2, "inst_strict": 0.3, "inst_loose": 0.4}
+        score = IfevalScore(model=model, prompts="generated", n=40, instructions=57, instruction_ids=23, **accuracies)
+        write_json(sources.ifeval[model] / "scores.json", score.model_dump(mode="json"))
+    for start, folder in sources.rl.items():
+        _rl_run(folder, start)
+    scores = {"n": 40, "hits@1": 0.5, "hits@3": 0.8, "evidence_recall@3": 0.7, "mrr@10": 0.6}
+    write_json(sources.retrieval, {name: {"bm25": scores, "dense": scores} for name in CORPORA})
+    write_json(sources.filter, {"trajectories": 900, "kept": 640, "dropped": {"success": 230, "length": 30}})
+    return root
+
+
+@pytest.fixture
+def results(finished: Path, tmp_path: Path) -> Sources:
+    """A copy of the finished profile that a test may break."""
+    return sources_in(shutil.copytree(finished, tmp_path / "results"))
+
+
+def sources_in(root: Path) -> Sources:
+    return Sources(
+        evaluate={model: root / "evaluate" / model for model in SUCCESS},
+        ifeval={model: root / "ifeval" / model for model in SUCCESS},
+        rl={start: root / "rl" / start for start in ("sft", "base")},
+        retrieval=root / "retrieval.json",
+        filter=root / "filter.json",
+    )

@@ -1,0 +1,101 @@
+import asyncio
+
+import pytest
+
+from deepsearch_rl.agent.rollout import AgentConfig
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
+from deepsearch_rl.records import Chunk, ChunkMetadata, Evidence, Question, QuestionMetadata, StopReason, Trajectory
+from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
+
+CONFIG = AgentConfig(
+    protocol="function_calling",
+    prompt="tiny",
+    max_searches=2,
+    max_turns=3,
+    max_tokens=20,
+    context_tokens=500,
+    timeout_s=10,
+    concurrency=4,
+)
+
+
+def make_chunk(doc: str, position: int, title: str, text: str) -> Chunk:
+    metadata = ChunkMetadata(doc_id=doc, doc_chunks=2, doc_chunk_id=position)
+    return Chunk(id=f"{doc}-{position}", contents=f"{title}\n{text}", metadata=metadata)
+
+
+CHUNKS = [
+    make_chunk("d1", 0, "Ada Holt", "Ada Holt was born in Stoke."),
+    make_chunk("d1", 1, "Ada Holt", "She works for Fusion Works."),
+    make_chunk("d2", 0, "Fusion Works", "Fusion Works was founded"),
+    make_chunk("d2", 1, "Fusion Works", "by Ben Ide."),
+]
+FACTS = (
+    Evidence(doc_id="d1", fact="She works for  Fusion\nWorks."),
+    Evidence(title="Fusion Works", fact="Fusion Works was founded by Ben Ide."),
+)
+
+
+def ask(evidence: tuple[Evidence, ...] | None = FACTS) -> Question:
+    metadata = QuestionMetadata(question_type="2_hop", evidence_list=evidence)
+    return Question(id="q1", question="Who founded Ada's employer?", golden_answers=("Ben Ide",), metadata=metadata)
+
+
+def answer(chat: ChatEndpoint, gold: GoldPassages | None) -> Trajectory:
+    async def run() -> Trajectory:
+        async with ControlAgent(CONFIG, chat.endpoint, 0.7, "sft", gold) as agent:
+            return await agent.answer(ask(), 0)
+
+    return asyncio.run(run())
+
+
+def test_gold_passages_are_the_chunks_that_hold_the_facts_in_the_order_of_the_evidence() -> None:
+    gold = GoldPassages(CHUNKS, [ask()])
+    # the second fact is cut by a chunk's end, so its whole document is shown, found by its title
+    assert gold(ask()) == (
+        "[1] Ada Holt\nShe works for Fusion Works.\n\n"
+        "[2] Fusion Works\nFusion Works was founded\n\n[3] Fusion Works\nby Ben Ide."
+    )
+    assert gold(ask(evidence=())) == "No passages found."
+
+
+def test_without_search_the_model_is_asked_once_and_offered_no_tool() -> None:
+    with serve_chat(lambda _: says("<answer> Ben Ide</answer>")) as chat:
+        found = answer(chat, gold=None)
+    (request,) = chat.requests
+    assert "tools" not in request
+    assert [message["role"] for message in request["messages"]] == ["system", "user"]
+    assert (request["temperature"], request["max_tokens"]) == (0.7, CONFIG.max_tokens)
+    assert (found.answer, found.stop_reason, found.tool_calls) == ("Ben Ide", StopReason.ANSWERED, 0)
+
+
+def test_with_gold_passages_every_search_returns_them_and_the_tool_stays_offered() -> None:
+    replies = iter([searches("Fusion Works"), says("<answer> Ben Ide</answer>")])
+    gold = GoldPassages(CHUNKS, [ask()])
+    with serve_chat(lambda _: next(replies)) as chat:
+        found = answer(chat, gold)
+    first, second = chat.requests
+    assert first["tools"] == second["tools"] == [RETRIEVE_TOOL]
+    assert [message["role"] for message in first["messages"]] == ["system", "user", "assistant", "tool"]
+    assert [message["content"] for message in second["messages"] if message["role"] == "tool"] == [gold(ask())] * 2
+    calls = [call for message in second["messages"] for call in message.get("tool_calls", ())]
+    results = [message["tool_call_id"] for message in second["messages"] if message["role"] == "tool"]
+    assert [call["id"] for call in calls] == results
+    assert len(set(results)) == 2
+    assert (found.answer, found.stop_reason) == ("Ben Ide", StopReason.ANSWERED)
+
+
+def test_a_model_that_only_searches_runs_out_of_turns() -> None:
+    with serve_chat(lambda _: searches("again")) as chat:
+        found = answer(chat, GoldPassages(CHUNKS, [ask()]))
+    assert (found.stop_reason, found.answer, len(chat.requests)) == (StopReason.TURN_BUDGET, "", CONFIG.max_turns)
+
+
+@pytest.mark.parametrize("status", [401, 500])
+def test_a_failing_endpoint_is_a_failed_rollout_without_the_key_in_it(status: int) -> None:
+    with serve_chat(lambda _: status) as chat:
+        found = answer(chat, gold=None)
+    assert found.stop_reason is StopReason.MODEL_ERROR
+    assert "failed for" in str(found.error)
+    assert KEY not in found.model_dump_json()

@@ -1,0 +1,79 @@
+"""Answers and scores; expected values follow SQuAD v1.1's official script and FlashRAG's metrics."""
+
+import pytest
+
+from deepsearch_rl.answers import METRICS, acc, em, extract_answer, f1, normalise, precision, recall
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer> Port Vale </answer>", "Port Vale"),
+        ("first <answer>x</answer>, then <answer>y</answer>", "y"),
+        ("<answer>x <answer>y</answer>", "y"),
+        ("<answer>x</answer> rest </answer>", "x</answer> rest"),
+        ("<answer>two\nlines</answer>", "two\nlines"),
+        ("<answer></answer>", ""),
+        ("<answer>cut off", ""),
+        ("x</answer>", ""),
+        ("</answer><answer>", ""),
+        ("<answer>x</answer> and again <answer>y", ""),
+        ("", ""),
+    ],
+)
+def test_the_answer_is_what_stands_between_the_last_opening_and_the_last_closing_tag(text: str, answer: str) -> None:
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("The  Quick, brown fox!", "quick brown fox"),
+        ("an apple a day", "apple day"),
+        ("theatre", "theatre"),
+        ("A.I.", "ai"),  # punctuation goes before articles: "a.i." is no article
+        ("it's", "its"),
+        ("  ", ""),
+    ],
+)
+def test_normalising_lowers_then_drops_punctuation_then_articles_then_spaces(text: str, normal: str) -> None:
+    assert normalise(text) == normal
+
+
+def test_exact_match_compares_normalised_texts_with_every_gold() -> None:
+    assert em("the Port Vale.", ["Stoke", "port vale"]) == 1
+    assert em("Port", ["Port Vale"]) == 0
+    assert em("", [""]) == 1
+
+
+def test_accuracy_is_containment_of_a_gold_that_is_not_empty() -> None:
+    assert acc("It is Port Vale, I think", ["Port Vale"]) == 1
+    assert acc("Port", ["Port Vale"]) == 0
+    assert acc("anything", ["the", "!"]) == 0
+
+
+def test_token_overlap_counts_repeated_tokens_once_per_occurrence() -> None:
+    # prediction 4 tokens, gold 3, common 2: precision 1/2, recall 2/3
+    assert precision("vale vale port port", ["port vale burslem"]) == pytest.approx(1 / 2)
+    assert recall("vale vale port port", ["port vale burslem"]) == pytest.approx(2 / 3)
+    assert f1("vale vale port port", ["port vale burslem"]) == pytest.approx(4 / 7)
+
+
+def test_precision_and_recall_take_their_best_gold_each() -> None:
+    golds = ["port", "port vale burslem stoke"]
+    assert precision("port vale", golds) == 1.0  # of the second
+    assert recall("port vale", golds) == 1.0  # of the first
+    assert f1("port vale", golds) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("closed", ["yes", "no", "noanswer"])
+def test_a_closed_answer_on_either_side_must_match_exactly(closed: str) -> None:
+    assert f1(f"{closed} it is", [closed]) == 0
+    assert f1(closed, [f"{closed} it is"]) == 0
+    assert f1(f"{closed.upper()}.", [closed]) == 1
+
+
+def test_no_gold_scores_zero_and_no_metric_leaves_the_unit_interval() -> None:
+    for score in METRICS.values():
+        assert score("Port Vale", []) == 0.0
+        assert 0.0 <= score("Port Vale of old", ["Port Vale", "the"]) <= 1.0
