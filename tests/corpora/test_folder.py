@@ -34,24 +34,6 @@ def write(path: Path, *rows: dict) -> None:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
-def write_multihoprag(folder: Path, questions: int = 4) -> None:
-    """A folder laid out as the repository yixuantt/MultiHopRAG: two configurations declared in the card."""
-    (folder / "README.md").write_text(
-        "---\nconfigs:\n- config_name: MultiHopRAG\n  data_files: MultiHopRAG.json\n"
-        "- config_name: corpus\n  data_files: corpus.json\n---\n"
-    )
-    about = {"source": "The Verge", "published_at": "2023-09-28T12:00:00+00:00", "author": None}
-    articles = [about | {"title": f"T{number}", "body": f"Fact {number}.\n\nMore."} for number in range(3)]
-    facts = [about | {"title": "T2", "fact": "Fact 2."}]
-    queries = [
-        {"query": f"Q{number}?", "answer": "Yes", "question_type": "inference_query", "evidence_list": facts}
-        for number in range(questions - 1)
-    ]
-    null = {"query": "Q?", "answer": "Insufficient information.", "question_type": "null_query", "evidence_list": []}
-    (folder / "corpus.json").write_text(json.dumps(articles))
-    (folder / "MultiHopRAG.json").write_text(json.dumps([*queries, null]))
-
-
 def test_both_corpus_layouts_give_title_newline_text_and_keep_other_keys(tmp_path: Path) -> None:
     write(
         tmp_path / "c.jsonl",
@@ -135,13 +117,12 @@ def test_musique_hotpotqa_and_2wiki_rows_give_type_and_supporting_titles_and_unk
     }  # fmt: skip
 
 
-def test_multihoprag_is_read_by_the_datasets_library_from_a_repository_layout(tmp_path: Path) -> None:
-    write_multihoprag(tmp_path)
-    documents = corpus(tmp_path, ".", "multihoprag")
+def test_multihoprag_is_read_by_the_datasets_library_from_a_repository_layout(multihoprag_repository: Path) -> None:
+    documents = corpus(multihoprag_repository, ".", "multihoprag")
     assert [document.id for document in documents] == ["0", "1", "2"]
     assert documents[1].contents == "T1\nFact 1.\n\nMore."
     assert documents[1].metadata["published_at"] == "2023-09-28T12:00:00+00:00"
-    questions = splits(tmp_path, ".", "multihoprag")["val"]
+    questions = splits(multihoprag_repository, ".", "multihoprag")["val"]
     assert [question.id for question in questions] == ["0", "1", "2", "3"]
     assert questions[0].metadata.evidence_list is not None
     (evidence,) = questions[0].metadata.evidence_list
