@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -20,6 +21,17 @@ PEFT_MERGE = AdapterMergeConfig(
     backend="peft", dtype="float32", max_sequence_tokens=512, prompts=4, max_tokens=8, tie_tolerance=0.0
 )
 SWIFT_MERGE = MergeConfig(device="cpu", dtype="float32", model_type="qwen3", template="qwen3_nothinking")
+
+
+@pytest.fixture(scope="module")
+def adapter_folder(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoRA on every linear layer with random weights, large enough to change the policy's answers."""
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
+    settings: dict[str, Any] = {"r": 4, "lora_alpha": 64, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    folder = tmp_path_factory.mktemp("adapter")
+    peft.get_peft_model(base, peft.LoraConfig(**settings, init_lora_weights=False)).save_pretrained(folder)
+    return folder
 
 
 def test_the_merged_model_writes_what_base_and_adapter_write_and_not_what_the_base_writes(

@@ -213,14 +213,15 @@ def _progress(stack: contextlib.ExitStack) -> Callable[[str], None]:
 
 
 def _publish(config: SftConfig, task: SftTask, checkpoint: Path, output: Path) -> None:
-    lines = log_lines(_state(checkpoint))
+    state = _state(checkpoint)
+    lines = log_lines(state)
     with atomic_directory(output) as partial:
         shutil.copyfile(checkpoint / ADAPTER_WEIGHTS, partial / ADAPTER_WEIGHTS)
         write_json(
             partial / ADAPTER_CONFIG, canonical_adapter_config(read_json(checkpoint / ADAPTER_CONFIG), task.model)
         )
         write_jsonl(partial / "train_log.jsonl", lines)
-        write_json(partial / "manifest.json", _manifest(config, task, lines))
+        write_json(partial / "manifest.json", _manifest(config, task, state["global_step"], lines[-1].loss))
 
 
 def log_lines(trainer_state: dict[str, Any]) -> list[LogLine]:
@@ -234,7 +235,7 @@ def canonical_adapter_config(config: dict[str, Any], model: Path) -> dict[str, A
     return {**config, "base_model_name_or_path": str(model), "target_modules": sorted(config["target_modules"])}
 
 
-def _manifest(config: SftConfig, task: SftTask, lines: list[LogLine]) -> dict[str, Any]:
+def _manifest(config: SftConfig, task: SftTask, steps: int, final_loss: float) -> dict[str, Any]:
     with task.rows.open("rb") as rows:
         count = sum(1 for row in rows if row.strip())
     return {
@@ -243,7 +244,7 @@ def _manifest(config: SftConfig, task: SftTask, lines: list[LogLine]) -> dict[st
         "dtype": config.dtype,
         "seed": task.seed,
         "rows": count,
-        "steps": lines[-1].step,
-        "final_loss": lines[-1].loss,
+        "steps": steps,
+        "final_loss": final_loss,
         "versions": {name: importlib.metadata.version(name) for name in ("ms-swift", "transformers", "peft", "torch")},
     }
