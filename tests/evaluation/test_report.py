@@ -16,10 +16,9 @@ from deepsearch_rl.records import Trajectory
 from tests.evaluation.conftest import sources_in
 
 CONFIG = ReportConfig(comparisons=(("sft", "base"), ("sft_rl", "sft"), ("sft", "teacher")), draws=200)
-CONTRACT = """
-    model checkpoint dataset corpus prompt top_k chunk_size temperature samples seed n em f1 f1_low f1_high acc precision
-    recall mean_rounds mean_tool_calls failures
-""".split()
+CONTRACT = ["model", "checkpoint", "dataset", "corpus", "prompt", "top_k", "chunk_size", "temperature", "samples"]
+CONTRACT += ["seed", "n", "em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "mean_rounds"]
+CONTRACT += ["mean_tool_calls", "failures"]
 """The fields of a row as docs/contracts.md, section 7, lists them."""
 
 
