@@ -1,0 +1,96 @@
+"""The two stages from the outside: every profile's sections, determinism of the files, and what a user is told."""
+
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deepsearch_rl.corpora.chunking import ChunkConfig
+from deepsearch_rl.corpora.download import DownloadConfig
+from deepsearch_rl.corpora.spans import word_spans
+from deepsearch_rl.corpora.world.generate import generate
+from deepsearch_rl.files import read_jsonl, sha256_file
+from deepsearch_rl.records import Chunk, Question
+from stages import chunk, download
+from stages.entry import load_params
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILES = [ROOT / "params.yaml", *sorted(ROOT.glob("profiles/*/params.yaml"))]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): sha256_file(path) for path in sorted(folder.rglob("*.jsonl"))}
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.parent.name)
+def test_every_profile_has_sections_that_fit(path: Path) -> None:
+    params = load_params(path)
+    config = params.section("download", DownloadConfig)
+    assert params.section("chunk", ChunkConfig).chunk_size >= 1
+    assert (config.world if config.source == "world" else config.folder) is not None
+
+
+def test_the_stages_write_the_same_bytes_again_and_chunks_that_fit_a_small_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = load_params(ROOT / "profiles/smoke/params.yaml")
+    for run in ("first", "second"):
+        (tmp_path / run).mkdir()
+        monkeypatch.chdir(tmp_path / run)
+        download.main(params)
+        chunk.main(params)
+    first = digests(tmp_path / "first")
+    assert first == digests(tmp_path / "second")
+    assert {name.split("/", 2)[2] for name in first} == {
+        "corpora/world.jsonl", "corpora/outworld.jsonl", "chunks/world.jsonl", "chunks/outworld.jsonl",
+        "questions/multihoprag/train.jsonl", "questions/multihoprag/dev.jsonl", "questions/multihoprag/val.jsonl",
+        "questions/musique/val.jsonl", "questions/2wikimultihopqa/val.jsonl", "questions/hotpotqa/val.jsonl",
+    }  # fmt: skip
+    chunks = list(read_jsonl(tmp_path / "first/data/smoke/chunks/world.jsonl", Chunk))
+    assert max(sum(1 for _ in word_spans(chunk.contents)) for chunk in chunks) <= 60
+    assert len({chunk.id for chunk in chunks}) == len(chunks)
+    questions = list(read_jsonl(tmp_path / "first/data/smoke/questions/multihoprag/val.jsonl", Question))
+    facts = [fact for question in questions for fact in question.metadata.evidence_list or ()]
+    assert all(
+        any(fact.fact in chunk.text for chunk in chunks if chunk.metadata.doc_id == fact.doc_id) for fact in facts
+    )
+
+
+def test_the_tiny_world_is_large_enough_to_measure_on_and_has_few_comparisons() -> None:
+    params = load_params(ROOT / "params.yaml")
+    world = params.section("download", DownloadConfig).world
+    assert world is not None
+    made = generate(world, params.value("seed")).questions
+    assert len(made["multihoprag"]["train"]) >= 900
+    assert len(made["multihoprag"]["val"]) >= 400
+    assert [len(made[dataset]["val"]) for dataset in ("musique", "2wikimultihopqa", "hotpotqa")] == [200] * 3
+    types = Counter(question.metadata.question_type for question in made["multihoprag"]["val"])
+    assert types["comparison"] <= 0.05 * types.total()
+    assert 0.1 * types.total() <= types["null"] <= 0.15 * types.total()
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "message"),
+    [
+        ("chunk", {"chunk_size": 0}, "chunk_size: Input should be greater than or equal to 1 (given: 0)"),
+        ("download", {"source": "wrold"}, "unknown source 'wrold'. Did you mean 'world'"),
+    ],
+)
+def test_a_wrong_parameter_ends_a_stage_with_one_paragraph(
+    tmp_path: Path, stage: str, change: dict, message: str
+) -> None:
+    values = yaml.safe_load((ROOT / "profiles/smoke/params.yaml").read_text())
+    values[stage] |= change
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    shutil.copytree(ROOT / "stages", tmp_path / "stages", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", f"stages.{stage}", "params.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "data").exists()
