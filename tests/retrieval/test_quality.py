@@ -5,6 +5,8 @@ from deepsearch_rl.records import Evidence, Question, QuestionMetadata
 from deepsearch_rl.retrieval.quality import DatasetConfig, QualityConfig, measure, measure_datasets, score_facts
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, open_index
 
+QUALITY = QualityConfig(split="val", cutoffs=(1,))
+
 
 def question(text: str, facts: list[str] | None) -> Question:
     evidence = None if facts is None else tuple(Evidence(fact=fact) for fact in facts)
@@ -33,18 +35,21 @@ def test_what_is_found_below_rank_ten_counts_for_recall_alone():
     assert (scores["hits@11"], scores["mrr@10"], scores["map@10"]) == (1.0, 0.0, 0.0)
 
 
-def test_white_space_is_ignored_and_questions_without_evidence_are_left_out(index_dir, chunks_path):
-    searcher = open_index(index_dir, chunks_path, "bm25")
-    asked = [
-        question("Where did Philae touch down?", ["Philae  touched\ndown on a comet"]),
-        question("Who is the king of Mars?", []),
-        question("What is not known?", None),
-    ]
-    assert measure(searcher, asked, [1]) == {"n": 1, "hits@1": 1, "evidence_recall@1": 1, "mrr@10": 1, "map@10": 1}
+def test_white_space_is_ignored(index_dir, chunks_path):
+    asked = [question("Where did Philae touch down?", ["Philae  touched\ndown on a comet"])]
+    scores = measure(open_index(index_dir, chunks_path, "bm25"), asked, [1])
+    assert scores == {"n": 1, "hits@1": 1, "evidence_recall@1": 1, "mrr@10": 1, "map@10": 1}
 
 
-def test_a_set_without_evidence_has_no_scores(index_dir, chunks_path):
-    assert measure(open_index(index_dir, chunks_path, "bm25"), [question("?", None)], [1]) == {"n": 0}
+def test_questions_without_evidence_are_left_out(index_dir, chunks_path, tmp_path):
+    unanswerable, unknown = question("Who is the king of Mars?", []), question("What is not known?", None)
+    answerable = question("Which city is the capital of Austria?", ["capital of Austria"])
+    write_jsonl(tmp_path / "some" / "val.jsonl", [unanswerable, answerable, unknown])
+    write_jsonl(tmp_path / "none" / "val.jsonl", [unanswerable, unknown])
+    datasets = {"some": DatasetConfig(corpus="small"), "none": DatasetConfig(corpus="not built")}
+    scores = measure_datasets(index_dir.parent, chunks_path.parent, tmp_path, datasets, QUALITY)
+    assert {row["n"] for row in scores["some"].values()} == {1}
+    assert scores["none"] == {retriever: {"n": 0} for retriever in RETRIEVERS}
 
 
 def test_every_dataset_is_measured_with_every_retriever_in_its_corpus(index_dir, chunks_path, tmp_path):
@@ -52,7 +57,6 @@ def test_every_dataset_is_measured_with_every_retriever_in_its_corpus(index_dir,
     write_jsonl(tmp_path / "answerable" / "val.jsonl", [question(asked, ["capital of Austria"])])
     write_jsonl(tmp_path / "elsewhere" / "val.jsonl", [question(asked, ["A fact of another corpus."])])
     datasets = {name: DatasetConfig(corpus="small") for name in ("answerable", "elsewhere")}
-    quality = QualityConfig(split="val", cutoffs=(1,))
-    scores = measure_datasets(index_dir.parent, chunks_path.parent, tmp_path, datasets, quality)
+    scores = measure_datasets(index_dir.parent, chunks_path.parent, tmp_path, datasets, QUALITY)
     hits = {name: {retriever: row["hits@1"] for retriever, row in rows.items()} for name, rows in scores.items()}
     assert hits == {"answerable": dict.fromkeys(RETRIEVERS, 1.0), "elsewhere": dict.fromkeys(RETRIEVERS, 0.0)}

@@ -6,6 +6,7 @@ a question's facts that the top k contain.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -34,16 +35,15 @@ class DatasetConfig(Record):
 
 
 def measure(searcher: Searcher, questions: Sequence[Question], cutoffs: Sequence[int]) -> dict[str, float]:
-    """Mean scores in [0, 1] over the questions with evidence, and their number ``n`` (alone where there are none)."""
-    asked = [question for question in questions if question.metadata.evidence_list]
-    found = searcher.search([question.question for question in asked], max(*cutoffs, RANKED))
+    """Mean scores in [0, 1] over at least one question, all with evidence, and their number ``n``."""
+    found = searcher.search([question.question for question in questions], max(*cutoffs, RANKED))
     rows = []
-    for question, hits in zip(asked, found, strict=True):
+    for question, hits in zip(questions, found, strict=True):
         facts = [_stripped(evidence.fact) for evidence in question.metadata.evidence_list or ()]
         rows.append(
             score_facts([_found_facts(facts, _stripped(hit.chunk.contents)) for hit in hits], len(facts), cutoffs)
         )
-    return {"n": len(rows), **({name: round(fmean(row[name] for row in rows), 4) for name in rows[0]} if rows else {})}
+    return {"n": len(rows), **{name: round(fmean(row[name] for row in rows), 4) for name in rows[0]}}
 
 
 def score_facts(found_by_rank: Sequence[set[int]], facts: int, cutoffs: Sequence[int]) -> dict[str, float]:
@@ -70,16 +70,17 @@ def measure_datasets(
     index_root: Path, chunks_root: Path, questions_root: Path, datasets: dict[str, DatasetConfig], config: QualityConfig
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Scores by dataset and retriever, each dataset searched in its corpus's index."""
-    searchers = {
-        (corpus, retriever): open_index(index_root / corpus, chunks_root / f"{corpus}.jsonl", retriever)
-        for corpus in sorted({dataset.corpus for dataset in datasets.values()})
-        for retriever in RETRIEVERS
-    }
+
+    @cache  # an index is opened once, and only where a question has evidence to look for
+    def searcher(corpus: str, retriever: str) -> Searcher:
+        return open_index(index_root / corpus, chunks_root / f"{corpus}.jsonl", retriever)
+
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for name, dataset in datasets.items():
-        questions = list(read_jsonl(questions_root / name / f"{config.split}.jsonl", Question))
+        rows = read_jsonl(questions_root / name / f"{config.split}.jsonl", Question)
+        asked = [question for question in rows if question.metadata.evidence_list]
         scores[name] = {
-            retriever: measure(searchers[dataset.corpus, retriever], questions, config.cutoffs)
+            retriever: measure(searcher(dataset.corpus, retriever), asked, config.cutoffs) if asked else {"n": 0}
             for retriever in RETRIEVERS
         }
     return scores
