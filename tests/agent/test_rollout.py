@@ -79,9 +79,17 @@ def test_parallel_calls_are_all_executed_in_order(chat_server, answer):
     assert [message.tool_call_id for message in trajectory.messages if message.role == "tool"] == ["call_1", "call_2"]
 
 
-def test_an_answer_without_the_tag_is_no_answer(chat_server, answer):
-    chat_server.says("Mary Moss")
-    assert answer().stop_reason is StopReason.NO_ANSWER_TAG
+@pytest.mark.parametrize("content", ["Mary Moss", "Mary Moss</answer>", "</answer> Mary <answer>", "", None])
+def test_a_last_turn_without_a_pair_of_tags_is_no_answer(chat_server, answer, content):
+    chat_server.says(content)
+    trajectory = answer()
+    assert (trajectory.stop_reason, trajectory.rounds) == (StopReason.NO_ANSWER_TAG, 1)
+
+
+def test_a_blank_answer_between_the_tags_is_an_answer(chat_server, answer):
+    chat_server.says("<answer></answer>")
+    trajectory = answer()
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWERED, "")
 
 
 def test_a_model_told_that_its_searches_are_used_up_can_still_answer(chat_server, searches, answer):

@@ -197,9 +197,7 @@ class SearchAgent:
         except Exception as error:  # noqa: BLE001 - whatever else a server's reply breaks is this rollout's failure
             _LOG.debug("rollout %s#%d failed", question.id, sample, exc_info=True)
             return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}"
-        if not transcript.messages[-1].content.count("</answer>"):
-            return StopReason.NO_ANSWER_TAG, None
-        return StopReason.ANSWERED, None
+        return (StopReason.ANSWERED if transcript.has_answer_tags else StopReason.NO_ANSWER_TAG), None
 
     async def _run(self, question: Question, sample: int, transcript: Transcript) -> None:
         run_config = self._run_config
@@ -260,10 +258,12 @@ class _Limits(RunHooks[Transcript]):
         transcript = context.context
         told = transcript.messages[-1].role == "tool" and transcript.messages[-1].content == NO_SEARCHES_LEFT
         turn = transcript.add_turn(response)
-        if response.usage.output_tokens >= self._max_tokens and "</answer>" not in turn.content:
+        if response.usage.output_tokens >= self._max_tokens and not transcript.has_answer_tags:
             raise RolloutStopped(StopReason.TOKEN_BUDGET, f"cut after {self._max_tokens} tokens")
         if not turn.tool_calls and "<tool_call>" in turn.content:
             raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse")
+        if not turn.tool_calls and not turn.content:  # the SDK would ask again, with an empty turn in between
+            raise RolloutStopped(StopReason.NO_ANSWER_TAG, "an empty turn")
         for call in turn.tool_calls:
             parse_search(call)
         if told and turn.tool_calls:

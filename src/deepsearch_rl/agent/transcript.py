@@ -86,10 +86,15 @@ class Transcript:
         return _SCHEMA_CHARACTERS + written + called
 
     @property
+    def has_answer_tags(self) -> bool:
+        """Whether the last message holds an opening answer tag and a closing one after it."""
+        text = self.messages[-1].content
+        return 0 <= text.find("<answer>") < text.rfind("</answer>")
+
+    @property
     def answer(self) -> str:
-        """The answer in the last message, empty where it is not an assistant's or holds none."""
-        last = self.messages[-1]
-        return extract_answer(last.content) if last.role == "assistant" else ""
+        """The answer in the last message, empty where it holds none."""
+        return extract_answer(self.messages[-1].content)
 
     def input_items(self) -> list[TResponseInputItem]:
         """The conversation without the system prompt, as the Agents SDK takes it.
