@@ -1,4 +1,4 @@
-"""Where sentences and tokens lie in a text, as (start, end) character offsets; nothing here copies the text."""
+"""Where sentences and tokens lie in a text, as (start, end) character offsets, in time linear in the text."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +26,6 @@ _BOUNDARY = re.compile(
     rf"([.!?]{_UNABBREVIATED}{_CLOSING}?)\s+(?={_OPENING}?[A-Z0-9])" + r"|([\u3002\uff01\uff1f])" + r"|\n\s*"
 )
 _WORD = re.compile(r"\w+|[^\w\s]")
-_SPACE = re.compile(r"\s")
 
 
 def sentence_spans(text: str) -> Iterator[Span]:
@@ -44,9 +43,8 @@ def _bounded(text: str, start: int, end: int) -> Iterator[Span]:
     end -= len(sentence) - len(sentence.rstrip())
     start += len(sentence) - len(sentence.lstrip())
     while end - start > MAX_SENTENCE_CHARS:
-        cut = start + MAX_SENTENCE_CHARS
-        space = text.rfind(" ", start + 1, cut)
-        cut = space if space > 0 else cut
+        space = text.rfind(" ", start + 1, start + MAX_SENTENCE_CHARS)
+        cut = space if space > 0 else start + MAX_SENTENCE_CHARS
         yield start, cut
         start = cut + 1 if space > 0 else cut
     if start < end:
