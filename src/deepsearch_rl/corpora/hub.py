@@ -64,8 +64,8 @@ def fetch(config: HubConfig, root: Path) -> None:
                 _fetch_file(url, root / folder / name, expected, config.attempts)
             except httpx.HTTPError as error:
                 raise EndpointError(
-                    f"{url} was not fetched: {str(error) or type(error).__name__}. Check the network and the names in the "
-                    "parameters; running the command again continues where it stopped."
+                    f"{url} was not fetched: {str(error) or type(error).__name__}. Check the network and the names in "
+                    "the parameters; running the command again continues where it stopped."
                 ) from error
 
 
