@@ -229,3 +229,8 @@ def test_an_unreachable_retrieval_server_stops_the_agent_before_any_question(cha
 def test_an_unknown_prompt_or_protocol_is_refused_with_the_nearest_names(agent_config, field, name, nearest):
     with pytest.raises(UnknownNameError, match=nearest):
         agent_config(**{field: name})
+
+
+def test_limits_that_leave_no_room_for_a_prompt_are_refused(agent_config):
+    with pytest.raises(ValueError, match="no room"):
+        agent_config(max_tokens=1024)

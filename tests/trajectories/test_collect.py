@@ -1,6 +1,7 @@
 """Collecting rollouts: what is resumed, what is not, and what a killed writer leaves."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -135,6 +136,16 @@ def test_a_server_that_is_gone_stops_the_run_with_its_error(tmp_path: Path):
     with pytest.raises(EndpointError, match="connection refused"):
         collect(QUESTIONS, 2, lambda: agent, tmp_path / "log.jsonl", 3, "test")
     assert len(agent.asked) < 20
+    with pytest.raises(EndpointError, match="connection refused"):
+        collect(QUESTIONS[:2], 1, lambda: agent, tmp_path / "few.jsonl", 3, "test")
+
+
+def test_a_full_disk_is_told_as_it_is(tmp_path: Path):
+    async def answer(*_: object) -> Trajectory:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "log.jsonl")
+
+    with pytest.raises(OSError, match="No space left"):
+        collect(QUESTIONS, 2, lambda: ScriptedAgent(answer), tmp_path / "log.jsonl", 3, "test")
 
 
 def test_a_changed_parameter_does_not_resume_what_another_made():

@@ -32,7 +32,7 @@ from agents.items import TResponseInputItem
 from agents.mcp import MCPServerStreamableHttp
 from agents.models.interface import Model
 from agents.run_config import CallModelData, ModelInputData
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.prompts import load_prompt
@@ -80,6 +80,12 @@ class AgentConfig(Record):
     def _known_prompt(cls, name: str) -> str:
         load_prompt(name)
         return name
+
+    @model_validator(mode="after")
+    def _room_for_a_prompt(self) -> Self:
+        if self.max_tokens >= self.context_tokens:
+            raise ValueError(f"max_tokens {self.max_tokens} leaves no room for a prompt in {self.context_tokens}")
+        return self
 
 
 class SearchAgent:

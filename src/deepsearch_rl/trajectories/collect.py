@@ -136,6 +136,8 @@ class _Collection:
                     workers.create_task(self._work(answer, todo))
         except ExceptionGroup as group:  # one error is enough for a reader
             raise group.exceptions[0] from group
+        if self._done and all(record.stop_reason in SERVER_FAILURES for record in self._done.values()):
+            raise _server_gone(len(self._done), next(iter(self._done.values())))
 
     async def _work(self, answer: Answer, todo: Iterator[tuple[Question, int]]) -> None:
         for question, sample in todo:
@@ -148,8 +150,12 @@ class _Collection:
         self._failed += trajectory.failed
         self._meter.advance(note=f"F1 {self._f1_sum / len(self._done):.3f}, {self._failed} failed")
         self._server_failures = self._server_failures + 1 if trajectory.stop_reason in SERVER_FAILURES else 0
-        if self._server_failures >= min(FAILURES_IN_A_ROW, len(self.remaining)):
-            raise EndpointError(
-                f"{self._server_failures} rollouts in a row ended in {trajectory.stop_reason} "
-                f"({trajectory.error}); start the server again and repeat the command, finished rollouts are kept."
-            )
+        if self._server_failures >= FAILURES_IN_A_ROW:
+            raise _server_gone(self._server_failures, trajectory)
+
+
+def _server_gone(count: int, last: Trajectory) -> EndpointError:
+    return EndpointError(
+        f"{count} rollouts in a row ended in {last.stop_reason} ({last.error}); "
+        "start the server again and repeat the command, finished rollouts are kept."
+    )
