@@ -1,5 +1,6 @@
 """Chunks: bounded, verbatim, whole sentences, each with its own metadata; written whole or not at all."""
 
+import gzip
 import itertools
 import json
 import time
@@ -139,3 +140,20 @@ def test_a_folder_without_a_corpus_and_an_unknown_tokenizer_are_refused(tmp_path
 def test_sizes_that_cannot_work_are_refused(chunk_size: int, overlap: int) -> None:
     with pytest.raises(ValidationError):
         ChunkConfig(chunk_size=chunk_size, overlap=overlap, tokenizer="words", passages=())
+
+
+@pytest.mark.realdata
+def test_gold_facts_of_multihoprag_stay_inside_one_chunk_of_200_tokens(real_data: Path) -> None:
+    folder = real_data / "multihoprag"
+    with gzip.open(folder / "corpus.jsonl.gz") as lines:
+        articles = [json.loads(line) for line in lines]
+    passages = {}
+    for article in articles:
+        document = Document(id=article["doc_id"], contents=f"{article['title']}\n{article['body']}")
+        chunks = chunk_document(document, word_spans, chunk_size=200, overlap=0)
+        passages[document.id] = ["".join(chunk.text.split()) for chunk in chunks]
+    with gzip.open(folder / "queries.jsonl.gz") as lines:
+        facts = [fact for line in lines for fact in json.loads(line)["evidence_list"] or ()]
+    whole = [any("".join(fact["fact"].split()) in text for text in passages[fact["doc_id"]]) for fact in facts]
+    assert len(whole) > 900
+    assert sum(whole) >= 0.99 * len(whole)
