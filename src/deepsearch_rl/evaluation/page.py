@@ -80,8 +80,8 @@ def _header(report: Report, title: str) -> Markup:
     models, first = models_of(report.table), datasets_of(report.table)[0]
     label = tag("generated data") if report.table.generated else Markup("")
     lede = (
-        f"{len(models)} models answer {len(datasets_of(report.table))} sets of multi-hop questions by calling a search "
-        "tool. Every answer was generated against a real retrieval server."
+        "Language models answer multi-hop questions by calling a search tool. Every answer was generated, "
+        "searching a real retrieval server."
     )
     main = {row.model: row for row in report.table.rows if row.dataset == first and row.main}
     figures = "".join(_headline(main[model]) for model in models if model in main)

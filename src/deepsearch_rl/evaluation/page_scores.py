@@ -51,6 +51,8 @@ def _f1_cell(row: F1TableRow | None) -> Cell:
 
 def differences_section(found: F1Table) -> list[Markup]:
     """Pairs of models compared question by question."""
+    if not found.comparisons:
+        return [paragraph("No two models answered the same questions.")]
     runs = list(dict.fromkeys((entry.dataset, entry.temperature) for entry in found.comparisons))
     runs.sort(key=lambda run: (datasets_of(found).index(run[0]), -run[1]))
     entries = {(entry.model, entry.other, entry.dataset, entry.temperature): entry for entry in found.comparisons}

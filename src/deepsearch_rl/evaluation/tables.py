@@ -191,9 +191,9 @@ def markdown(table: F1Table) -> str:
         f"### F1, profile {table.profile}{label}",
         _markdown_rows(_f1_grid(table)),
         _settings_line(table),
-        "### Differences in F1, paired by question",
-        _markdown_rows(_difference_grid(table)),
     ]
+    if table.comparisons:
+        parts += ["### Differences in F1, paired by question", _markdown_rows(_difference_grid(table))]
     return "\n\n".join(parts) + "\n"
 
 
