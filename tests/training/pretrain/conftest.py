@@ -20,8 +20,9 @@ def level() -> Level:
         fillers=(1, 3),
         questions=(2, 4),
         repeating=0.25,
-        searching=0.25,
-        demonstrations=0.25,
+        reasoning=0.2,
+        searching=0.2,
+        demonstrations=0.2,
     )
 
 

@@ -12,7 +12,7 @@ from deepsearch_rl.training.pretrain.lessons import Tutor
 from deepsearch_rl.training.pretrain.prepare import strange_words
 from deepsearch_rl.training.pretrain.scenes import Names
 
-ONLY = {"repeating": 0.0, "searching": 0.0, "demonstrations": 0.0}
+ONLY = {"repeating": 0.0, "reasoning": 0.0, "searching": 0.0, "demonstrations": 0.0}
 
 
 @pytest.fixture
@@ -54,12 +54,28 @@ def test_every_answer_of_a_reading_lesson_is_stated_in_its_passages(tutor, level
             assert answer == INSUFFICIENT or f" {answer}" in passages
 
 
+def test_each_step_of_a_reasoning_lesson_is_stated_and_opens_the_next(tutor, level):
+    for lesson in take(tutor, level, 100, reasoning=1.0):
+        (passages, _, question), reply = lesson.turns[0]["content"].rpartition("\n\n"), lesson.turns[1]["content"]
+        *steps, answer = reply.splitlines()
+        subject = re.search(r"((?: [A-Z]\w+)+)[?.]$", question).group(1).strip()
+        for step in steps:
+            query, _, found = step.partition(": ")
+            relation = next(
+                r for r in IN_DOMAIN.relations.values() for q in r.queries if q.format(subject=subject) == query
+            )
+            assert (read_object(IN_DOMAIN, relation.name, subject, passages) or INSUFFICIENT) == found
+            subject = found
+        assert extract_answer(answer) == subject
+        assert len(steps) == question.count("the ") or subject == INSUFFICIENT
+
+
 def test_lessons_hold_no_sentence_and_no_entity_of_the_other_world(tutor, level):
     sentences = [part for relation in OUT_OF_DOMAIN.relations.values() for text in relation.statements for part in
                  re.split(r"\{\w+\}", text) if len(part) > 8]  # fmt: skip
     words = set(name_words(OUT_OF_DOMAIN))
     seen = set()
-    for lesson in take(tutor, level, 200, demonstrations=0.3, repeating=0.2):
+    for lesson in take(tutor, level, 200, demonstrations=0.3, repeating=0.2, reasoning=0.2):
         text = json.dumps(lesson.turns)
         assert not [sentence for sentence in sentences if sentence in text]
         for first, second in itertools.pairwise(re.findall(r"\w+", text)):

@@ -1,9 +1,10 @@
 """What the base model learns from: generated conversations, easy ones first.
 
-Four lessons, all in the exact layout of real rollouts:
+Five lessons, all in the exact layout of real rollouts:
 
 - *repeating*: a list of names to be said again; nothing teaches copying sooner;
 - *reading*: passages and questions about them; the answers are names to be copied;
+- *reasoning*: passages and a question of several hops, answered one fact a line; the skill that search lacks below;
 - *searching*: a question and the call that would look up its first fact;
 - *demonstration*: a question, one call, three passages, an answer. These are rough: a question of several hops is
   answered after one search as if it had one, so the base model ends where a teacher would go on.
@@ -38,6 +39,7 @@ class Level(Record):
     fillers: tuple[int, int] = Field(description="fewest and most sentences without a fact of a passage")
     questions: tuple[int, int] = Field(description="fewest and most questions of a reading lesson")
     repeating: float = Field(ge=0, le=1, description="share of the lessons that repeat names")
+    reasoning: float = Field(ge=0, le=1, description="share of the lessons that follow a chain of facts step by step")
     searching: float = Field(ge=0, le=1, description="share of the lessons that only write a search")
     demonstrations: float = Field(ge=0, le=1, description="share of the lessons that are demonstrations")
 
@@ -73,18 +75,14 @@ class Tutor:
     def lessons(self, level: Level, rng: random.Random) -> Iterator[Lesson]:
         """Endless lessons of a level."""
         while True:
-            shares = (level.demonstrations, level.searching, level.repeating)
-            kind = rng.choices(("demonstration", "searching", "repeating", "reading"), (*shares, 1 - sum(shares)))[0]
-            if kind == "demonstration":
-                yield self._demonstration(level, rng)
-            elif kind == "searching":
-                yield self._searching(rng)
-            elif kind == "repeating":
-                yield self._repeating(rng)
-            else:
-                yield self._reading(level, rng)
+            shares = (level.demonstrations, level.searching, level.reasoning, level.repeating)
+            write = rng.choices(
+                (self._demonstration, self._searching, self._reasoning, self._repeating, self._reading),
+                (*shares, 1 - sum(shares)),
+            )[0]
+            yield write(level, rng)
 
-    def _repeating(self, rng: random.Random) -> Lesson:
+    def _repeating(self, _: Level, rng: random.Random) -> Lesson:
         kinds = list(self.grammar.kinds.values())
         names = ", ".join(self.names.draw(rng.choice(kinds), rng) for _ in range(rng.randint(2, 12)))
         return Lesson((_user(f"Name {names}."), _answer(names)), with_tools=False)
@@ -111,7 +109,29 @@ class Tutor:
         stranger = self.names.draw_similar(passage.subject, passage.kind, rng)
         return self._question([rng.choice(relations_of(self.grammar, passage.kind))], stranger, rng)
 
-    def _searching(self, rng: random.Random) -> Lesson:
+    def _reasoning(self, level: Level, rng: random.Random) -> Lesson:
+        chain, head = self._chain(rng)
+        scene, subject = self._scene(level, rng), head
+        steps: list[str] = []
+        for relation in chain:
+            if rng.random() < self.config.unanswerable / len(chain):
+                scene.hide(relation, subject)
+                scene.add_about(subject, self.grammar.kinds[relation.subject_kind])
+                found = INSUFFICIENT
+            else:
+                found = scene.state(relation, subject).object
+            steps.append(f"{rng.choice(relation.queries).format(subject=subject)}: {found}\n")
+            subject = found
+            if found == INSUFFICIENT:
+                break
+        while len(scene.passages) < rng.randint(*level.passages):
+            scene.add()
+        rng.shuffle(scene.passages)
+        question = _user(f"{_show(scene)}\n\n{self._question(chain, head, rng)}")
+        answer = {"role": "assistant", "content": f"{''.join(steps)}<answer> {subject}</answer>"}
+        return Lesson((question, answer), with_tools=False)
+
+    def _searching(self, _: Level, rng: random.Random) -> Lesson:
         chain, head = self._chain(rng)
         return self._tool_lesson([_user(self._question(chain, head, rng)), _call(chain[0], head, rng)], rng)
 
