@@ -129,11 +129,14 @@ def test_a_bad_corpus_is_named_and_leaves_nothing_behind(
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_folder_without_a_corpus_and_an_unknown_tokenizer_are_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_corpus_and_unknown_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="holds no corpus"):
         chunk_corpora(tmp_path, tmp_path / "out", CONFIG)
     with pytest.raises(UnknownNameError, match="Did you mean 'words'"):
         chunk_corpora(tmp_path, tmp_path / "out", CONFIG.model_copy(update={"tokenizer": "wrods"}))
+    write_corpus(tmp_path / "in", row("a", "T\nx"))
+    with pytest.raises(UnknownNameError, match="Did you mean 'news'"):
+        chunk_corpora(tmp_path / "in", tmp_path / "out", CONFIG.model_copy(update={"passages": ("new",)}))
 
 
 @pytest.mark.parametrize(("chunk_size", "overlap"), [(0, 0), (-5, 0), (10, 10), (10, -1)])

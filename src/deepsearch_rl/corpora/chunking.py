@@ -13,7 +13,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from deepsearch_rl.corpora.spans import Span, TokenSpans, load_tokenizer, sentence_spans
-from deepsearch_rl.errors import ArtifactError, RecordError
+from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import Chunk, ChunkMetadata, Document, Record
@@ -40,12 +40,17 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
     Raises:
         ArtifactError: there is no corpus, or one is empty.
         RecordError: a document does not fit its schema, or its id is taken.
-        UnknownNameError, UnavailableError: the tokenizer cannot be had.
+        UnknownNameError: a tokenizer, or a corpus in ``passages``, that does not exist.
+        UnavailableError: the tokenizer cannot be read.
     """
     token_spans = load_tokenizer(config.tokenizer)
     paths = sorted(corpora.glob("*.jsonl"))
     if not paths:
         raise ArtifactError(f"{corpora} holds no corpus (*.jsonl); run the stage that makes it (`dvc repro download`).")
+    names = {path.stem for path in paths}
+    for name in config.passages:
+        if name not in names:
+            raise UnknownNameError("corpus in chunk.passages", name, names)
     return {path.stem: _chunk_corpus(path, chunks / path.name, config, token_spans) for path in paths}
 
 

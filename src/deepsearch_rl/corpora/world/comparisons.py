@@ -9,7 +9,7 @@ from deepsearch_rl.corpora.world.facts import World
 from deepsearch_rl.errors import ConfigError
 
 COMPARED_YEAR = "opening_year"
-MAX_DRAWS = 10_000
+MAX_DRAWS = 50_000
 
 
 def same_object_questions(
