@@ -128,8 +128,15 @@ def test_an_answer_cut_by_the_token_limit_ends_in_the_token_budget(chat_server, 
     assert answer().stop_reason is StopReason.TOKEN_BUDGET
 
 
-def test_a_server_that_refuses_a_prompt_as_too_long_ends_in_the_token_budget(chat_server, answer):
-    chat_server.fails(400, "This model's maximum context length is 1024 tokens.")
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 1024 tokens.",
+        "the prompt has 1000 tokens and max_tokens is 96, which does not fit the context of 1024 tokens",
+    ],
+)
+def test_a_server_that_refuses_a_prompt_as_too_long_ends_in_the_token_budget(chat_server, answer, message):
+    chat_server.fails(400, message)
     assert answer().stop_reason is StopReason.TOKEN_BUDGET
 
 

@@ -1,4 +1,4 @@
-"""Training rows and the proof of their tokens, against the real tokenizer, ms-swift and its server's encoding."""
+"""Training rows and the proof of their tokens, against the real tokenizer, ms-swift and the server's rendering."""
 
 import json
 from collections.abc import Iterable
@@ -39,14 +39,12 @@ def conversation(*turns: tuple[str, Iterable[str]], answer: str = "<answer> Kasp
 
 
 ONE_CALL = conversation(("", ["mayor of Northgate"]))
-WITHOUT_TEXT = [
+CONVERSATIONS = [
     conversation(),
     ONE_CALL,
     conversation(("", ["mayor of Northgate"]), ("", ['spouse of "Kaspar" \\ Zoë']), ("", ["a"])),
     conversation(("", ["one", "two"]), ("", ["three"])),
     conversation(("", ["mayor"]), answer="<answer> yes</answer>\n"),
-]
-WITH_TEXT = [
     conversation(("I look for the mayor.", ["mayor of Northgate"])),
     conversation(("Two at once. ", ["one", "two"]), ("", ["three"]), ("and <think>more</think>", ["four"])),
 ]
@@ -54,7 +52,7 @@ WITH_TEXT = [
 
 @pytest.fixture(scope="module")
 def proof(model_folder: Path) -> TokenProof:
-    return TokenProof(model_folder, "qwen3_nothinking", "hermes", served_by_swift=True)
+    return TokenProof(model_folder, "qwen3_nothinking", "hermes")
 
 
 def test_a_row_has_the_fields_that_ms_swift_reads_and_no_others():
@@ -71,14 +69,8 @@ def test_a_row_has_the_fields_that_ms_swift_reads_and_no_others():
     }
 
 
-@pytest.mark.parametrize("trajectory", WITHOUT_TEXT)
-def test_training_serving_and_template_tokens_agree(proof: TokenProof, trajectory: Trajectory):
-    assert proof.check(trajectory, swift_row(trajectory)) > 150
-
-
-@pytest.mark.parametrize("trajectory", WITH_TEXT)
-def test_calls_after_text_agree_with_the_template_that_other_servers_use(model_folder: Path, trajectory: Trajectory):
-    proof = TokenProof(model_folder, "qwen3_nothinking", "hermes", served_by_swift=False)
+@pytest.mark.parametrize("trajectory", CONVERSATIONS)
+def test_training_tokens_and_served_tokens_agree(proof: TokenProof, trajectory: Trajectory):
     assert proof.check(trajectory, swift_row(trajectory)) > 150
 
 
@@ -87,14 +79,14 @@ def test_exactly_the_assistant_turns_are_trained(proof: TokenProof, monkeypatch:
     monkeypatch.setattr(proof, "_compare", lambda *arguments: compared.append(arguments))
     proof.check(ONE_CALL, swift_row(ONE_CALL))
     [labels] = [swift for _, what, swift, _ in compared if what == "trained tokens"]
-    trained = proof._tokenizer.decode([token for token in labels if token >= 0])
+    trained = proof._chat_format.tokenizer.decode([token for token in labels if token >= 0])
     call = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "mayor of Northgate"}}\n</tool_call>'
     assert trained == f"{call}<|im_end|>\n<answer> Kaspar Granger</answer><|im_end|>\n"
 
 
 @pytest.mark.parametrize(("template", "agent_template"), [("qwen3", "hermes"), ("qwen3_nothinking", "react_en")])
 def test_a_template_that_trains_other_tokens_is_refused(model_folder: Path, template: str, agent_template: str):
-    proof = TokenProof(model_folder, template, agent_template, served_by_swift=False)
+    proof = TokenProof(model_folder, template, agent_template)
     with pytest.raises(CheckFailedError, match="training tokens differ"):
         proof.check(ONE_CALL, swift_row(ONE_CALL))
 
@@ -105,7 +97,7 @@ def test_a_row_that_is_not_its_trajectory_is_refused(proof: TokenProof):
 
 
 def test_a_mask_that_trains_more_than_assistant_turns_is_refused(model_folder: Path, monkeypatch: pytest.MonkeyPatch):
-    proof = TokenProof(model_folder, "qwen3_nothinking", "hermes", served_by_swift=False)
+    proof = TokenProof(model_folder, "qwen3_nothinking", "hermes")
     monkeypatch.setattr(proof._training, "_loss_scale", "all")
     with pytest.raises(CheckFailedError, match="trained tokens differ"):
         proof.check(ONE_CALL, swift_row(ONE_CALL))

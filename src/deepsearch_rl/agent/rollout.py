@@ -46,7 +46,8 @@ _LOG = logging.getLogger(__name__)
 PROTOCOLS = ("function_calling",)
 MODEL_RETRIES = 3
 """Further attempts of a model call; the client makes them for 408, 409, 429, 5xx, connection errors and time-outs."""
-_TOO_LONG = re.compile(r"context.?length|maximum context|max_length|max_model_len", re.IGNORECASE)
+_TOO_LONG = re.compile(r"context.?length|context of \d+ tokens|max_model_len", re.IGNORECASE)
+"""How OpenAI, vLLM and our own server say that a prompt does not fit."""
 
 ModelPerRollout: TypeAlias = Callable[[Question, int], Model]
 """Makes the model of one rollout from the question and the sample's number, e.g. a scripted teacher."""

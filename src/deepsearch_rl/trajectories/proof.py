@@ -1,11 +1,10 @@
 """The proof that what ms-swift trains on is what the server sees, token by token, for every single row.
 
-Three renderings of a conversation must agree:
+Two renderings of a conversation must agree:
 
-- ms-swift's training encoding of the row (the tokens and the loss mask that ``swift sft`` computes);
-- the chat template in the model's tokenizer, which vLLM and ART use, for the whole conversation and for the prompt of
-  every turn;
-- the encoding of the same prompts by ms-swift's own server, where the profile serves through it.
+- ms-swift's training encoding of the row: the tokens and the loss mask that ``swift sft`` computes;
+- the chat template in the model's tokenizer, through which every server and the RL trainer see a conversation: the
+  whole of it, and the prompt of every turn as the server computes it.
 
 Trained are the tokens that the model is to write: each assistant turn from its first token through ``<|im_end|>``, and
 the newline that closes the turn, which ms-swift trains as part of its suffix and no server waits for. Nothing else is.
@@ -13,15 +12,15 @@ the newline that closes the turn, which ms-swift trains as part of its suffix an
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
+from pydantic import JsonValue
 from swift.model import get_processor
-from swift.template import Template, get_template
-from transformers import PreTrainedTokenizerBase
+from swift.template import get_template
 
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.records import Trajectory
+from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.trajectories.convert import SwiftRow, chat_messages
 
 IGNORED = -100
@@ -37,14 +36,15 @@ class TokenProof:
         folder: Hugging Face folder with tokenizer, chat template and config.
         template: ms-swift's name of the chat template that training uses.
         agent_template: ms-swift's name of the tool rendering that training uses.
-        served_by_swift: check the prompts of ms-swift's server as well.
     """
 
-    def __init__(self, folder: Path, template: str, agent_template: str, *, served_by_swift: bool) -> None:
+    def __init__(self, folder: Path, template: str, agent_template: str) -> None:
+        self._chat_format = load_chat_format(folder)
         processor = get_processor(str(folder), model_type="qwen3")
-        self._tokenizer: PreTrainedTokenizerBase = processor
-        self._training = _template(processor, template, agent_template, "train")
-        self._serving = _template(processor, template, agent_template, "transformers") if served_by_swift else None
+        self._training = get_template(
+            processor, template_type=template, agent_template=agent_template, max_length=NO_LIMIT
+        )
+        self._training.set_mode("train")
 
     def check(self, trajectory: Trajectory, row: SwiftRow) -> int:
         """Prove one row and return its length in tokens.
@@ -59,25 +59,17 @@ class TokenProof:
         labels = [IGNORED] * len(tokens)
         for turn, message in enumerate(messages):
             if message["role"] == "assistant":
-                prompt, end = self._prompt(trajectory.id, messages[:turn]), len(self._render(messages[: turn + 1]))
+                prompt = self._chat_format.prompt_ids(messages[:turn], [RETRIEVE_TOOL])
                 self._compare(trajectory.id, "tokens before a turn", tokens[: len(prompt)], prompt)
+                end = len(self._render(messages[: turn + 1]))
                 labels[len(prompt) : end] = tokens[len(prompt) : end]
         self._compare(trajectory.id, "trained tokens", encoded["labels"], labels)
         return len(tokens)
 
-    def _prompt(self, id_: str, messages: list) -> list[int]:
-        """Tokens that a server gives the model before a turn, the same from every renderer."""
-        prompt = self._render(messages, add_generation_prompt=True)
-        if self._serving is not None:
-            served = self._serving.encode({"messages": messages, "tools": [RETRIEVE_TOOL]})["input_ids"]
-            self._compare(id_, "served prompt", served, prompt)
-        return prompt
-
-    def _render(self, messages: list, *, add_generation_prompt: bool = False) -> list[int]:
-        text = self._tokenizer.apply_chat_template(
-            messages, tools=[RETRIEVE_TOOL], tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-        return self._tokenizer.encode(str(text), add_special_tokens=False)
+    def _render(self, messages: list[dict[str, JsonValue]]) -> list[int]:
+        tokenizer = self._chat_format.tokenizer
+        text = tokenizer.apply_chat_template(messages, tools=[RETRIEVE_TOOL], tokenize=False)  # pyright: ignore
+        return tokenizer.encode(str(text), add_special_tokens=False)
 
     def _compare(self, id_: str, what: str, swift: Sequence[int], tokenizer: Sequence[int]) -> None:
         if list(swift) == list(tokenizer):
@@ -93,12 +85,5 @@ class TokenProof:
     def _shown(self, tokens: Sequence[int], place: int) -> str:
         if tokens[place : place + 1] == [IGNORED]:
             return "no trained token"
-        return repr(self._tokenizer.decode([token for token in tokens[place : place + 8] if token != IGNORED]))
-
-
-def _template(
-    processor: PreTrainedTokenizerBase, template: str, agent_template: str, mode: Literal["train", "transformers"]
-) -> Template:
-    made = get_template(processor, template_type=template, agent_template=agent_template, max_length=NO_LIMIT)
-    made.set_mode(mode)
-    return made
+        shown = [token for token in tokens[place : place + 8] if token != IGNORED]
+        return repr(self._chat_format.tokenizer.decode(shown))

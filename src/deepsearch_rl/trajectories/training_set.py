@@ -31,7 +31,6 @@ class FilterConfig(Record):
     max_tokens: int = Field(ge=1, description="longer rows are dropped")
     template: NonEmpty = Field(description="ms-swift's chat template, the one that sft names")
     agent_template: NonEmpty = Field(description="ms-swift's rendering of tools")
-    served_by_swift: bool = Field(description="prove the prompts of ms-swift's server as well")
 
     @field_validator("predicates")
     @classmethod
@@ -73,7 +72,7 @@ def build_training_set(config: FilterConfig, paths: Paths) -> int:
 
 
 def _prove(config: FilterConfig, model: Path, kept: list[Trajectory]) -> list[tuple[SwiftRow, int]]:
-    proof = TokenProof(model, config.template, config.agent_template, served_by_swift=config.served_by_swift)
+    proof = TokenProof(model, config.template, config.agent_template)
     rows = ((trajectory, swift_row(trajectory)) for trajectory in kept)
     return [(row, proof.check(trajectory, row)) for trajectory, row in track(rows, "filter", len(kept), "rows")]
 
