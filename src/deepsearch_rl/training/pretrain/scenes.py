@@ -137,7 +137,10 @@ class Scene:
         self.passages.append(Passage(subject, kind, facts, self._write(facts, kind)))
 
     def _object_of(self, relation: Relation) -> str:
-        return self._names.draw(self._grammar.kinds[relation.object_kind], self._rng)
+        """A name that is no subject of the scene, so that a chain of facts never comes back to where it was."""
+        while (name := self._names.draw(self._grammar.kinds[relation.object_kind], self._rng)) in self._unstated:
+            pass
+        return name
 
     def _write(self, facts: Sequence[Fact], kind: Kind) -> str:
         rng = self._rng
