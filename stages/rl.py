@@ -5,6 +5,8 @@ from deepsearch_rl.files import read_jsonl, sha256_file, sha256_json
 from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.launch import RetrievalConfig, serve_index
 from deepsearch_rl.retrieval.quality import DatasetConfig
+from deepsearch_rl.training.backends.make import require_backend
+from deepsearch_rl.training.model_folder import weight_files
 from deepsearch_rl.training.rl import RlTask, train_policy
 from deepsearch_rl.training.rl_config import RlConfig
 from stages.entry import Params, run
@@ -13,11 +15,12 @@ from stages.entry import Params, run
 def main(params: Params) -> None:
     """Train from ``models/<profile>/<item>`` into ``models/<profile>/rl_adapter/<item>``."""
     config = params.section("rl", RlConfig)
+    require_backend(config)
     agent, retrieval = params.section("agent", AgentConfig), params.section("retrieval", RetrievalConfig)
     seed, start = params.value("seed"), params.models / params.item
     corpus = params.mapping("datasets", DatasetConfig)[config.dataset].corpus
     questions = params.data / "questions" / config.dataset
-    key = sha256_json([config.model_dump(), agent.model_dump(), seed, sha256_file(start / "model.safetensors")])
+    key = sha256_json([config.model_dump(), agent.model_dump(), seed, *map(sha256_file, weight_files(start))])
     with serve_index(params.data / "index" / corpus, params.data / "chunks" / f"{corpus}.jsonl", retrieval) as url:
         task = RlTask(
             start=start,

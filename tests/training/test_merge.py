@@ -15,7 +15,8 @@ from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, U
 from deepsearch_rl.files import sha256_file
 from deepsearch_rl.training.adapter_merge import AdapterMergeConfig, merge_rl_adapter
 from deepsearch_rl.training.greedy import GreedyAnswer, fixed_prompts, greedy_answers, require_same_answers
-from deepsearch_rl.training.merge import MergeConfig, complete_folder, merge_adapter
+from deepsearch_rl.training.merge import MergeConfig, merge_adapter
+from deepsearch_rl.training.model_folder import complete_folder
 
 PEFT_MERGE = AdapterMergeConfig(
     backend="peft", dtype="float32", max_sequence_tokens=512, prompts=4, max_tokens=8, tie_tolerance=0.0

@@ -29,7 +29,7 @@ from deepsearch_rl.files import (
 from deepsearch_rl.records import Chunk, Question, Trajectory
 from deepsearch_rl.retrieval.launch import serve_index
 from deepsearch_rl.retrieval.manifest import read_manifest
-from deepsearch_rl.serving.launch import serve_model
+from deepsearch_rl.serving.launch import require_backend, serve_model
 from deepsearch_rl.trajectories.collect import collect
 
 
@@ -41,8 +41,10 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
     Raises:
         UnknownNameError: a set is not in section ``datasets``.
         ArtifactError: an input is missing, or a question set is empty.
+        UnavailableError: the model server needs a GPU or a package that is not here.
         EndpointError: the model or retrieval server does not start.
     """
+    require_backend(setting.serving)
     questions = read_questions(data, setting)
     inputs = digest_inputs(folder, setting, data)
     settings = setting.digest()

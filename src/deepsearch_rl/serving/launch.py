@@ -19,6 +19,7 @@ from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.records import Record
 from deepsearch_rl.serving.cpu import CpuConfig, serve_cpu
+from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.serving.vllm import VllmConfig, serve_vllm
 
 
@@ -39,18 +40,31 @@ class ServingConfig(Record):
     remote: RemoteConfig | None = None
 
 
+def require_backend(config: ServingConfig) -> None:
+    """Check that the named backend can run here, before anything is read or started.
+
+    Raises:
+        ConfigError: the named backend has no settings in params.
+        UnavailableError: it needs a GPU or a package that is not here.
+    """
+    if getattr(config, config.backend) is None:
+        raise ConfigError(f"serving.backend is {config.backend!r} but params have no serving.{config.backend} section.")
+    if config.backend == "vllm":
+        require_gpu("serving with vllm", packages=["vllm"])
+
+
 @contextlib.contextmanager
 def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
     """Serve a model folder and yield where it answers.
 
     Raises:
         ConfigError: the named backend has no settings in params.
+        UnavailableError: it needs a GPU or a package that is not here.
         ArtifactError: ``folder`` holds no model.
         EndpointError: the server does not start, or a remote one does not answer.
     """
+    require_backend(config)
     settings = getattr(config, config.backend)
-    if settings is None:
-        raise ConfigError(f"serving.backend is {config.backend!r} but params have no serving.{config.backend} section.")
     if config.backend == "remote":
         yield _remote_endpoint(settings)
         return

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.serving.processes import free_port, wait_until_healthy, watched_process
 
 SERVED_NAME = "policy"
@@ -57,13 +56,11 @@ def vllm_serve_command(folder: Path, config: VllmConfig, port: int) -> list[str]
 
 @contextlib.contextmanager
 def serve_vllm(folder: Path, config: VllmConfig) -> Iterator[Endpoint]:
-    """Serve ``folder`` for the length of the block.
+    """Serve ``folder`` for the length of the block; vLLM is the one installed beside this interpreter.
 
     Raises:
-        UnavailableError: no GPU, or vLLM is not installed beside this interpreter.
         EndpointError: the server ended or did not answer in time; the message holds its last lines.
     """
-    require_gpu("serving with vllm", packages=["vllm"])
     port = free_port()
     command = vllm_serve_command(folder, config, port)
     command[0] = str(Path(sys.executable).with_name("vllm"))

@@ -21,9 +21,7 @@ from deepsearch_rl.files import atomic_directory, read_json, write_json
 from deepsearch_rl.records import Record
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.greedy import QUESTIONS, fixed_prompts, greedy_answers, require_same_answers
-from deepsearch_rl.training.merge import CONFIG, complete_folder, require_files
-
-ADAPTER_FILES = ["adapter_config.json", "adapter_model.safetensors"]
+from deepsearch_rl.training.model_folder import ADAPTER_FILES, CONFIG, complete_folder, require_files
 
 
 class AdapterMergeConfig(Record):

@@ -24,10 +24,10 @@ from deepsearch_rl.files import atomic_directory, read_json, sha256_file, sha256
 from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
+from deepsearch_rl.training.model_folder import ADAPTER_FILES, weight_files
 from deepsearch_rl.training.swift_run import run_swift
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 _LOSS = re.compile(r"'loss': '?([\d.]+)")
 
@@ -155,10 +155,7 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
         require_gpu("sft", packages=["swift", "flash_attn"] if config.attention == "flash_attn" else ["swift"])
     if not rows.is_file() or rows.stat().st_size == 0:
         raise ArtifactError(f"{rows} holds no rows to train on; look at the drop counts of the filter stage.")
-    weights = sorted(model.glob("*.safetensors"))
-    if not weights:
-        raise ArtifactError(f"{model} holds no model weights; run the prepare_model stage first.")
-    key = sha256_json([config.model_dump(), seed, *(sha256_file(path) for path in (rows, *weights))])
+    key = sha256_json([config.model_dump(), seed, *(sha256_file(path) for path in (rows, *weight_files(model)))])
     task = SftTask(model, rows, work / f"sft-{key[:12]}", seed)
     _publish(config, task, _trained_checkpoint(config, task), output)
 

@@ -8,16 +8,22 @@ from art.local.backend import LocalBackend
 
 from deepsearch_rl.training.backends.cpu_art import CpuBackend, CpuSettings
 from deepsearch_rl.training.backends.policy import LoraSettings
-from deepsearch_rl.training.backends.unsloth_art import UnslothBackend, unsloth_internal_config
+from deepsearch_rl.training.backends.unsloth_art import UnslothBackend, require_unsloth, unsloth_internal_config
 from deepsearch_rl.training.rl_config import RlConfig
 
 
-def make_backend(config: RlConfig, context_tokens: int, scratch: Path, seed: int) -> LocalBackend:
-    """The backend that ``rl.backend`` names; its step folders go below ``scratch``.
+def require_backend(config: RlConfig) -> None:
+    """Check that the backend which ``rl.backend`` names can run here, before anything is read or started.
 
     Raises:
         UnavailableError: it needs hardware or packages that are not here.
     """
+    if config.backend == "unsloth":
+        require_unsloth()
+
+
+def make_backend(config: RlConfig, context_tokens: int, scratch: Path, seed: int) -> LocalBackend:
+    """The backend that ``rl.backend`` names; its step folders go below ``scratch``."""
     if config.backend == "unsloth":
         return UnslothBackend(path=scratch)
     lora = LoraSettings(config.lora.rank, config.lora.alpha)

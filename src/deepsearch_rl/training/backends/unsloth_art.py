@@ -19,7 +19,6 @@ from mp_actors import move_to_child_process
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.rl_config import RlConfig
 
-PACKAGES = ("unsloth", "bitsandbytes", "trl")
 LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -70,18 +69,23 @@ def unsloth_internal_config(config: RlConfig, seed: int) -> dev.InternalModelCon
     }
 
 
+def require_unsloth() -> None:
+    """Check for the GPU and for the packages of ART's backend.
+
+    Raises:
+        UnavailableError: naming what is missing.
+    """
+    require_gpu("rl with the unsloth backend", packages=["unsloth", "bitsandbytes", "trl"])
+
+
 class UnslothBackend(LocalBackend):
     """``art.LocalBackend`` whose service can also answer the canary check.
 
     Args:
         path: folder for ART's step folders and logs.
-
-    Raises:
-        UnavailableError: no GPU, or one of ART's backend packages is not installed.
     """
 
     def __init__(self, path: Path) -> None:
-        require_gpu("rl with the unsloth backend", packages=PACKAGES)
         super().__init__(path=str(path))
 
     async def _get_service(self, model: TrainableModel[Any, Any]) -> ModelService:
