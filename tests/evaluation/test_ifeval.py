@@ -56,7 +56,7 @@ def test_every_generated_prompt_is_asked_scored_and_kept(tmp_path: Path) -> None
     kept = [json.loads(line) for line in (tmp_path / "out" / "responses.jsonl").read_text().splitlines()]
     assert [line["key"] for line in kept] == [prompt.key for prompt in prompts]
     assert {line["response"] for line in kept} == {RESPONSE}
-    assert not any(KEY in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 def test_an_empty_response_follows_nothing_and_is_counted(tmp_path: Path) -> None:

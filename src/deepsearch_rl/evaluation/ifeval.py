@@ -6,11 +6,15 @@ is no score at all. Accuracies are those of the official scorer: per prompt (all
 instruction, strict (the response as it stands) and loose (also without its first or last line and asterisks).
 """
 
+import contextlib
+import logging
 import shutil
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+import datasets.config
 import numpy as np
 from evalscope import TaskConfig, run_task
 from evalscope.utils.tqdm_utils import TqdmLogging
@@ -20,11 +24,13 @@ from deepsearch_rl.errors import CheckFailedError, ConfigError, EndpointError
 from deepsearch_rl.evaluation.ifeval_prompts import IfevalPrompt, generated_prompts, read_prompts
 from deepsearch_rl.evaluation.rows import IfevalScore
 from deepsearch_rl.files import atomic_directory, read_jsonl, write_json, write_jsonl
+from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import Record
 from deepsearch_rl.serving.endpoint import Endpoint
 
 # evalscope reads `initial` of its progress bar, which a bar that TQDM_DISABLE switched off does not have.
 TqdmLogging.initial = 0
+POLL_INTERVAL_S = 1.0
 
 
 class IfevalConfig(Record):
@@ -120,13 +126,49 @@ def evaluate_ifeval(
     prompts = load_prompts(config)
     shutil.rmtree(work, ignore_errors=True)
     write_jsonl(work / "prompts" / "train.jsonl", prompts)
-    _run_evalscope(endpoint, config, seed, work)
+    with _progress(len(prompts), work / "evalscope" / "predictions" / "model" / "ifeval_default.jsonl"):
+        _run_evalscope(endpoint, config, seed, work)
     responses = _reviewed(prompts, work)
     score = _score(model, config, prompts, responses)
     with atomic_directory(out) as folder:
         write_jsonl(folder / "responses.jsonl", responses)
         write_json(folder / "scores.json", score.model_dump(mode="json"))
     return score
+
+
+@contextlib.contextmanager
+def _progress(total: int, predictions: Path) -> Iterator[None]:
+    """Show how many prompts are answered: evalscope writes a line of ``predictions`` for each."""
+    stop = threading.Event()
+    with Meter("ifeval", total, "prompts") as meter:
+        watcher = threading.Thread(target=_watch, args=(predictions, meter, stop), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            watcher.join()
+
+
+def _watch(predictions: Path, meter: Meter, stop: threading.Event) -> None:
+    shown, stopped = 0, False
+    while not stopped:
+        stopped = stop.wait(POLL_INTERVAL_S)
+        answered = predictions.read_bytes().count(b"\n") if predictions.exists() else 0
+        meter.advance(answered - shown)
+        shown = answered
+
+
+def _confine_evalscope(work: Path) -> None:
+    """Keep evalscope's cache below ``work`` and its chatter in its log file; the console gets warnings."""
+    datasets.config.HF_DATASETS_CACHE = work / "datasets"
+    for handler in logging.getLogger("evalscope").handlers:
+        if not isinstance(handler, logging.FileHandler):
+            handler.addFilter(_is_warning)  # evalscope resets its handlers' levels, but not their filters
+
+
+def _is_warning(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING
 
 
 def _run_evalscope(endpoint: Endpoint, config: IfevalConfig, seed: int, work: Path) -> None:
@@ -152,6 +194,7 @@ def _run_evalscope(endpoint: Endpoint, config: IfevalConfig, seed: int, work: Pa
         collect_perf=False,
         seed=seed,
     )
+    _confine_evalscope(work)
     try:
         run_task(task)
     except Exception as error:  # evalscope lets through whatever its client or threads raised
