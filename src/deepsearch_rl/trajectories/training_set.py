@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field, JsonValue, field_validator
 
 from deepsearch_rl.answers import f1
 from deepsearch_rl.errors import CheckFailedError
@@ -12,7 +14,7 @@ from deepsearch_rl.progress import track
 from deepsearch_rl.records import NonEmpty, Question, Record, Trajectory
 from deepsearch_rl.trajectories.collect import read_trajectories
 from deepsearch_rl.trajectories.convert import SwiftRow, swift_row
-from deepsearch_rl.trajectories.filters import Filtered, apply_predicates, find_predicates
+from deepsearch_rl.trajectories.filters import apply_predicates, find_predicates
 from deepsearch_rl.trajectories.proof import TokenProof
 
 TOO_LONG = "too_long"
@@ -58,34 +60,37 @@ def build_training_set(config: FilterConfig, paths: Paths) -> int:
         CheckFailedError: nothing was left to train on, or a row's tokens are not the server's.
     """
     trajectories = read_trajectories(paths.trajectories)
-    filtered = apply_predicates(
-        trajectories, read_jsonl(paths.questions, Question), find_predicates(config.predicates)
-    )
-    lengths = _prove(config, paths.model, filtered.kept)
-    fitting = [pair for pair, length in lengths if length <= config.max_tokens]
-    report = _report(trajectories, filtered, [length for _, length in lengths], len(fitting))
-    if not fitting:
-        raise CheckFailedError(f"no trajectory is left to train on; dropped were {report['dropped']}.")
-    write_jsonl(paths.rows, fitting)
-    write_json(paths.report, report)
-    return len(fitting)
+    filtered = apply_predicates(trajectories, read_jsonl(paths.questions, Question), find_predicates(config.predicates))
+    proved = _prove(config, paths.model, filtered.kept)
+    kept = [one for one in proved if one.tokens <= config.max_tokens]
+    dropped = {**filtered.dropped, TOO_LONG: len(proved) - len(kept)}
+    if not kept:
+        raise CheckFailedError(f"no trajectory is left to train on; dropped were {dropped}.")
+    write_jsonl(paths.rows, (one.row for one in kept))
+    write_json(paths.report, _report(trajectories, dropped, kept))
+    return len(kept)
 
 
-def _prove(config: FilterConfig, model: Path, kept: list[Trajectory]) -> list[tuple[SwiftRow, int]]:
+class _Proved(NamedTuple):
+    trajectory: Trajectory
+    row: SwiftRow
+    tokens: int
+
+
+def _prove(config: FilterConfig, model: Path, kept: list[Trajectory]) -> list[_Proved]:
     proof = TokenProof(model, config.template, config.agent_template)
     rows = ((trajectory, swift_row(trajectory)) for trajectory in kept)
-    return [(row, proof.check(trajectory, row)) for trajectory, row in track(rows, "filter", len(kept), "rows")]
+    return [_Proved(*pair, proof.check(*pair)) for pair in track(rows, "filter", len(kept), "rows")]
 
 
-def _report(trajectories: list[Trajectory], filtered: Filtered, lengths: list[int], rows: int) -> dict:
-    scores = [f1(trajectory.answer, trajectory.golden_answers) for trajectory in trajectories]
+def _report(trajectories: list[Trajectory], dropped: dict[str, int], kept: list[_Proved]) -> dict[str, JsonValue]:
     types = sorted({trajectory.question_type for trajectory in trajectories})
     return {
         "trajectories": len(trajectories),
-        "f1": round(sum(scores) / len(scores), 4) if scores else 0.0,
-        "dropped": {**filtered.dropped, TOO_LONG: len(lengths) - rows},
-        "rows": rows,
-        "rows_by_type": {name: sum(kept.question_type == name for kept in filtered.kept) for name in types},
-        "tokens": {"mean": round(sum(lengths) / len(lengths), 1), "max": max(lengths)} if lengths else {},
-        "searches": round(sum(len(kept.retrievals) for kept in filtered.kept) / max(1, len(filtered.kept)), 3),
+        "f1": round(fmean(f1(trajectory.answer, trajectory.golden_answers) for trajectory in trajectories), 4),
+        "dropped": dict(dropped),
+        "rows": len(kept),
+        "rows_by_type": {name: sum(one.trajectory.question_type == name for one in kept) for name in types},
+        "tokens": {"mean": round(fmean(one.tokens for one in kept), 1), "max": max(one.tokens for one in kept)},
+        "searches": round(fmean(len(one.trajectory.retrievals) for one in kept), 3),
     }
