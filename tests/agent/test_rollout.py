@@ -23,17 +23,16 @@ ANSWER = "<answer> Mary Moss</answer>"
 def answer(chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig]) -> Callable[..., Trajectory]:
     """Runs one rollout against the scripted servers."""
 
-    def run(*, logprobs: bool = False, temperature: float = 0.7, **changes: Any) -> Trajectory:
-        return asyncio.run(_answer(chat_server.endpoint, searches.url, agent_config(**changes), logprobs, temperature))
+    def run(*, logprobs: bool = False, seed: int | None = None, sample: int = 2, **changes: Any) -> Trajectory:
+        config = agent_config(**changes)
+        return asyncio.run(_answer(chat_server.endpoint, searches.url, config, sample, logprobs=logprobs, seed=seed))
 
     return run
 
 
-async def _answer(
-    endpoint: Endpoint, url: str, config: AgentConfig, logprobs: bool = False, temperature: float = 0.7
-) -> Trajectory:
-    async with SearchAgent(config, endpoint, url, temperature, logprobs=logprobs, first_wait_s=0.001) as agent:
-        return await agent.answer(QUESTION, 2)
+async def _answer(endpoint: Endpoint, url: str, config: AgentConfig, sample: int = 2, **options: Any) -> Trajectory:
+    async with SearchAgent(config, endpoint, url, 0.7, first_wait_s=0.001, **options) as agent:
+        return await agent.answer(QUESTION, sample)
 
 
 def test_an_answered_question_is_recorded_with_every_message_search_and_token(chat_server, answer):
@@ -58,7 +57,7 @@ def test_requests_carry_the_frozen_schema_and_the_recorded_conversation(chat_ser
     first, second = chat_server.requests
     assert first["tools"] == second["tools"] == [RETRIEVE_TOOL]
     assert (first["temperature"], first["max_tokens"]) == (0.7, 64)
-    assert not {"stream", "logprobs"} & set(first)
+    assert not {"stream", "logprobs", "seed"} & set(first)
     call = second["messages"][2]
     assert (call["content"], json.loads(call["tool_calls"][0]["function"]["arguments"])) == ("", {"query": "a"})
     assert second["messages"][3]["tool_call_id"] == call["tool_calls"][0]["id"]
@@ -67,8 +66,17 @@ def test_requests_carry_the_frozen_schema_and_the_recorded_conversation(chat_ser
 
 def test_log_probabilities_are_asked_for_when_wanted(chat_server, answer):
     chat_server.says(ANSWER)
-    answer(logprobs=True, temperature=1.0)
+    answer(logprobs=True)
     assert chat_server.requests[0]["logprobs"] is True
+
+
+def test_a_seed_makes_every_rollout_ask_for_its_own_and_always_the_same(chat_server, answer):
+    chat_server.says(ANSWER)
+    for sample in (0, 0, 1):
+        answer(seed=7, sample=sample, logprobs=True)
+    first, again, other = (request["seed"] for request in chat_server.requests)
+    assert first == again != other
+    assert all(request["logprobs"] and request["max_tokens"] == 64 for request in chat_server.requests)
 
 
 def test_parallel_calls_are_all_executed_in_order(chat_server, answer):

@@ -10,6 +10,7 @@ at that seam (openpipe-art does) see every call.
 
 import asyncio
 import logging
+import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -99,6 +100,8 @@ class SearchAgent:
         temperature: sampling temperature of every call.
         logprobs: ask the endpoint for the log-probabilities of the tokens it draws.
         model_name: what trajectories name as their model; the endpoint's own name if not given.
+        seed: every rollout asks the endpoint to sample with a seed drawn from this one, its question and its number,
+            so that repeating it repeats the answer where the server honours seeds; None leaves it to the server.
         first_wait_s: pause before the second attempt of a failing search; doubled for each further one.
     """
 
@@ -111,11 +114,12 @@ class SearchAgent:
         *,
         logprobs: bool = False,
         model_name: str | None = None,
+        seed: int | None = None,
         first_wait_s: float = 0.5,
     ) -> None:
         self._config, self._model, self._temperature = config, model, temperature
         self._model_name = model_name or (model.model if isinstance(model, Endpoint) else "scripted")
-        self._first_wait_s = first_wait_s
+        self._first_wait_s, self._seed = first_wait_s, seed
         self._system = Message(role="system", content=load_prompt(config.prompt))
         self._server = MCPServerStreamableHttp(
             {"url": f"{retrieval_url.rstrip('/')}/mcp", "timeout": config.timeout_s},
@@ -210,6 +214,9 @@ class SearchAgent:
         run_config = self._run_config
         if not isinstance(self._model, Endpoint):
             run_config = replace(run_config, model=self._model(question, sample))
+        elif self._seed is not None:
+            drawn = random.Random(f"{self._seed}/{question.id}/{sample}").getrandbits(31)
+            run_config = replace(run_config, model_settings=ModelSettings(extra_args={"seed": drawn}))
         await Runner.run(
             self._agent,
             question.question,
