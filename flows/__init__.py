@@ -8,8 +8,6 @@ _ENVIRONMENT = {
     "PREFECT_HOME": str(Path(__file__).resolve().parent.parent / ".prefect"),
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
-    # A temporary server on a busy two-core machine needs more than the default 20 s.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
 }
 for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)

@@ -46,9 +46,9 @@ class Leash:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        os.close(self._writing_end)  # first of all: a second Ctrl-C may arrive at any line
         with self._starting:
             self._held = False
-        os.close(self._writing_end)
         for process in self._started:
             process.wait()
         os.close(self._reading_end)

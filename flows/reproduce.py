@@ -14,10 +14,10 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from graphlib import TopologicalSorter
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import yaml
 from prefect import flow, get_client, get_run_logger, task
@@ -34,7 +34,7 @@ from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.summary import dvc_file, read_table
 from flows.graph import Graph, Stage, read_graph, select
 from flows.leash import Leash
-from flows.ui import running_prefect_api
+from flows.server import prefect_api
 
 WORKERS = 2
 GPU_LIMIT = "deepsearch-gpu"
@@ -151,7 +151,7 @@ def _run_graph(graph: Graph, start: StartStage) -> dict[str, str]:
             skip = not stage.changed and all(states[before] == CACHED for before in upstream)
             futures[name] = start(stage, [futures[before] for before in upstream], skip)
             futures[name].add_done_callback(lambda _, name=name: finished.put(name))
-        name = finished.get()
+        name = _next_of(finished)
         futures[name].wait()
         state = futures[name].state
         states[name] = state.name or ""
@@ -163,6 +163,13 @@ def _run_graph(graph: Graph, start: StartStage) -> dict[str, str]:
     return states
 
 
+def _next_of(finished: "SimpleQueue[str]") -> str:
+    """Wait for a stage to finish; in short waits, for a library's signal handler may leave a long one asleep."""
+    while True:
+        with suppress(Empty):
+            return finished.get(timeout=0.5)
+
+
 def main() -> None:
     """Command line of the flow; errors end it with status 1 and one paragraph."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -170,12 +177,13 @@ def main() -> None:
     parser.add_argument("targets", nargs="*", help="stages or families to bring up to date; all where none is named")
     parser.add_argument("--force", action="store_true", help="run stages even where nothing changed")
     arguments = parser.parse_args()
-    api = running_prefect_api()
     try:
-        with temporary_settings({PREFECT_API_URL: api} if api else {}):
+        with prefect_api() as api, temporary_settings({PREFECT_API_URL: api}):
             reproduce(arguments.profile, tuple(arguments.targets), arguments.force)
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("cancelled")
 
 
 if __name__ == "__main__":
