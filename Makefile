@@ -14,7 +14,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro flow ui test unit lint
+.PHONY: help environment repro flow ui test unit lint check-gpu-calls
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -44,3 +44,7 @@ unit: environment  ## the tests without the slow ones
 lint: environment  ## ruff and pyright
 	@$(BIN)/ruff check
 	@$(BIN)/pyright
+
+check-gpu-calls: environment  ## the gpu profile's vllm and unsloth calls, read by those tools in a throw-away environment
+	@$(BIN)/python -m tests.gpu_profile.check_environment
+	@$(BIN)/python -m pytest tests/gpu_profile

@@ -1,0 +1,95 @@
+"""The whole graph, for real, at the smallest size: in a copy of the working tree, so that nobody's data are touched."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.evaluation.tables import F1Table
+from deepsearch_rl.summary import latest_runs
+from tests.pipeline.first_party import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+GRAPH = "profiles/smoke/dvc.yaml"
+MODELS = {"base", "sft", "rl", "sft_rl"}
+DATASETS = {"multihoprag", "musique", "2wikimultihopqa", "hotpotqa"}
+
+
+def copy_of_working_tree(folder: Path) -> Path:
+    """What git would commit of the working tree, as a repository of its own with this environment linked into it."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in listing.stdout.decode().split("\0"):
+        source, target = ROOT / name, folder / name
+        if name and (source.is_file() or source.is_symlink()) and not name.startswith("reports/smoke/"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+    (folder / "profiles/smoke/dvc.lock").unlink(missing_ok=True)
+    (folder / ".venv").symlink_to(ROOT / ".venv")
+    identity = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
+    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", "Copy"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+def run(folder: Path, *command: str) -> str:
+    """Run a program of the environment in the copy, with the copy's own source."""
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "PREFECT_HOME": str(folder / ".prefect")}
+    result = subprocess.run(
+        [str(ROOT / ".venv/bin" / command[0]), *command[1:]],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-6000:]}\n{result.stderr[-6000:]}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = copy_of_working_tree(tmp_path_factory.mktemp("smoke"))
+    run(folder, "dvc", "repro", GRAPH)
+    return folder
+
+
+def test_every_model_is_scored_on_every_question_set(finished: Path) -> None:
+    table = F1Table.model_validate_json((finished / "reports/smoke/f1_table.json").read_bytes())
+    sampled = {(row.model, row.dataset): row for row in table.rows if row.main}
+    assert set(sampled) == {(model, dataset) for model in MODELS for dataset in DATASETS}
+    assert all(0 <= row.f1_low <= row.f1 <= row.f1_high <= 1 for row in table.rows)
+    assert table.generated
+
+
+def test_every_stage_leaves_its_time_and_its_peak_memory(finished: Path) -> None:
+    lock = run(finished, "dvc", "stage", "list", GRAPH, "--name-only").split()
+    runs = {noted.stage: noted for noted in latest_runs(finished, "smoke")}
+    assert set(runs) == {name.rpartition(":")[2] for name in lock}
+    assert max(noted.peak_mb for noted in runs.values()) < 6 * 1024
+
+
+def test_a_second_run_has_nothing_to_do_and_says_so_at_once(finished: Path) -> None:
+    started = time.monotonic()
+    output = run(finished, "dvc", "repro", GRAPH)
+    assert "Data and pipelines are up to date." in output
+    assert time.monotonic() - started < 20  # 4 s on a machine that does nothing else
+
+
+def test_the_summary_and_the_tracked_report_speak_of_the_same_table(finished: Path) -> None:
+    table = (finished / "reports/smoke/f1_table.md").read_text().strip()
+    assert table in run(finished, "deepsearch", "summary", "smoke")
+    tracked = json.loads((finished / "reports/smoke/track.json").read_text())
+    assert set(tracked["models"]) == MODELS
+
+
+def test_the_flow_finds_every_stage_cached_and_dvc_clean_afterwards(finished: Path) -> None:
+    run(finished, "python", "-m", "flows.reproduce", "smoke")
+    assert "up to date" in run(finished, "dvc", "status", GRAPH)
