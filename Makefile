@@ -3,6 +3,7 @@ PROFILE ?= tiny
 PYTHON  ?= $(shell for python in python3.11 python3.12 python3; do $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 
 BIN   := .venv/bin
+UV    := $(if $(wildcard .venvs/uv/bin/uv),.venvs/uv/bin/uv,uv)
 GRAPH := $(if $(filter tiny,$(PROFILE)),dvc.yaml,profiles/$(PROFILE)/dvc.yaml)
 
 # Nothing phones home; one thread is the fastest setting for models of a few million parameters.
@@ -14,10 +15,10 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro flow ui test unit lint check-gpu-calls
+.PHONY: help environment repro flow ui test unit lint gpu-environments check-gpu-calls
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 26
 
 environment:  ## .venv/ from the committed lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer on PATH; install python3.11 (or name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS))." >&2; exit 1; }
@@ -44,6 +45,13 @@ unit: environment  ## the tests without the slow ones
 lint: environment  ## ruff and pyright
 	@$(BIN)/ruff check
 	@$(BIN)/pyright
+
+gpu-environments: environment  ## .venvs/{core,sft,rl,serve}, the interpreters of the gpu profile
+	@for family in core sft rl serve; do \
+	  $(UV) venv -q --allow-existing --python 3.11 .venvs/$$family && \
+	  $(UV) pip sync --python .venvs/$$family/bin/python profiles/gpu/requirements/$$family.txt && \
+	  $(UV) pip install --python .venvs/$$family/bin/python --no-deps -e . || exit 1; \
+	done
 
 check-gpu-calls: environment  ## the gpu profile's vllm and unsloth calls, read by those tools in a throw-away environment
 	@$(BIN)/python -m tests.gpu_profile.check_environment

@@ -17,6 +17,7 @@ _ENVIRONMENT = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "WANDB_MODE": "disabled",
+    "WANDB_ERROR_REPORTING": "false",  # weave, which ART imports, opens a Sentry session on import otherwise
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MODELSCOPE_DISABLE_TELEMETRY": "1",
 }

@@ -143,7 +143,7 @@ def _environment_fix(interpreter: str) -> str:
     folder = Path(interpreter).parent.parent
     if folder == Path(".venv"):
         return "make environment"
-    return f"UV_PROJECT_ENVIRONMENT={folder} .venvs/uv/bin/uv sync --frozen --extra {folder.name}"
+    return "make gpu-environments"
 
 
 def lacks_of_machine(needs: Requirements, machine: Machine) -> list[Lack]:

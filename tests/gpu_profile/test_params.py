@@ -1,0 +1,107 @@
+"""Every profile's params.yaml fits the stages that read it, and the gpu profile keeps the published settings."""
+
+import ast
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deepsearch_rl.training.backends.make import train_arguments
+from deepsearch_rl.training.rl_config import RlConfig
+from stages.entry import load_params
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILES = {
+    "tiny": ROOT / "params.yaml",
+    "smoke": ROOT / "profiles/smoke/params.yaml",
+    "gpu": ROOT / "profiles/gpu/params.yaml",
+}
+
+
+def sections_of(stage: str) -> list[tuple[str, str, str]]:
+    """(method, section, config class) of every ``params.section("x", X)`` and ``params.mapping("x", X)`` of a stage."""
+    calls = [
+        node for node in ast.walk(ast.parse((ROOT / f"stages/{stage}.py").read_text())) if isinstance(node, ast.Call)
+    ]
+    return [
+        (call.func.attr, ast.literal_eval(call.args[0]), call.args[1].id)
+        for call in calls
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr in {"section", "mapping"}
+        and isinstance(call.args[1], ast.Name)
+    ]
+
+
+LOADED = sorted(
+    {
+        (method, section, name, path.stem)
+        for path in (ROOT / "stages").glob("*.py")
+        for method, section, name in sections_of(path.stem)
+    }
+)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_section_of_every_profile_fits_the_stage_that_reads_it(profile: str) -> None:
+    params = load_params(PROFILES[profile])
+    for method, section, name, stage in LOADED:
+        config = getattr(importlib.import_module(f"stages.{stage}"), name)
+        assert getattr(params, method)(section, config) is not None
+    assert {"sft", "merge", "rl", "unsloth_merge", "serving", "download"} <= params.loaded
+
+
+def test_all_profiles_have_the_same_sections_and_fields() -> None:
+    loaded = {name: yaml.safe_load(path.read_text()) for name, path in PROFILES.items()}
+    assert loaded["gpu"].keys() == loaded["tiny"].keys() == loaded["smoke"].keys()
+    for section in ("sft", "merge", "rl", "unsloth_merge", "agent", "retrieval", "chunk", "evaluate", "ifeval"):
+        assert loaded["gpu"][section].keys() == loaded["tiny"][section].keys() == loaded["smoke"][section].keys()
+
+
+def test_paths_in_params_lie_in_the_profiles_own_folders() -> None:
+    for name, path in PROFILES.items():
+        params = yaml.safe_load(path.read_text())
+        assert params["profile"] == name
+        assert all(folder.startswith(f"models/{name}/") for folder in params["models"].values())
+
+
+@pytest.fixture
+def gpu() -> dict[str, Any]:
+    return yaml.safe_load(PROFILES["gpu"].read_text())
+
+
+def test_the_gpu_profile_counts_and_encodes_chunks_with_one_revision_of_one_model(gpu: dict[str, Any]) -> None:
+    encoder = gpu["index"]["encoder"]
+    assert gpu["chunk"]["tokenizer"] == f"hf:{encoder['model']}@{encoder['revision']}"
+    assert (encoder["query_prefix"], encoder["passage_prefix"]) == ("query: ", "passage: ")
+
+
+def test_the_gpu_profile_keeps_the_published_fine_tuning_settings(gpu: dict[str, Any]) -> None:
+    published = {
+        "lora_rank": 64,
+        "lora_alpha": 128,
+        "lora_dropout": 0.05,
+        "learning_rate": 1e-4,
+        "warmup_ratio": 0.05,
+        "epochs": 2,
+        "rows_per_forward": 1,
+        "forwards_per_step": 8,
+        "packing": True,
+        "max_length": 8192,
+        "weight_decay": 0.1,
+    }
+    assert {name: gpu["sft"][name] for name in published} == published
+
+
+def test_the_gpu_profile_keeps_the_published_reinforcement_settings(gpu: dict[str, Any]) -> None:
+    config = RlConfig.model_validate(gpu["rl"])
+    arguments = train_arguments(config)
+    assert arguments["importance_sampling_level"] == "sequence"
+    assert (arguments["epsilon"], arguments["epsilon_high"]) == (3e-4, 4e-4)
+    assert arguments["truncated_importance_sampling"] == 2.0
+    assert arguments["learning_rate"] == 3e-5
+    assert (config.group_size, config.groups_per_step, config.temperature) == (8, 10, 1.0)
+    assert (arguments["logprob_calculation_chunk_size"], arguments["packed_sequence_length"]) == (8, 8192)
+    assert arguments["packed_sequence_length"] % arguments["logprob_calculation_chunk_size"] == 0
+    assert gpu["agent"]["max_tokens"] == 3072

@@ -1,0 +1,66 @@
+"""The ``swift`` calls of every profile, read by ms-swift's own argument parser."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from swift.arguments import ExportArguments, SftArguments
+from swift.utils.utils import _patch_get_type_hints
+from transformers import HfArgumentParser
+
+from deepsearch_rl.training.merge import MergeConfig, swift_export_command
+from deepsearch_rl.training.sft import SftConfig, SftTask, swift_sft_command
+
+PROFILES = ("params.yaml", "profiles/smoke/params.yaml", "profiles/gpu/params.yaml")
+
+
+def parse(arguments: type, command: list[str]) -> dict[str, object]:
+    """The values that swift's parser reads from a command, before it opens any model; every flag must be its own."""
+    with _patch_get_type_hints():
+        parser = HfArgumentParser([arguments])  # pyright: ignore[reportArgumentType]
+    flags = [part for part in command if part.startswith("--")]
+    assert [flag for flag in flags if flag not in parser._option_string_actions] == []
+    values, unknown = parser.parse_known_args(command[2:])
+    assert unknown == []
+    return vars(values)
+
+
+@pytest.mark.parametrize("params", PROFILES)
+def test_swift_reads_our_fine_tuning_call_as_we_mean_it(root: Path, params: str) -> None:
+    config = SftConfig.model_validate(yaml.safe_load((root / params).read_text())["sft"])
+    task = SftTask(Path("models/x/base"), Path("data/x/sft/train.jsonl"), Path("work/x"), 7)
+    read = parse(SftArguments, swift_sft_command(config, task, Path("work/x/checkpoint-5")))
+    assert (read["model"], read["dataset"]) == ("models/x/base", ["data/x/sft/train.jsonl"])
+    assert read["resume_from_checkpoint"] == "work/x/checkpoint-5"
+    assert (read["lora_rank"], read["lora_alpha"], read["lora_dropout"]) == (
+        config.lora_rank,
+        config.lora_alpha,
+        config.lora_dropout,
+    )
+    assert (read["learning_rate"], read["lr_scheduler_type"]) == (config.learning_rate, "cosine")
+    assert (read["per_device_train_batch_size"], read["gradient_accumulation_steps"]) == (
+        config.rows_per_forward,
+        config.forwards_per_step,
+    )
+    assert (read["torch_dtype"], read["fp16"], read["bf16"]) == (config.dtype, False, config.dtype == "bfloat16")
+    assert (read["packing"], read["attn_impl"], read["max_length"]) == (
+        config.packing,
+        config.attention,
+        config.max_length,
+    )
+    assert (read["use_cpu"], read["add_version"], read["seed"]) == (config.device == "cpu", False, 7)
+
+
+@pytest.mark.parametrize("params", PROFILES)
+def test_swift_reads_our_merge_call_as_we_mean_it(root: Path, params: str) -> None:
+    config = MergeConfig.model_validate(yaml.safe_load((root / params).read_text())["merge"])
+    command = swift_export_command(config, Path("models/x/base"), Path("models/x/sft_adapter"), Path("models/x/sft"))
+    read = parse(ExportArguments, command)
+    assert (read["merge_lora"], read["load_args"]) == (True, False)
+    assert (read["model"], read["adapters"]) == ("models/x/base", ["models/x/sft_adapter"])
+    assert (read["output_dir"], read["torch_dtype"]) == ("models/x/sft", config.dtype)
+
+
+def test_a_flag_that_swift_does_not_know_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="lora_rnk"):
+        parse(SftArguments, ["swift", "sft", "--lora_rnk", "3"])

@@ -1,0 +1,34 @@
+"""A stage of the gpu profile on a machine without a GPU stops before it reads or writes anything."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepsearch_rl.errors import UnavailableError
+from deepsearch_rl.serving.hardware import require_gpu
+from stages.entry import load_params
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+STAGES = {"sft": "", "merge": "", "rl": "sft", "unsloth_merge": "sft", "evaluate": "sft", "ifeval": "sft"}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gpu_stage_stops_at_once_and_says_what_is_missing(
+    stage: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    params = load_params(root / "profiles/gpu/params.yaml", STAGES[stage])
+    with pytest.raises(UnavailableError, match=r"a CUDA GPU.*profiles/gpu/README\.md"):
+        importlib.import_module(f"stages.{stage}").main(params)
+    assert not list(tmp_path.iterdir())
+
+
+def test_everything_that_is_missing_is_named_at_once() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        require_gpu("rl", packages=["json", "no_such_package", "neither_this"])
+    message = str(caught.value)
+    assert "the package 'no_such_package' and the package 'neither_this' and a CUDA GPU" in message
+    assert "'json'" not in message
+    assert "\n" not in message
