@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import AgentConfig
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
@@ -44,7 +45,7 @@ def ask(evidence: tuple[Evidence, ...] | None = FACTS) -> Question:
 
 def answer(chat: ChatEndpoint, gold: GoldPassages | None) -> Trajectory:
     async def run() -> Trajectory:
-        async with ControlAgent(CONFIG, chat.endpoint, 0.7, "sft", gold) as agent:
+        async with ControlAgent(CONFIG, chat.endpoint, 0.7, "sft", gold, seed=0) as agent:
             return await agent.answer(ask(), 0)
 
     return asyncio.run(run())
@@ -68,6 +69,26 @@ def test_without_search_the_model_is_asked_once_and_offered_no_tool() -> None:
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
     assert (request["temperature"], request["max_tokens"]) == (0.7, CONFIG.max_tokens)
     assert (found.answer, found.stop_reason, found.tool_calls) == ("Ben Ide", StopReason.ANSWERED, 0)
+    assert (found.prompt_tokens, found.completion_tokens) == (9, 1)
+
+
+@pytest.mark.parametrize("text", ["Ben Ide", "Ben Ide</answer>", "</answer> Ben Ide <answer>", ""])
+def test_a_turn_without_a_pair_of_tags_is_no_answer(text: str) -> None:
+    with serve_chat(lambda _: says(text)) as chat:
+        found = answer(chat, gold=None)
+    assert (found.stop_reason, found.answer) == (StopReason.NO_ANSWER_TAG, "")
+
+
+def test_a_repeated_rollout_asks_for_the_same_seed_and_another_sample_for_another() -> None:
+    async def run(endpoint: Endpoint) -> None:
+        async with ControlAgent(CONFIG, endpoint, 0.7, "sft", None, seed=0) as agent:
+            for sample in (0, 1, 0):
+                await agent.answer(ask(), sample)
+
+    with serve_chat(lambda _: says("<answer> Ben Ide</answer>")) as chat:
+        asyncio.run(run(chat.endpoint))
+    first, other, again = (request["seed"] for request in chat.requests)
+    assert first == again != other
 
 
 def test_with_gold_passages_every_search_returns_them_and_the_tool_stays_offered() -> None:

@@ -138,6 +138,8 @@ def test_every_set_is_answered_over_the_real_retrieval_server(
 
     temperatures = Counter(body["temperature"] for body in chat.requests)
     assert temperatures == {0.7: 4 * 2 * 2 + 4 + 4 + 2 * 2, 0.0: 3 * 2}
+    drawn = {body["seed"] for body in chat.requests if body["messages"][1]["content"] == "Where was Ada Holt born?"}
+    assert len(drawn) == 3  # two samples of one set and one of the other; greedy and controls repeat the first
     searched = list(read_jsonl(out / "multihoprag.search.t0.7.jsonl", Trajectory))
     assert [rollout.id for rollout in searched] == [f"multihoprag-{q}#{sample}" for q in range(4) for sample in (0, 1)]
     assert all(rollout.retrievals[0].chunk_ids[0] == f"d{rollout.question_id[-1]}-0" for rollout in searched)

@@ -12,12 +12,15 @@ on; whatever it searches for next returns the same passages. What it gets wrong 
 
 import asyncio
 import json
+import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import openai
 from openai.types.chat import ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice
 from pydantic import JsonValue
 
 from deepsearch_rl.agent.endpoint import Endpoint
@@ -31,6 +34,15 @@ GoldText: TypeAlias = Callable[[Question], str]
 """The text of the search result that a question's gold passages make."""
 
 
+@dataclass(slots=True)
+class _Conversation:
+    """A running rollout; token counts are sums over the model calls, as the endpoint counted them."""
+
+    messages: list[Message]
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 class ControlAgent:
     """Answers questions under one of the two controls; the same interface as ``SearchAgent``.
 
@@ -40,13 +52,20 @@ class ControlAgent:
         temperature: sampling temperature of every call.
         model_name: what trajectories name as their model.
         gold_text: makes the result of every search; None for the control without search.
+        seed: every rollout asks the endpoint to sample with a seed drawn from this one, its question and its number.
     """
 
     def __init__(
-        self, config: AgentConfig, endpoint: Endpoint, temperature: float, model_name: str, gold_text: GoldText | None
+        self,
+        config: AgentConfig,
+        endpoint: Endpoint,
+        temperature: float,
+        model_name: str,
+        gold_text: GoldText | None,
+        seed: int,
     ) -> None:
         self._config, self._endpoint, self._temperature = config, endpoint, temperature
-        self._model_name, self._gold_text = model_name, gold_text
+        self._model_name, self._gold_text, self._seed = model_name, gold_text, seed
 
     async def __aenter__(self) -> Self:
         self._client = openai.AsyncOpenAI(
@@ -64,11 +83,10 @@ class ControlAgent:
 
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Answer one question; whatever goes wrong is in the trajectory's stop reason and error, nothing is raised."""
-        messages = [
-            Message(role="system", content=load_prompt(self._config.prompt)),
-            Message(role="user", content=question.question),
-        ]
-        reason, error = await self._outcome(question, messages)
+        system = Message(role="system", content=load_prompt(self._config.prompt))
+        conversation = _Conversation([system, Message(role="user", content=question.question)])
+        seed = random.Random(f"{self._seed}/{question.id}/{sample}").getrandbits(31)
+        reason, error = await self._outcome(question, conversation, seed)
         return Trajectory(
             id=f"{question.id}#{sample}",
             question_id=question.id,
@@ -79,54 +97,64 @@ class ControlAgent:
             model=self._model_name,
             prompt=self._config.prompt,
             temperature=self._temperature,
-            messages=tuple(messages),
-            answer=extract_answer(messages[-1].content) if reason is StopReason.ANSWERED else "",
+            messages=tuple(conversation.messages),
+            answer=extract_answer(conversation.messages[-1].content) if reason is StopReason.ANSWERED else "",
             stop_reason=reason,
             error=error,
+            prompt_tokens=conversation.prompt_tokens,
+            completion_tokens=conversation.completion_tokens,
         )
 
-    async def _outcome(self, question: Question, messages: list[Message]) -> tuple[StopReason, str | None]:
+    async def _outcome(
+        self, question: Question, conversation: _Conversation, seed: int
+    ) -> tuple[StopReason, str | None]:
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                return await self._converse(question, messages), None
+                return await self._converse(question, conversation, seed), None
         except TimeoutError:
             return StopReason.DEADLINE, f"not finished after {self._config.timeout_s:g} s"
         except openai.APIError as error:
             return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}".replace(self._endpoint.api_key, "***")
 
-    async def _converse(self, question: Question, messages: list[Message]) -> StopReason:
+    async def _converse(self, question: Question, conversation: _Conversation, seed: int) -> StopReason:
         if self._gold_text is None:
-            turn = await self._turn(messages)
-            return _reason(turn)
-        passages = self._gold_text(question)
-        given = ToolCall(
-            id="call_1", name="retrieve", arguments=json.dumps({"query": question.question}, ensure_ascii=False)
-        )
+            return _reason(await self._turn(conversation, seed))
+        passages, messages = self._gold_text(question), conversation.messages
+        arguments = json.dumps({"query": question.question}, ensure_ascii=False)
+        given = ToolCall(id="call_1", name="retrieve", arguments=arguments)
         messages.append(Message(role="assistant", tool_calls=(given,)))
         for _ in range(self._config.max_turns):
             messages.extend(
                 Message(role="tool", content=passages, tool_call_id=call.id) for call in messages[-1].tool_calls
             )
-            turn = await self._turn(messages)
-            if not turn.tool_calls:
-                return _reason(turn)
+            choice = await self._turn(conversation, seed)
+            if not messages[-1].tool_calls:
+                return _reason(choice)
         return StopReason.TURN_BUDGET
 
-    async def _turn(self, messages: list[Message]) -> Message:
+    async def _turn(self, conversation: _Conversation, seed: int) -> Choice:
         """Ask the model for one turn and append it."""
         completion = await self._client.chat.completions.create(
             model=self._endpoint.model,
-            messages=[_as_sent(message) for message in messages],  # type: ignore[arg-type]
+            messages=[_as_sent(message) for message in conversation.messages],  # type: ignore[arg-type]
             temperature=self._temperature,
             max_tokens=self._config.max_tokens,
+            seed=seed,
             **({} if self._gold_text is None else {"tools": [RETRIEVE_TOOL]}),  # type: ignore[dict-item]
         )
-        messages.append(_as_record(completion.choices[0].message, turns=len(messages)))
-        return messages[-1]
+        if completion.usage is not None:
+            conversation.prompt_tokens += completion.usage.prompt_tokens
+            conversation.completion_tokens += completion.usage.completion_tokens
+        choice = completion.choices[0]
+        conversation.messages.append(_as_record(choice.message, turns=len(conversation.messages)))
+        return choice
 
 
-def _reason(turn: Message) -> StopReason:
-    return StopReason.ANSWERED if "</answer>" in turn.content else StopReason.NO_ANSWER_TAG
+def _reason(choice: Choice) -> StopReason:
+    text = choice.message.content or ""
+    if 0 <= text.find("<answer>") < text.rfind("</answer>"):
+        return StopReason.ANSWERED
+    return StopReason.TOKEN_BUDGET if choice.finish_reason == "length" else StopReason.NO_ANSWER_TAG
 
 
 def _as_sent(message: Message) -> dict[str, JsonValue]:

@@ -111,9 +111,10 @@ class Evaluator:
     def _agent(self, run: Run) -> AbstractAsyncContextManager[SearchAgent | ControlAgent]:
         agent = self.setting.agent
         if run.condition == "search":
-            return SearchAgent(agent, self.endpoint, self.retrieval_url, run.temperature, model_name=self.model)
+            seed, url = self.setting.seed, self.retrieval_url
+            return SearchAgent(agent, self.endpoint, url, run.temperature, model_name=self.model, seed=seed)
         gold = self.gold if run.condition == "gold_passage" else None
-        return ControlAgent(agent, self.endpoint, run.temperature, self.model, gold)
+        return ControlAgent(agent, self.endpoint, run.temperature, self.model, gold, self.setting.seed)
 
     def _row(self, run: Run, rollouts: Sequence[Trajectory]) -> F1TableRow:
         generated = any((question.metadata.model_extra or {}).get("generated") is True for question in run.questions)
