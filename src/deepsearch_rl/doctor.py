@@ -135,18 +135,13 @@ def _lacks_of_profile(
     ]
     for interpreter in dict.fromkeys(params["python"].values()):
         if not (root / interpreter).exists():
-            lacks.append(Lack(f"interpreter {interpreter}", _environment_fix(interpreter)))
+            own = Path(interpreter).parts[0] == ".venv"
+            lacks.append(Lack(f"interpreter {interpreter}", "make environment" if own else "make gpu-environments"))
     return lacks + lacks_of_machine(needs, machine)
 
 
-def _environment_fix(interpreter: str) -> str:
-    folder = Path(interpreter).parent.parent
-    if folder == Path(".venv"):
-        return "make environment"
-    return "make gpu-environments"
-
-
 def lacks_of_machine(needs: Requirements, machine: Machine) -> list[Lack]:
+    """What a machine lacks of what a profile needs, and how to get it."""
     lacks: list[Lack] = []
     if machine.memory_gb < needs.memory_gb:
         lacks.append(Lack(f"memory: {machine.memory_gb:.0f} of {needs.memory_gb:g} GiB", "use a larger machine"))
