@@ -1,16 +1,21 @@
 """Every profile's params.yaml fits the stages that read it, and the gpu profile keeps the published settings."""
 
 import ast
-import importlib
+import importlib.metadata
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.utils import canonicalize_name
 
 from deepsearch_rl.training.backends.make import train_arguments
 from deepsearch_rl.training.rl_config import RlConfig
 from stages.entry import load_params
+from tests.gpu_profile.check_environment import pins
+from tests.pipeline.first_party import PACKAGES, closure, imported_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = {
@@ -105,3 +110,25 @@ def test_the_gpu_profile_keeps_the_published_reinforcement_settings(gpu: dict[st
     assert (arguments["logprob_calculation_chunk_size"], arguments["packed_sequence_length"]) == (8, 8192)
     assert arguments["packed_sequence_length"] % arguments["logprob_calculation_chunk_size"] == 0
     assert gpu["agent"]["max_tokens"] == 3072
+
+
+def test_everything_that_a_stage_imports_is_pinned_in_its_familys_environment(gpu: dict[str, Any]) -> None:
+    distributions = importlib.metadata.packages_distributions()
+    for family, interpreter in gpu["python"].items():
+        pinned = {canonicalize_name(pin.partition("==")[0].partition("[")[0]) for pin in pins(f"{family}.txt")}
+        assert Path(interpreter).parts[:2] == (".venvs", family)
+        for stage in stages_of(family):
+            for package in third_party_packages(closure(ROOT / f"stages/{stage}.py")):
+                names = {canonicalize_name(name) for name in distributions[package]}
+                assert names & pinned, f"stages/{stage}.py imports {package}, which requirements/{family}.txt lacks"
+
+
+def stages_of(family: str) -> set[str]:
+    """The stages that dvc.yaml runs with a family's interpreter."""
+    return set(re.findall(rf"\$\{{python\.{family}\}} -m stages\.(\w+)", (ROOT / "dvc.yaml").read_text()))
+
+
+def third_party_packages(files: set[Path]) -> set[str]:
+    """Top-level packages that files import at any depth of their code, but for the standard library and our own."""
+    imported = {name.partition(".")[0] for path in files if path.suffix == ".py" for name in imported_names(path)}
+    return imported - sys.stdlib_module_names - PACKAGES.keys() - {""}

@@ -116,6 +116,7 @@ def test_a_failing_swift_publishes_nothing(config: SftConfig, policy_folder: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_run_that_was_killed_ends_as_one_that_was_not(
     config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path
 ) -> None:

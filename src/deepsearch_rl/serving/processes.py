@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -50,7 +51,7 @@ def watched_process(command: Sequence[str]) -> Iterator[WatchedProcess]:
             stop(process)
 
 
-def stop(process: "subprocess.Popen[bytes]", timeout_s: float = STOP_TIMEOUT_S) -> None:
+def stop(process: "subprocess.Popen[Any]", timeout_s: float = STOP_TIMEOUT_S) -> None:
     """Ask the process's group to end, and kill it if it has not after ``timeout_s``."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):

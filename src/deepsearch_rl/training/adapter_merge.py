@@ -72,7 +72,7 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
     if "quantization_config" in read_json(start / CONFIG):
         raise ConfigError(f"{start} holds quantized weights; merge into the 16-bit model that they were made from.")
     prompts = fixed_prompts(AutoTokenizer.from_pretrained(start), config.prompts)
-    unmerged = PeftModel.from_pretrained(_load(start, config), adapter)
+    unmerged: Any = PeftModel.from_pretrained(_load(start, config), adapter)
     expected = greedy_answers(unmerged, prompts, config.max_tokens)
     with atomic_directory(output) as partial:
         if config.backend == "unsloth":
@@ -87,7 +87,7 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
 
 
 def _load(folder: Path, config: AdapterMergeConfig) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, config.dtype))
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, config.dtype))
     return model.to("cuda") if config.backend == "unsloth" else model
 
 

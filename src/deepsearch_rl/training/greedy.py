@@ -37,17 +37,13 @@ class GreedyAnswer:
 
 def fixed_prompts(tokenizer: PreTrainedTokenizerBase, count: int) -> list[list[int]]:
     """The first ``count`` questions in the model's own chat template, with the search tool, as token ids."""
-    return [
-        list(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}],
-                tools=[RETRIEVE_TOOL],
-                add_generation_prompt=True,
-                return_dict=False,
-            )
-        )
-        for question in QUESTIONS[:count]
-    ]
+    return [_render(tokenizer, question) for question in QUESTIONS[:count]]
+
+
+def _render(tokenizer: Any, question: str) -> list[int]:
+    messages = [{"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(messages, tools=[RETRIEVE_TOOL], add_generation_prompt=True, tokenize=False)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def greedy_answers(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[GreedyAnswer]:

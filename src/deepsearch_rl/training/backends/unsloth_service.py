@@ -44,7 +44,7 @@ class CanaryUnslothService(UnslothService):
 
 def _logprobs(state: UnslothTrainContext, token_ids: list[int]) -> list[float]:
     os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "0"  # ART's loss sets it to 1, and then `logits` are hidden states
-    model = state.peft_model
+    model: Any = state.peft_model
     model.eval()
     tokens_S = torch.tensor(token_ids, device=model.device)
     with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
