@@ -174,7 +174,7 @@ class _Run:
 
     async def _step(self, step: int, canary: Canary) -> LogLine:
         questions = self.task.batch(step, self.config.groups_per_step)
-        rollouts_QG = await self._roll_out(questions)
+        rollouts_QG = await self._roll_out(questions, step)
         sampled = [rollout for rollouts_G in rollouts_QG for rollout in rollouts_G]
         metrics = rollout_metrics(sampled)
         if step == 0 and metrics["f1"] < self.config.gate_f1:
@@ -198,8 +198,8 @@ class _Run:
         service: Any = await self.backend._get_service(self.model)
         return await canary.check(self._endpoint(), service.canary_logprobs)
 
-    async def _roll_out(self, questions: Sequence[Question]) -> list[list[ScoredRollout]]:
-        agent = self._agent(self.config.temperature, logprobs=True)
+    async def _roll_out(self, questions: Sequence[Question], step: int) -> list[list[ScoredRollout]]:
+        agent = self._agent(self.config.temperature, logprobs=True, draw=step)
         limit = asyncio.Semaphore(self.task.agent.concurrency)
 
         async def one(question: Question, sample: int) -> ScoredRollout:
@@ -213,7 +213,7 @@ class _Run:
             return await asyncio.gather(*groups)
 
     async def _dev_f1(self) -> float:
-        agent = self._agent(self.config.dev.temperature, logprobs=False)
+        agent = self._agent(self.config.dev.temperature, logprobs=False, draw=-1)
         limit = asyncio.Semaphore(self.task.agent.concurrency)
 
         async def one(question: Question) -> float:
@@ -224,8 +224,11 @@ class _Run:
         async with agent:
             return sum(await asyncio.gather(*map(one, questions))) / len(questions)
 
-    def _agent(self, temperature: float, *, logprobs: bool) -> SearchAgent:
-        return SearchAgent(self.task.agent, self._endpoint(), self.task.retrieval_url, temperature, logprobs=logprobs)
+    def _agent(self, temperature: float, *, logprobs: bool, draw: int) -> SearchAgent:
+        """An agent of the policy as it stands; equal draws sample with equal random numbers (all dev runs share one)."""
+        seed = hash((self.task.seed, draw))
+        url = self.task.retrieval_url
+        return SearchAgent(self.task.agent, self._endpoint(), url, temperature, logprobs=logprobs, seed=seed)
 
     def _drop_checkpoints(self) -> None:
         """Keep the newest and the best so far; the rest is of no use to this run or the next."""
