@@ -5,8 +5,9 @@ chains of relations are asked for in questions and what a search for one fact lo
 that models are trained on; ``OUT_OF_DOMAIN`` shares no relation, sentence, question wording or name word with it.
 
 Wording is chosen so that a model of less than a million parameters can learn it: every relation is a function (one
-object per subject), a chain of relations is asked for by nesting noun phrases ("the birthplace of the director of
-Silent Harbor"), and no template begins with a name, so that each name word always follows a space and is one token.
+object per subject), a chain of relations is asked for by possessives in the order of its facts ("Silent Harbor's
+director's birthplace"), and no template begins with a name, so that each name word always follows a space and is one
+token.
 """
 
 import functools

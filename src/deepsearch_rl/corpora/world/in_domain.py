@@ -4,12 +4,16 @@ from deepsearch_rl.corpora.world import words
 from deepsearch_rl.corpora.world.language import Grammar, Kind, Relation, by_name
 
 
-def _simple(
-    noun: str, subject_kind: str, object_kind: str, *statements: str, query: str, reverse: str = ""
+def _relation(
+    noun: str, subject_kind: str, object_kind: str, *statements: str, reverse: str = ""
 ) -> Relation:
-    """A relation whose phrase is "the NOUN of ..." and that can be searched for by that noun or by ``query``."""
-    queries = (noun + " of {subject}", query + " {subject}")
-    return Relation(noun, subject_kind, object_kind, statements, noun, f"the {noun} of {{subject}}", queries, reverse)
+    """A relation that question, query and article all call by one noun.
+
+    In a question it is a possessive ("Silent Harbor's director's birthplace"), so that a chain is read from left to
+    right in the order in which its facts must be found.
+    """
+    queries = (noun + " of {subject}",)
+    return Relation(noun, subject_kind, object_kind, statements, noun, f"{{subject}}'s {noun}", queries, reverse)
 
 
 IN_DOMAIN = Grammar(
@@ -76,92 +80,82 @@ IN_DOMAIN = Grammar(
         ),
     ),
     relations=by_name(
-        _simple(
+        _relation(
             "director",
             "film",
             "person",
             "The director of {subject} was {object}.",
-            "The film {subject} was directed by {object}.",
-            query="who directed",
+            "The film {subject} had as its director {object}.",
         ),
-        _simple(
+        _relation(
             "studio",
             "film",
             "company",
             "The studio of {subject} was {object}.",
             "The film {subject} was made at the studio {object}.",
-            query="studio that made",
         ),
-        _simple(
+        _relation(
             "birthplace",
             "person",
             "city",
             "The birthplace of {subject} is {object}.",
-            "It is known that {subject} was born in {object}.",
-            query="where was born",
+            "It is known that {subject} has as birthplace {object}.",
         ),
-        _simple(
+        _relation(
             "spouse",
             "person",
             "person",
             "The spouse of {subject} is {object}.",
-            "For many years {subject} has been married to {object}.",
-            query="married to",
+            "For many years {subject} has had as spouse {object}.",
             reverse="spouse",
         ),
-        _simple(
+        _relation(
             "employer",
             "person",
             "company",
             "The employer of {subject} is {object}.",
-            "At present {subject} works for {object}.",
-            query="who works for",
+            "At present {subject} has as employer {object}.",
         ),
-        _simple(
+        _relation(
             "founder",
             "company",
             "person",
             "The founder of {subject} was {object}.",
-            "The company {subject} was founded by {object}.",
-            query="who founded",
+            "The company {subject} had as its founder {object}.",
         ),
-        _simple(
+        _relation(
             "headquarters",
             "company",
             "city",
             "The headquarters of {subject} are in {object}.",
-            "The company {subject} has its main office in {object}.",
-            query="main office of",
+            "The company {subject} has its headquarters in {object}.",
         ),
-        _simple(
+        _relation(
             "mayor",
             "city",
             "person",
             "The mayor of {subject} is {object}.",
             "The city of {subject} has chosen as its mayor {object}.",
-            query="who is mayor in",
         ),
-        _simple(
+        _relation(
             "country",
             "city",
             "country",
             "The country of {subject} is {object}.",
             "The city of {subject} lies in the country {object}.",
-            query="which country has",
         ),
-        _simple(
+        _relation(
             "capital",
             "country",
             "city",
             "The capital of {subject} is {object}.",
-            "The country {subject} has its capital in {object}.",
-            query="capital city",
+            "The country {subject} has as its capital {object}.",
             reverse="country",
         ),
     ),
     questions={
-        "person": ("Who is {path}?", "Name {path}.", "Please tell me who is {path}."),
-        "other": ("What is {path}?", "Name {path}.", "Please tell me what is {path}."),
+        "person": ("Who is {path}?", "Name {path}."),
+        "other": ("What is {path}?", "Name {path}."),
     },
     comparisons={
         "multihoprag": (
