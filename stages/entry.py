@@ -90,7 +90,7 @@ class Params:
 
     def mapping(self, name: str, config: type[ConfigT]) -> dict[str, ConfigT]:
         """A section that maps names to configs, e.g. ``datasets``."""
-        return self._validated(name, TypeAdapter(dict[str, config]))
+        return self._validated(name, TypeAdapter(dict[str, config]))  # pyright: ignore[reportInvalidTypeForm]
 
     def _validated(self, name: str, adapter: TypeAdapter[Any]) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""unsloth_merge: the adapter of reinforcement learning into its start, e.g. `-m stages.unsloth_merge params.yaml sft`."""
+"""Merge an RL adapter into its start model and prove that nothing was lost: `python -m stages.unsloth_merge P sft`."""
 
 from deepsearch_rl.training.adapter_merge import AdapterMergeConfig, merge_rl_adapter
 from stages.entry import Params, run

@@ -99,7 +99,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty hidden neighbour to fill; it becomes ``path`` (replacing it) when the block ends without an error."""
+    """Yield an empty hidden neighbour to fill; it replaces ``path`` when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial_name(path)
     shutil.rmtree(partial, ignore_errors=True)

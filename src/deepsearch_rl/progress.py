@@ -15,7 +15,8 @@ PLAIN_LINE_INTERVAL_S = 10.0
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:.1f} {task.fields['unit']}/s", style="progress.data.speed")
+        speed = task.finished_speed or task.speed or 0
+        return Text(f"{speed:.1f} {task.fields['unit']}/s", style="progress.data.speed")
 
 
 class Meter:

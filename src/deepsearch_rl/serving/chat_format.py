@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 from pydantic import BaseModel, JsonValue, ValidationError
@@ -43,11 +43,11 @@ class ChatFormat:
             )
         except (jinja2.TemplateError, KeyError, TypeError, ValueError) as error:
             raise ConversationError(f"the conversation cannot be rendered: {error}") from error
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return list(self.tokenizer.encode(cast(str, text), add_special_tokens=False))
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without the token that ends it."""
-        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return cast(str, self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def assistant_message(text: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.errors import EndpointError
@@ -150,10 +150,11 @@ def _run(server: uvicorn.Server) -> None:
         server.started = False
 
 
-def end_ids(model: torch.nn.Module) -> list[int]:
+def end_ids(model: PreTrainedModel) -> list[int]:
     """The tokens that end an answer, as the model's generation config has them."""
+    assert model.generation_config is not None
     ids = model.generation_config.eos_token_id
-    return list(ids) if isinstance(ids, list) else [ids]
+    return [ids] if isinstance(ids, int) else list(ids or [])
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import art
 from art.local.backend import LocalBackend
 from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoTokenizer
 
 from deepsearch_rl.agent.endpoint import Endpoint
@@ -52,6 +52,7 @@ class LogLine(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     step: int
+    canary: float = Field(default=0.0, description="largest difference of the canary's log-probabilities")
     dev_f1: float | None = None
 
 
@@ -225,7 +226,7 @@ class _Run:
             return sum(await asyncio.gather(*map(one, questions))) / len(questions)
 
     def _agent(self, temperature: float, *, logprobs: bool, draw: int) -> SearchAgent:
-        """An agent of the policy as it stands; equal draws sample with equal random numbers (all dev runs share one)."""
+        """An agent of the policy as it stands; equal draws use equal random numbers (all dev runs share one)."""
         seed = hash((self.task.seed, draw))
         url = self.task.retrieval_url
         return SearchAgent(self.task.agent, self._endpoint(), url, temperature, logprobs=logprobs, seed=seed)

@@ -8,10 +8,11 @@ did is what the canary check of :mod:`deepsearch_rl.training.rl` measures.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import Linear
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from deepsearch_rl.training.policy_loss import token_statistics
@@ -40,9 +41,10 @@ class Policy:
         """Write the trained weights into the served model."""
         with torch.no_grad():
             for name, layer in self.trained.base_model.model.named_modules():
-                if isinstance(layer, LoraLayer):
-                    weight = layer.get_base_layer().weight + layer.get_delta_weight(ADAPTER)
-                    self.served.get_submodule(name).weight.copy_(weight)
+                if isinstance(layer, Linear):
+                    base = cast(torch.nn.Linear, layer.get_base_layer())
+                    weight = base.weight + layer.get_delta_weight(ADAPTER)
+                    self.served.get_parameter(f"{name}.weight").copy_(weight)
 
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """The trained policy's log-probability of every token but the first, by one forward pass without dropout."""
@@ -55,7 +57,7 @@ class Policy:
     def save(self, folder: Path) -> None:
         """Write adapter and optimizer; ``folder`` appears by one rename, so that a kill leaves no half checkpoint."""
         partial = folder.with_name(f"partial-{folder.name}")
-        self.trained.save_pretrained(partial)
+        self.trained.save_pretrained(str(partial))
         torch.save(self.optimizer.state_dict(), partial / OPTIMIZER_FILE)
         partial.replace(folder)
 
@@ -68,7 +70,7 @@ def load_policy(start: Path, lora: LoraSettings, seed: int, checkpoint: Path | N
         settings = LoraConfig(
             r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-        trained = get_peft_model(base, settings)
+        trained = cast(PeftModel, get_peft_model(base, settings))
     else:
         trained = PeftModel.from_pretrained(base, checkpoint, is_trainable=True)
     parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]

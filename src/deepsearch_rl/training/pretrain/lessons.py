@@ -128,7 +128,7 @@ class Tutor:
             scene.add()
         rng.shuffle(scene.passages)
         question = _user(f"{_show(scene)}\n\n{self._question(chain, head, rng)}")
-        answer = {"role": "assistant", "content": f"{''.join(steps)}<answer> {subject}</answer>"}
+        answer: Turn = {"role": "assistant", "content": f"{''.join(steps)}<answer> {subject}</answer>"}
         return Lesson((question, answer), with_tools=False)
 
     def _searching(self, _: Level, rng: random.Random) -> Lesson:
