@@ -13,6 +13,8 @@ export DVC_NO_ANALYTICS ?= 1
 export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export MLFLOW_DISABLE_TELEMETRY ?= true
 export OMP_NUM_THREADS ?= 1
+# Compiled once, every stage starts seconds sooner.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help environment repro flow ui test unit lint gpu-environments check-gpu-calls
