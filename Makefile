@@ -17,7 +17,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro flow ui test unit lint gpu-environments check-gpu-calls
+.PHONY: help environment repro flow ui test unit lint gpu-environments check-gpu-calls readme
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 26
@@ -47,6 +47,9 @@ unit: environment  ## the tests without the slow ones
 lint: environment  ## ruff and pyright
 	@$(BIN)/ruff check
 	@$(BIN)/pyright
+
+readme: environment  ## copy the tiny profile's F1 table into README.md
+	@$(BIN)/python -m deepsearch_rl.evaluation.readme
 
 gpu-environments: environment  ## .venvs/{core,sft,rl,serve}, the interpreters of the gpu profile
 	@for family in core sft rl serve; do \

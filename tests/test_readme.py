@@ -1,0 +1,175 @@
+"""What README.md, AGENTS.md and docs/ say of results, commands, files, names and formats is what is there."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.evaluation import readme
+from deepsearch_rl.evaluation.readme import BEGIN, END, read_table, with_table
+from deepsearch_rl.evaluation.rows import ConstantScore, F1TableRow
+from deepsearch_rl.evaluation.tables import CSV_COLUMNS, F1Table
+from deepsearch_rl.records import StopReason
+from deepsearch_rl.training.rewards import PARTS
+
+DOCUMENTS = (
+    "README.md",
+    "AGENTS.md",
+    "docs/contracts.md",
+    "docs/experiments.md",
+    "docs/serving.md",
+    "profiles/gpu/README.md",
+)
+
+
+@pytest.fixture
+def table() -> F1Table:
+    """A table of one row."""
+    row = F1TableRow(
+        model="base",
+        checkpoint="models/tiny/base",
+        dataset="multihoprag",
+        corpus="world",
+        prompt="tiny",
+        top_k=3,
+        chunk_size=28,
+        temperature=0.7,
+        samples=3,
+        seed=0,
+        n=400,
+        em=0.2,
+        f1=0.25,
+        f1_low=0.2,
+        f1_high=0.3,
+        acc=0.2,
+        precision=0.2,
+        recall=0.2,
+        mean_rounds=2.0,
+        mean_tool_calls=1.0,
+        failures={},
+        generated=True,
+        constant=ConstantScore(answer="Insufficient information.", f1=0.12, em=0.12),
+        types={},
+    )
+    return F1Table(profile="tiny", generated=True, rows=(row,), comparisons=())
+
+
+def test_the_readme_shows_the_table_of_the_committed_report(root: Path) -> None:
+    report = root / readme.TABLE
+    if not report.is_file():
+        pytest.skip(f"{readme.TABLE} does not exist: `make repro` writes it, `make readme` copies it")
+    text = (root / "README.md").read_text(encoding="utf-8")
+    assert with_table(text, read_table(report)) == text, "run `make readme`"
+
+
+def test_only_what_stands_between_the_markers_is_replaced(table: F1Table) -> None:
+    text = f"before\n\n{BEGIN}\nstale\n{END}\n\nafter\n"
+    filled = with_table(text, table)
+    assert filled.startswith(f"before\n\n{BEGIN}\n### F1, profile tiny (generated data)\n")
+    assert "| base | .250 [.200, .300] |" in filled
+    assert filled.endswith(f"\n{END}\n\nafter\n")
+    assert "stale" not in filled
+    assert with_table(filled, table) == filled
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END} {BEGIN}", f"{BEGIN} {END} {BEGIN} {END}"])
+def test_a_readme_without_one_place_for_the_table_is_refused(table: F1Table, text: str) -> None:
+    with pytest.raises(ArtifactError, match="f1_table"):
+        with_table(text, table)
+
+
+def test_the_command_rewrites_the_readme_of_its_folder(
+    table: F1Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    readme.README.write_text(f"{BEGIN}\n{END}\n")
+    with pytest.raises(SystemExit, match=r"error: .*f1_table\.json does not exist"):
+        readme.main()
+    readme.TABLE.parent.mkdir(parents=True)
+    readme.TABLE.write_text("{}")
+    with pytest.raises(SystemExit, match="is not an F1 table"):
+        readme.main()
+    readme.TABLE.write_text(table.model_dump_json())
+    readme.main()
+    assert readme.README.read_text() == with_table(f"{BEGIN}\n{END}\n", table)
+
+
+def test_the_commands_are_those_that_make_lists(root: Path) -> None:
+    listed = subprocess.run(["make", "--no-print-directory", "help"], cwd=root, capture_output=True, text=True)
+    shown = [line[4:] for line in (root / "README.md").read_text(encoding="utf-8").splitlines()]
+    assert listed.stdout
+    assert [line for line in shown if line.startswith("  make ")] == listed.stdout.splitlines()
+
+
+def tree_entries(text: str) -> Iterator[Path]:
+    """The paths of the tree under the heading Files: two columns, nested by two spaces."""
+    folders: dict[int, Path] = {}
+    for line in text.partition("\n## Files\n")[2].splitlines():
+        found = re.match(r"    ( *)(\S+)( {2,}\S|$)", line)
+        if found is None:
+            continue
+        depth = len(found[1])
+        path = folders.get(depth - 2, Path()) / found[2]
+        folders = {level: folder for level, folder in folders.items() if level < depth} | {depth: path}
+        yield path
+
+
+def test_the_file_tree_is_the_tree(root: Path) -> None:
+    listed = set(tree_entries((root / "README.md").read_text(encoding="utf-8")))
+    assert {path.as_posix() for path in listed if not (root / path).exists()} == set()
+    modules = {
+        path.relative_to(root)
+        for package in ("src", "stages", "flows", "scripts")
+        for path in (root / package).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    whole = {path for path in listed if not any(path in other.parents for other in listed)}
+    unlisted = {path.as_posix() for path in modules if not whole & {path, *path.parents}}
+    assert unlisted == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_that_a_document_links_to_exists(root: Path, document: str) -> None:
+    text = (root / document).read_text(encoding="utf-8")
+    links = {link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link}
+    assert {link for link in links if not (root / document).parent.joinpath(link).exists()} == set()
+
+
+def test_every_axis_letter_of_the_source_is_explained(root: Path) -> None:
+    rows = re.findall(r"^\| ([A-Z1](?:, [A-Z1])*) \| ", (root / "AGENTS.md").read_text(encoding="utf-8"), re.MULTILINE)
+    explained = {letter for row in rows for letter in row.split(", ")}
+    names = {
+        node.id
+        for path in (root / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Name)
+    }
+    suffixes = [found[1] for name in names if (found := re.fullmatch(r"[a-z_]+_([A-Z1]{1,4})", name))]
+    assert suffixes
+    assert set("".join(suffixes)) == explained
+
+
+def contract(root: Path, number: int) -> str:
+    """The text of a section of docs/contracts.md."""
+    sections = (root / "docs/contracts.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    return next(section for section in sections if section.startswith(f"{number}. "))
+
+
+def test_the_contracts_list_the_fields_of_a_row_the_stop_reasons_and_the_rewards(root: Path) -> None:
+    fields = re.search(r"\n    (model, .*?) \{stop reason", contract(root, 7), re.DOTALL)
+    assert fields
+    assert tuple(re.split(r",\s+", fields[1])) == tuple(name for name in CSV_COLUMNS if name != "generated")
+    reasons = contract(root, 4).partition("    stop_reason ")[2].partition("\n\n")[0]
+    assert re.findall(r"^    (\w+) ", reasons, re.MULTILINE) == list(StopReason)
+    assert set(re.findall(r"^    (\w+) .* 0(?: \.\. | \| )[\d.]+$", contract(root, 3), re.MULTILINE)) == PARTS
+
+
+def test_every_document_that_the_source_refers_to_exists(root: Path) -> None:
+    sources = [*(root / "src").rglob("*.py"), *(root / "stages").glob("*.py"), *root.rglob("profiles/*/params.yaml")]
+    named = {name for path in sources for name in re.findall(r"docs/\w+\.md", path.read_text(encoding="utf-8"))}
+    assert "docs/contracts.md" in named
+    assert {name for name in named if not (root / name).is_file()} == set()
