@@ -17,11 +17,17 @@ def main(params: Params) -> None:
     config = params.section("rl", RlConfig)
     require_backend(config)
     agent, retrieval = params.section("agent", AgentConfig), params.section("retrieval", RetrievalConfig)
-    seed, start = params.value("seed"), params.models / params.item
+    seed, start, questions = (
+        params.value("seed"),
+        params.models / params.item,
+        params.data / "questions" / config.dataset,
+    )
     corpus = params.mapping("datasets", DatasetConfig)[config.dataset].corpus
-    questions = params.data / "questions" / config.dataset
-    key = sha256_json([config.model_dump(), agent.model_dump(), seed, *map(sha256_file, weight_files(start))])
-    with serve_index(params.data / "index" / corpus, params.data / "chunks" / f"{corpus}.jsonl", retrieval) as url:
+    index, chunks = params.data / "index" / corpus, params.data / "chunks" / f"{corpus}.jsonl"
+    inputs = [*weight_files(start), index / "manifest.json", questions / "train.jsonl", questions / "dev.jsonl"]
+    settings = [section.model_dump(mode="json") for section in (config, agent, retrieval)]
+    key = sha256_json([seed, *settings, *map(sha256_file, inputs)])
+    with serve_index(index, chunks, retrieval) as url:
         task = RlTask(
             start=start,
             start_name=params.item,

@@ -1,4 +1,4 @@
-"""The records that cross file and process boundaries, one pydantic model each (field names are those of FlashRAG, Search-R1 and ms-swift).
+"""The records that cross file and process boundaries, one pydantic model each (docs/contracts.md lists the fields).
 
 All are frozen and refuse unknown fields; ``metadata`` is the one open place, for what a corpus or a question set
 carries beyond the common fields.

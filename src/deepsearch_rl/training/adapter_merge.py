@@ -23,6 +23,8 @@ from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.greedy import QUESTIONS, fixed_prompts, greedy_answers, require_same_answers
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, CONFIG, complete_folder, require_files
 
+MANIFEST = "manifest.json"
+
 
 class AdapterMergeConfig(Record):
     """Params section ``unsloth_merge``."""
@@ -81,6 +83,8 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
         else:
             unmerged.merge_and_unload().save_pretrained(partial)
         complete_folder(start, partial)
+        if (adapter / MANIFEST).is_file():  # names the training step that was kept
+            shutil.copyfile(adapter / MANIFEST, partial / MANIFEST)
         require_same_answers(
             expected, greedy_answers(_load(partial, config), prompts, config.max_tokens), config.tie_tolerance
         )
