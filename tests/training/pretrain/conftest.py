@@ -21,7 +21,8 @@ def level() -> Level:
         questions=(2, 4),
         repeating=0.25,
         reasoning=0.2,
-        searching=0.2,
+        searching=0.1,
+        continuing=0.1,
         demonstrations=0.2,
     )
 

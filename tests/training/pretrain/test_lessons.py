@@ -12,7 +12,7 @@ from deepsearch_rl.training.pretrain.lessons import Tutor
 from deepsearch_rl.training.pretrain.prepare import strange_words
 from deepsearch_rl.training.pretrain.scenes import Names
 
-ONLY = {"repeating": 0.0, "reasoning": 0.0, "searching": 0.0, "demonstrations": 0.0}
+ONLY = {"repeating": 0.0, "reasoning": 0.0, "searching": 0.0, "continuing": 0.0, "demonstrations": 0.0}
 
 
 @pytest.fixture
@@ -37,13 +37,27 @@ def test_a_demonstration_searches_once_for_its_first_fact_and_reads_the_answer_t
     for lesson in take(tutor, level, 100, demonstrations=1.0):
         question, call, response, answer = lesson.turns[-4:]
         query = json.loads(call["tool_calls"][0]["function"]["arguments"])["query"]
-        head = re.search(r"((?: [A-Z]\w+)+)[?.]$", question["content"]).group(1).strip()
-        first_noun = re.search(r"the (\w+) of (?!the )", question["content"]).group(1)
+        head, first_noun = re.search(r"((?: [A-Z]\w+)+)'s (\w+)", question["content"]).groups()
+        head = head.strip()
         assert query.endswith(head)
         found = read_object(IN_DOMAIN, nouns[first_noun], head, response["content"])
         assert extract_answer(answer["content"]) == (found or INSUFFICIENT)
         missing += found is None
     assert 5 <= missing <= 40  # a fifth on average
+
+
+def test_a_continued_search_looks_up_the_next_relation_of_what_the_last_search_found(tutor, level):
+    for lesson in take(tutor, level, 100, continuing=1.0):
+        turns = [turn for turn in lesson.turns if turn["role"] != "system"]
+        head, path = re.search(r"((?: [A-Z]\w+)+)((?:'s \w+)+)", turns[0]["content"]).groups()
+        subject, relations = head.strip(), path.removeprefix("'s ").split("'s ")
+        queries = [json.loads(turn["tool_calls"][0]["function"]["arguments"])["query"] for turn in turns[1::2]]
+        assert 2 <= len(queries) <= len(relations)
+        for place, query in enumerate(queries):
+            assert query == f"{relations[place]} of {subject}"
+            if place + 1 < len(queries):
+                subject = read_object(IN_DOMAIN, relations[place], subject, turns[2 + 2 * place]["content"])
+        assert turns[-1]["role"] == "assistant"
 
 
 def test_every_answer_of_a_reading_lesson_is_stated_in_its_passages(tutor, level):

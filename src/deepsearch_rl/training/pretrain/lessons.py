@@ -1,17 +1,20 @@
 """What the base model learns from: generated conversations, easy ones first.
 
-Five lessons, all in the exact layout of real rollouts:
+Six lessons, all in the exact layout of real rollouts:
 
 - *repeating*: a list of names to be said again; nothing teaches copying sooner;
 - *reading*: passages and questions about them; the answers are names to be copied;
 - *reasoning*: passages and a question of several hops, answered one fact a line; the skill that search lacks below;
 - *searching*: a question and the call that would look up its first fact;
+- *continuing*: a question of several hops, some of its searches with what they found, and the next call; it teaches to
+  look back at the question after reading, and never how such a search ends;
 - *demonstration*: a question, one call, three passages, an answer. These are rough: a question of several hops is
   answered after one search as if it had one, so the base model ends where a teacher would go on.
 
 A :class:`Level` says how long passages are and how the lessons are mixed; a curriculum is a list of levels.
 """
 
+import itertools
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -41,6 +44,7 @@ class Level(Record):
     repeating: float = Field(ge=0, le=1, description="share of the lessons that repeat names")
     reasoning: float = Field(ge=0, le=1, description="share of the lessons that follow a chain of facts step by step")
     searching: float = Field(ge=0, le=1, description="share of the lessons that only write a search")
+    continuing: float = Field(ge=0, le=1, description="share of the lessons that write a search after others")
     demonstrations: float = Field(ge=0, le=1, description="share of the lessons that are demonstrations")
 
 
@@ -75,9 +79,16 @@ class Tutor:
     def lessons(self, level: Level, rng: random.Random) -> Iterator[Lesson]:
         """Endless lessons of a level."""
         while True:
-            shares = (level.demonstrations, level.searching, level.reasoning, level.repeating)
+            shares = (level.demonstrations, level.searching, level.continuing, level.reasoning, level.repeating)
             write = rng.choices(
-                (self._demonstration, self._searching, self._reasoning, self._repeating, self._reading),
+                (
+                    self._demonstration,
+                    self._searching,
+                    self._continuing,
+                    self._reasoning,
+                    self._repeating,
+                    self._reading,
+                ),
                 (*shares, 1 - sum(shares)),
             )[0]
             yield write(level, rng)
@@ -135,6 +146,18 @@ class Tutor:
         chain, head = self._chain(rng)
         return self._tool_lesson([_user(self._question(chain, head, rng)), _call(chain[0], head, rng)], rng)
 
+    def _continuing(self, level: Level, rng: random.Random) -> Lesson:
+        chain, head = self._chain(rng, least=2)
+        turns, subject = [_user(self._question(chain, head, rng)), _call(chain[0], head, rng)], head
+        for found, wanted in itertools.pairwise(chain[: rng.randint(2, len(chain))]):
+            scene = self._scene(level, rng)
+            subject = scene.state(found, subject).object
+            for _ in range(rng.randint(0, RESULTS - 1)):
+                scene.add()
+            scene.shuffle()
+            turns += [_response(scene), _call(wanted, subject, rng)]
+        return self._tool_lesson(turns, rng)
+
     def _demonstration(self, level: Level, rng: random.Random) -> Lesson:
         chain, head = self._chain(rng)
         scene, searched = self._scene(level, rng), chain[0]
@@ -162,9 +185,9 @@ class Tutor:
     def _scene(self, level: Level, rng: random.Random) -> Scene:
         return Scene(self.grammar, self.names, level.facts, level.fillers, rng)
 
-    def _chain(self, rng: random.Random) -> tuple[list[Relation], str]:
-        """A chain of relations, first hop first, and a head entity."""
-        hops = rng.choices(range(1, len(self.config.hops) + 1), self.config.hops)[0]
+    def _chain(self, rng: random.Random, least: int = 1) -> tuple[list[Relation], str]:
+        """A chain of at least ``least`` relations, first hop first, and a head entity."""
+        hops = max(least, rng.choices(range(1, len(self.config.hops) + 1), self.config.hops)[0])
         chain = [rng.choice(list(self.grammar.relations.values()))]
         while len(chain) < hops:
             chain.append(rng.choice(relations_of(self.grammar, self.grammar.kinds[chain[-1].object_kind])))
