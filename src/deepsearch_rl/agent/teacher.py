@@ -156,17 +156,19 @@ class _Script:
         return None
 
     def _queries(self, relation: str, subject: str) -> list[str]:
-        """The queries that are tried in turn; only the first may be a bad one."""
-        templates = self.rng.sample(self.grammar.relations[relation].queries, ATTEMPTS_PER_FACT)
-        first, second = (template.format(subject=subject) for template in templates)
+        """The queries that are tried in turn: every wording of the relation, after a bad query now and then."""
+        wordings = self.grammar.relations[relation].queries
+        good = [wording.format(subject=subject) for wording in self.rng.sample(wordings, len(wordings))]
         if self._happens(self.config.wrong_relation):
             other = self.rng.choice(self._relations_beside(relation))
-            first = self.rng.choice(self.grammar.relations[other].queries).format(subject=subject)
+            bad = self.rng.choice(self.grammar.relations[other].queries).format(subject=subject)
         elif self._happens(self.config.partial_query):
-            first = templates[0].format(subject=self.rng.choice(subject.split()))
+            bad = wordings[0].format(subject=self.rng.choice(subject.split()))
         elif self._happens(self.config.misspelt_query):
-            first = templates[0].format(subject=_swap_letters(subject, self.rng))
-        return [first, second]
+            bad = wordings[0].format(subject=_swap_letters(subject, self.rng))
+        else:
+            return good[:ATTEMPTS_PER_FACT]
+        return [bad, *good][:ATTEMPTS_PER_FACT]
 
     def _relations_beside(self, name: str) -> list[str]:
         kind = self.grammar.relations[name].subject_kind

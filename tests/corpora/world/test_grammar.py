@@ -45,8 +45,9 @@ def test_the_two_languages_share_no_wording_no_relation_and_no_name_word() -> No
 
 @pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
 def test_no_wording_begins_with_a_name_and_queries_end_with_one(grammar: Grammar) -> None:
+    phrases = {relation.phrase for relation in grammar.relations.values()}  # they stand inside a question
     starts = [text for text in wordings(grammar) if re.match(r"\{(subject|object|first|second|path)\}", text)]
-    assert starts == []
+    assert set(starts) <= phrases
     queries = [query for relation in grammar.relations.values() for query in relation.queries]
     assert all(query.endswith(" {subject}") for query in queries)
 
@@ -62,10 +63,8 @@ def test_a_stated_object_is_read_back_and_only_for_its_own_subject_and_relation(
             assert read_object(grammar, relation.name, "Silent River", passage) is None
 
 
-def test_the_path_of_a_chain_nests_its_phrases_with_the_head_last() -> None:
-    assert IN_DOMAIN.path(("director", "birthplace"), "Silent Harbor") == (
-        "the birthplace of the director of Silent Harbor"
-    )
+def test_the_path_of_a_chain_names_its_relations_in_the_order_of_the_facts() -> None:
+    assert IN_DOMAIN.path(("director", "birthplace"), "Silent Harbor") == "Silent Harbor's director's birthplace"
 
 
 def test_entities_are_found_in_order_even_side_by_side_with_punctuation() -> None:
