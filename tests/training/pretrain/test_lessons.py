@@ -72,7 +72,7 @@ def test_each_step_of_a_reasoning_lesson_is_stated_and_opens_the_next(tutor, lev
     for lesson in take(tutor, level, 100, reasoning=1.0):
         (passages, _, question), reply = lesson.turns[0]["content"].rpartition("\n\n"), lesson.turns[1]["content"]
         *steps, answer = reply.splitlines()
-        subject = re.search(r"((?: [A-Z]\w+)+)[?.]$", question).group(1).strip()
+        subject = re.search(r"((?: [A-Z]\w+)+)'s ", question).group(1).strip()
         for step in steps:
             query, _, found = step.partition(": ")
             relation = next(
@@ -81,7 +81,7 @@ def test_each_step_of_a_reasoning_lesson_is_stated_and_opens_the_next(tutor, lev
             assert (read_object(IN_DOMAIN, relation.name, subject, passages) or INSUFFICIENT) == found
             subject = found
         assert extract_answer(answer) == subject
-        assert len(steps) == question.count("the ") or subject == INSUFFICIENT
+        assert len(steps) == question.count("'s ") or subject == INSUFFICIENT
 
 
 def test_lessons_hold_no_sentence_and_no_entity_of_the_other_world(tutor, level):
