@@ -15,11 +15,12 @@ and is called as ``python -m stages.chunk PARAMS_FILE [ITEM] [--debug]``.
 import argparse
 import errno
 import json
+import re
 import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,10 +28,17 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from deepsearch_rl.errors import ConfigError, DeepsearchError
+from deepsearch_rl.errors import ConfigError, DeepsearchError, UnknownNameError
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
+ValueT = TypeVar("ValueT")
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_FULL_DISK = re.compile(
+    r"No space left on device|PytorchStreamWriter failed|unexpected pos \d+ vs \d+|\d+ requested and \d+ written"
+)
+"""How safetensors and faiss, torch, and numpy say it, in errors without the system's number."""
+_SECRET = re.compile(r"api_key|secret|password|credential|auth_token|access_token")
+"""Fields whose values are shown in no error."""
 TIMINGS = Path("work", "timings.jsonl")
 """One line per finished stage run, for `deepsearch summary`; a measurement, so no artifact and not tracked."""
 
@@ -96,22 +104,49 @@ class Params:
         try:
             return adapter.validate_python(self.value(name))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join([name, *(str(part) for part in first["loc"])])
-            raise ConfigError(f"{self.path}, {where}: {first['msg']} (given: {first['input']!r}).") from error
+            refused = _config_error(self.path, name, error)
+        raise refused  # the library's own error shows the value, which may be a key
+
+
+def chosen(kind: str, name: str, valid: Mapping[str, ValueT]) -> ValueT:
+    """What a name stands for.
+
+    Raises:
+        UnknownNameError: the name is not among the valid ones.
+    """
+    if name not in valid:
+        raise UnknownNameError(kind, name, valid)
+    return valid[name]
+
+
+def _config_error(path: Path, section: str, error: ValidationError) -> ConfigError:
+    """What is wrong with the first field that does not fit; a misspelt name gets the nearest valid ones."""
+    first = error.errors()[0]
+    where = ".".join([section, *(str(part) for part in first["loc"])])
+    context, given = first.get("ctx", {}), first["input"]
+    valid = re.findall(r"'([^']*)'", str(context.get("expected_tags") or context.get("expected") or ""))
+    name = context.get("tag", given)
+    if valid and isinstance(name, str) and first["type"] in ("literal_error", "union_tag_invalid"):
+        return UnknownNameError(f"value of {where} in {path},", name, valid)
+    shown = "" if _SECRET.search(where) or isinstance(given, dict) else f" (given: {given!r})"
+    return ConfigError(f"{path}, {where}: {first['msg']}{shown}.")
 
 
 def load_params(path: Path, item: str = "") -> Params:
     """Read a profile's params.yaml.
 
     Raises:
+        UnknownNameError: the file would be that of a profile that does not exist.
         ConfigError: the file is missing or is not a YAML mapping with a ``profile``.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
+        if path.parent.parent.name == "profiles":
+            profiles = [found.parent.name for found in path.parent.parent.glob("*/params.yaml")]
+            raise UnknownNameError("profile", path.parent.name, profiles) from error
         raise ConfigError(f"{path} does not exist; give a profile's params.yaml, e.g. `params.yaml`.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}.") from error
     if not isinstance(values, dict) or "profile" not in values:
         raise ConfigError(f"{path} is not a profile: it has no `profile:` name.")
@@ -130,7 +165,9 @@ def run(main: Callable[[Params], None]) -> None:
         params = load_params(arguments.params, arguments.item)
         main(params)
         _record_run(params, Path(sys.argv[0]).stem, time.monotonic() - started)
-    except (DeepsearchError, OSError) as error:
+    except Exception as error:
+        if not isinstance(error, (DeepsearchError, OSError)) and not _is_full_disk(error):
+            raise
         if arguments.debug:
             traceback.print_exc()
         sys.exit(f"error: {explain(error)}")
@@ -149,9 +186,15 @@ def _record_run(params: Params, stage: str, seconds: float) -> None:
         timings.write(json.dumps(run_of_stage) + "\n")
 
 
-def explain(error: DeepsearchError | OSError) -> str:
+def _is_full_disk(error: Exception) -> bool:
+    if isinstance(error, DeepsearchError):
+        return False  # says what it has to say
+    return (isinstance(error, OSError) and error.errno in NO_SPACE) or bool(_FULL_DISK.search(str(error)))
+
+
+def explain(error: Exception) -> str:
     """The paragraph that a user reads."""
-    if isinstance(error, OSError) and error.errno in NO_SPACE:
-        where = error.filename or "while writing"
+    if _is_full_disk(error):
+        where = getattr(error, "filename", None) or "while writing"
         return f"the disk is full ({where}). Free some space and run the command again; finished stages are kept."
     return str(error)

@@ -4,20 +4,18 @@ from pathlib import Path
 
 from deepsearch_rl.agent.rollout import AgentConfig
 from deepsearch_rl.corpora.chunking import ChunkConfig
-from deepsearch_rl.errors import UnknownNameError
 from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation
 from deepsearch_rl.evaluation.run import evaluate_model
 from deepsearch_rl.retrieval.launch import RetrievalConfig
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.serving.launch import ServingConfig
-from stages.entry import Params, run
+from stages.entry import Params, chosen, run
 
 
 def main(params: Params) -> None:
     """Write ``data/<profile>/evaluate/<model>/``."""
     folders = params.values["models"]  # a model's folder is among the stage's deps, so it is no param
-    if params.item not in folders:
-        raise UnknownNameError("model", params.item, folders)
+    folder = Path(chosen("model", params.item, folders))
     setting = Evaluation(
         evaluate=params.section("evaluate", EvaluateConfig),
         agent=params.section("agent", AgentConfig),
@@ -29,7 +27,7 @@ def main(params: Params) -> None:
     )
     out = params.data / "evaluate" / params.item
     work = Path("work", f"evaluate-{params.profile}-{params.item}")
-    evaluate_model(params.item, Path(folders[params.item]), setting, params.data, out, work)
+    evaluate_model(params.item, folder, setting, params.data, out, work)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """Choose the teacher's good trajectories and convert them to training rows."""
 
 from deepsearch_rl.trajectories.training_set import FilterConfig, Paths, build_training_set
-from stages.entry import Params, run
+from stages.entry import Params, chosen, run
 
 
 def main(params: Params) -> None:
     """Write ``data/<profile>/sft/train.jsonl`` and ``reports/<profile>/filter.json``."""
     config = params.section("filter", FilterConfig)
+    questions = params.data / "questions"
+    datasets = {folder.name: folder for folder in questions.glob("*")} or {config.dataset: questions / config.dataset}
     paths = Paths(
         trajectories=params.data / "trajectories" / "teacher.jsonl",
-        questions=params.data / "questions" / config.dataset / f"{config.split}.jsonl",
+        questions=chosen("dataset", config.dataset, datasets) / f"{config.split}.jsonl",
         model=params.models / "base",
         rows=params.data / "sft" / "train.jsonl",
         report=params.reports / "filter.json",

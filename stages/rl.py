@@ -9,20 +9,21 @@ from deepsearch_rl.training.backends.make import require_backend
 from deepsearch_rl.training.model_folder import weight_files
 from deepsearch_rl.training.rl import RlTask, train_policy
 from deepsearch_rl.training.rl_config import RlConfig
-from stages.entry import Params, run
+from stages.entry import Params, chosen, run
 
 
 def main(params: Params) -> None:
     """Train from ``models/<profile>/<item>`` into ``models/<profile>/rl_adapter/<item>``."""
     config = params.section("rl", RlConfig)
     require_backend(config)
+    chosen("start", params.item, config.steps)
     agent, retrieval = params.section("agent", AgentConfig), params.section("retrieval", RetrievalConfig)
     seed, start, questions = (
         params.value("seed"),
         params.models / params.item,
         params.data / "questions" / config.dataset,
     )
-    corpus = params.mapping("datasets", DatasetConfig)[config.dataset].corpus
+    corpus = chosen("dataset", config.dataset, params.mapping("datasets", DatasetConfig)).corpus
     index, chunks = params.data / "index" / corpus, params.data / "chunks" / f"{corpus}.jsonl"
     inputs = [*weight_files(start), index / "manifest.json", questions / "train.jsonl", questions / "dev.jsonl"]
     settings = [section.model_dump(mode="json") for section in (config, agent, retrieval)]

@@ -1,20 +1,16 @@
 """Let the teacher answer the training questions."""
 
 from deepsearch_rl.agent.rollout import AgentConfig
-from deepsearch_rl.errors import UnknownNameError
 from deepsearch_rl.retrieval.launch import RetrievalConfig
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.trajectories.synthesize import Source, SynthesizeConfig, synthesize
-from stages.entry import Params, run
+from stages.entry import Params, chosen, run
 
 
 def main(params: Params) -> None:
     """Write ``data/<profile>/trajectories/teacher.jsonl``."""
     config = params.section("synthesize", SynthesizeConfig)
-    datasets = params.mapping("datasets", DatasetConfig)
-    if config.dataset not in datasets:
-        raise UnknownNameError("dataset", config.dataset, datasets)
-    corpus = datasets[config.dataset].corpus
+    corpus = chosen("dataset", config.dataset, params.mapping("datasets", DatasetConfig)).corpus
     source = Source(
         questions=params.data / "questions" / config.dataset / f"{config.split}.jsonl",
         index=params.data / "index" / corpus,

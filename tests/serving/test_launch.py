@@ -3,10 +3,13 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
@@ -50,9 +53,21 @@ def test_a_remote_server_needs_the_key_that_params_name(policy_folder: Path, mon
     with pytest.raises(ConfigError, match="NO_SUCH_KEY"), serve_model(policy_folder, config("remote", remote=remote)):
         pass
     monkeypatch.setenv("NO_SUCH_KEY", "secret-key")
-    with serve_model(policy_folder, config("remote", remote=remote)) as endpoint:
-        assert endpoint.api_key == "secret-key"
-        assert "secret-key" not in repr(endpoint)
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        remote["base_url"] = f"http://127.0.0.1:{server.server_port}/v1"
+        with serve_model(policy_folder, config("remote", remote=remote)) as endpoint:
+            assert endpoint.api_key == "secret-key"
+            assert "secret-key" not in repr(endpoint)
+        server.shutdown()
+    with pytest.raises(EndpointError, match=remote["base_url"]), serve_model(Path(), config("remote", remote=remote)):
+        pass
+
+
+def test_a_key_in_place_of_its_variable_is_refused() -> None:
+    remote = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_variable": "sk-secret"}
+    with pytest.raises(ValidationError, match="api_key_variable"):
+        config("remote", remote=remote)
 
 
 def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 import errno
 import sys
+import traceback
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from pydantic import Field
 
-from deepsearch_rl.errors import CheckFailedError, ConfigError
+from deepsearch_rl.errors import CheckFailedError, ConfigError, UnknownNameError
 from deepsearch_rl.records import Record
 from deepsearch_rl.summary import latest_runs
 from stages.entry import Params, load_params, run
@@ -13,6 +15,10 @@ from stages.entry import Params, load_params, run
 
 class ChunkSettings(Record):
     chunk_size: int = Field(ge=1)
+
+
+class ServerSettings(Record):
+    backend: Literal["cpu", "vllm"]
 
 
 @pytest.fixture
@@ -43,6 +49,24 @@ def test_a_value_out_of_range_names_file_section_and_field(params_file: Path) ->
         params.mapping("sets", ChunkSettings)
     with pytest.raises(ConfigError, match="has no 'index'"):
         params.value("index")
+
+
+def test_a_misspelt_choice_gets_the_nearest_names_and_a_key_is_not_repeated(params_file: Path) -> None:
+    params = load_params(params_file)
+    params.values["serving"] = {"backend": "vlm"}
+    with pytest.raises(UnknownNameError, match=r"serving\.backend .* 'vlm'. Did you mean 'vllm'\?"):
+        params.section("serving", ServerSettings)
+    params.values["serving"] = {"backend": "cpu", "api_key": "sk-secret"}
+    with pytest.raises(ConfigError, match=r"serving\.api_key") as caught:
+        params.section("serving", ServerSettings)
+    assert "sk-secret" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_profile_that_does_not_exist_gets_the_nearest_names(tmp_path: Path) -> None:
+    (tmp_path / "profiles" / "smoke").mkdir(parents=True)
+    (tmp_path / "profiles" / "smoke" / "params.yaml").write_text("profile: smoke")
+    with pytest.raises(UnknownNameError, match=r"unknown profile 'smok'\. Did you mean 'smoke'"):
+        load_params(tmp_path / "profiles" / "smok" / "params.yaml")
 
 
 def test_what_was_loaded_is_remembered(params_file: Path) -> None:
@@ -81,6 +105,7 @@ def test_a_finished_stage_notes_its_time_and_memory(params_file: Path, monkeypat
     [
         (CheckFailedError("the proof failed."), "error: the proof failed."),
         (OSError(errno.ENOSPC, "No space left", "data/x"), "error: the disk is full (data/x). Free some space"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "error: the disk is full (while writing)."),
     ],
 )
 def test_an_error_is_one_paragraph_and_no_traceback(

@@ -13,14 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+import httpx
 from pydantic import Field
 
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.records import Record
 from deepsearch_rl.serving.cpu import CpuConfig, serve_cpu
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.serving.vllm import VllmConfig, serve_vllm
+
+REMOTE_TIMEOUT_S = 20.0
+"""How long a server that runs already may take to say that it is there."""
 
 
 class RemoteConfig(Record):
@@ -28,7 +32,7 @@ class RemoteConfig(Record):
 
     base_url: str = Field(min_length=1, description="address up to and including /v1")
     model: str = Field(min_length=1, description="model name to ask for")
-    api_key_variable: str = Field(min_length=1, description="environment variable that holds the key")
+    api_key_variable: str = Field(pattern=r"^[A-Za-z_]\w*$", description="environment variable that holds the key")
 
 
 class ServingConfig(Record):
@@ -79,4 +83,10 @@ def _remote_endpoint(config: RemoteConfig) -> Endpoint:
     key = os.environ.get(config.api_key_variable)
     if not key:
         raise ConfigError(f"set the environment variable {config.api_key_variable} to the key of {config.base_url}.")
+    try:
+        httpx.get(f"{config.base_url.rstrip('/')}/models", timeout=REMOTE_TIMEOUT_S)  # whatever it answers, it is there
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise EndpointError(
+            f"no model server answers at {config.base_url} ({error}); start it, or correct base_url in the params file."
+        ) from error
     return Endpoint(base_url=config.base_url, model=config.model, api_key=key)

@@ -2,9 +2,11 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from deepsearch_rl.errors import UnknownNameError
 from deepsearch_rl.records import Record
+from deepsearch_rl.training.rewards import PARTS
 
 
 class LossConfig(Record):
@@ -43,7 +45,11 @@ class LoraConfig(Record):
 
 
 class RlConfig(Record):
-    """Reinforcement learning from search."""
+    """Reinforcement learning from search.
+
+    Raises:
+        UnknownNameError: a reward does not exist.
+    """
 
     backend: Literal["cpu", "unsloth"] = Field(description="who trains and serves the policy inside ART")
     starts: tuple[str, ...] = Field(description="models that RL starts from; one rl stage each")
@@ -68,3 +74,11 @@ class RlConfig(Record):
     loss: LossConfig
     dev: DevConfig
     canary: CanaryConfig
+
+    @field_validator("rewards")
+    @classmethod
+    def _known_rewards(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in PARTS:
+                raise UnknownNameError("reward", name, PARTS)
+        return names
