@@ -1,6 +1,7 @@
 """Build BM25 and dense indexes over every corpus's chunks and measure them against the gold evidence."""
 
 from deepsearch_rl.files import write_json
+from deepsearch_rl.records import RetrievalReport
 from deepsearch_rl.retrieval.build import IndexSection, build_indexes
 from deepsearch_rl.retrieval.quality import DatasetConfig, measure_datasets
 from stages.entry import Params, run
@@ -13,7 +14,7 @@ def main(params: Params) -> None:
     chunks, index = params.data / "chunks", params.data / "index"
     build_indexes(chunks, index, section, params.value("seed"))
     scores = measure_datasets(index, chunks, params.data / "questions", datasets, section.quality)
-    write_json(params.reports / "retrieval.json", scores)
+    write_json(params.reports / "retrieval.json", RetrievalReport(scores).model_dump(mode="json"))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ The store is SQLite under mlruns/ of the project; MLFLOW_TRACKING_URI names a se
 import os
 from pathlib import Path
 
-from deepsearch_rl.evaluation.tables import F1Table
-from deepsearch_rl.files import read_json, read_jsonl, write_json
+from deepsearch_rl.evaluation.tables import read_f1_table, read_metrics
+from deepsearch_rl.files import read_jsonl, write_json
 from deepsearch_rl.tracking import CurvePoint, FinishedReport, TrackConfig, local_store, track
 from stages.entry import Params, run
 from stages.provenance import read_provenance
@@ -25,10 +25,10 @@ ATTACHED = ("f1_table.md", "f1_table.csv", "metrics.json")
 def main(params: Params) -> None:
     """Read the report and send it."""
     config = params.section("track", TrackConfig)
-    table = F1Table.model_validate(read_json(params.reports / "f1_table.json"))
+    table = read_f1_table(params.reports / "f1_table.json")
     logs = {row.model: params.models / TRAIN_LOGS[row.model] for row in table.rows if row.model in TRAIN_LOGS}
     curves = {model: list(read_jsonl(folder / "train_log.jsonl", CurvePoint)) for model, folder in logs.items()}
-    ifeval = read_json(params.reports / "metrics.json").get("ifeval", {})
+    ifeval = read_metrics(params.reports / "metrics.json").get("ifeval", {})
     report = FinishedReport(table, ifeval, curves, [params.reports / name for name in ATTACHED])
     uri = os.environ.get("MLFLOW_TRACKING_URI") or local_store(Path("mlruns"))
     tracked = track(report, read_provenance(params.path, "track"), uri, config)

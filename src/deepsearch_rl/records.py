@@ -7,7 +7,7 @@ carries beyond the common fields.
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 
@@ -179,3 +179,28 @@ class Trajectory(Record):
     def failed(self) -> bool:
         """Whether the rollout ended in anything but an answer."""
         return self.stop_reason is not StopReason.ANSWERED
+
+
+class RetrievalReport(RootModel[dict[str, dict[str, dict[str, Annotated[int | float, Field(ge=0)]]]]]):
+    """``retrieval.json``: scores in [0, 1], and the number of questions ``n``, by dataset and retriever."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class TokenCounts(Record):
+    """Lengths of training rows in tokens."""
+
+    mean: float = Field(gt=0)
+    max: int = Field(ge=1)
+
+
+class FilterReport(Record):
+    """``filter.json``: what became of the teacher's trajectories."""
+
+    trajectories: int = Field(ge=1)
+    f1: float = Field(ge=0, le=1, description="of all of them")
+    dropped: dict[str, int] = Field(description="how many each predicate dropped, and how many rows were too long")
+    rows: int = Field(ge=1, description="rows that are trained on")
+    rows_by_type: dict[str, int]
+    tokens: TokenCounts
+    searches: float = Field(ge=0, description="executed searches per row")

@@ -121,7 +121,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _rl_run(folder, start)
     scores = {"n": 40, "hits@1": 0.5, "hits@3": 0.8, "evidence_recall@3": 0.7, "mrr@10": 0.6}
     write_json(sources.retrieval, {name: {"bm25": scores, "dense": scores} for name in CORPORA})
-    write_json(sources.filter, {"trajectories": 900, "kept": 640, "dropped": {"success": 230, "length": 30}})
+    counts = {
+        "trajectories": 900,
+        "rows": 640,
+        "dropped": {"success": 230, "too_long": 30},
+        "rows_by_type": {"1_hop": 640},
+    }
+    write_json(sources.filter, {**counts, "f1": 0.72, "searches": 1.8, "tokens": {"mean": 300.5, "max": 900}})
     return root
 
 

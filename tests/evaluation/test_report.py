@@ -143,3 +143,9 @@ def test_texts_of_the_data_cannot_become_markup(results: Sources, tmp_path: Path
 
 def test_differences_carry_their_sign() -> None:
     assert [signed(value) for value in (0.0617, -0.03, 0.0, 1.0)] == ["+.062", "-.030", "+.000", "+1.000"]
+
+
+def test_a_report_of_an_earlier_stage_that_does_not_fit_names_file_and_field(results: Sources, tmp_path: Path) -> None:
+    write_json(results.filter, {**read_json(results.filter), "rows": 0})
+    with pytest.raises(ArtifactError, match=r"filter\.json, field 'rows'"):
+        write_report("tiny", results, ReportConfig(comparisons=(), draws=100), 0, tmp_path / "out")

@@ -4,8 +4,9 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import BaseModel, Field, ValidationError
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.curves import read_rl_run
@@ -14,7 +15,7 @@ from deepsearch_rl.evaluation.plots import f1_figure, rl_figure, save_figure
 from deepsearch_rl.evaluation.rows import IfevalScore
 from deepsearch_rl.evaluation.tables import build_table, datasets_of, read_evaluation, write_table
 from deepsearch_rl.files import atomic_file, read_json
-from deepsearch_rl.records import Record
+from deepsearch_rl.records import FilterReport, Record, RetrievalReport
 
 
 class ReportConfig(Record):
@@ -50,8 +51,8 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
         evaluations=tuple(read_evaluation(folder) for folder in sources.evaluate.values()),
         ifeval=tuple(_read_ifeval(folder) for folder in sources.ifeval.values()),
         rl={start: read_rl_run(folder) for start, folder in sources.rl.items()},
-        retrieval=read_json(sources.retrieval),
-        filter=read_json(sources.filter),
+        retrieval=_checked(sources.retrieval, RetrievalReport),
+        filter=_checked(sources.filter, FilterReport),
     )
     write_table(table, report.ifeval, out)
     save_figure(f1_figure(table, datasets_of(table), columns=2), out / "plots" / "f1")
@@ -75,6 +76,18 @@ def _write_plot_data(report: Report, folder: Path) -> None:
 def _write_csv(path: Path, lines: Sequence[tuple[object, ...]]) -> None:
     with atomic_file(path) as partial, partial.open("w", encoding="utf-8", newline="") as out:
         csv.writer(out, lineterminator="\n").writerows(lines)
+
+
+def _checked(path: Path, model: type[BaseModel]) -> Any:
+    """The JSON of a file that fits a model, as it stands: the page shows it in the file's own order."""
+    value = read_json(path)
+    try:
+        model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise ArtifactError(f"{path}, field {field!r}: {first['msg']}; run the stage that makes it again.") from error
+    return value
 
 
 def _read_ifeval(folder: Path) -> IfevalScore:

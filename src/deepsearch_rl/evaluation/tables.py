@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, TypeAdapter
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.rows import Control, F1TableRow, IfevalScore, ModelEvaluation, Share, run_file
@@ -55,6 +55,30 @@ def read_evaluation(folder: Path) -> ModelEvaluation:
         return ModelEvaluation.model_validate(read_json(folder / "rows.json"))
     except ValueError as error:
         raise ArtifactError(f"{folder / 'rows.json'} does not fit; run the evaluate stage again. ({error})") from error
+
+
+def read_f1_table(path: Path) -> F1Table:
+    """Read ``f1_table.json``.
+
+    Raises:
+        ArtifactError: it is missing or does not fit.
+    """
+    try:
+        return F1Table.model_validate(read_json(path))
+    except ValueError as error:
+        raise ArtifactError(f"{path} does not fit; run the report stage again. ({error})") from error
+
+
+def read_metrics(path: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Read ``metrics.json``: figures by name, dataset (IFEval: accuracy) and model.
+
+    Raises:
+        ArtifactError: it is missing or does not fit.
+    """
+    try:
+        return TypeAdapter(dict[str, dict[str, dict[str, float]]]).validate_python(read_json(path))
+    except ValueError as error:
+        raise ArtifactError(f"{path} does not fit; run the report stage again. ({error})") from error
 
 
 def build_table(

@@ -5,13 +5,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, field_validator
 
 from deepsearch_rl.answers import f1
 from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.files import read_jsonl, write_json, write_jsonl
 from deepsearch_rl.progress import track
-from deepsearch_rl.records import NonEmpty, Question, Record, Trajectory
+from deepsearch_rl.records import FilterReport, NonEmpty, Question, Record, TokenCounts, Trajectory
 from deepsearch_rl.trajectories.collect import read_trajectories
 from deepsearch_rl.trajectories.convert import SwiftRow, swift_row
 from deepsearch_rl.trajectories.filters import apply_predicates, find_predicates
@@ -67,7 +67,7 @@ def build_training_set(config: FilterConfig, paths: Paths) -> int:
     if not kept:
         raise CheckFailedError(f"no trajectory is left to train on; dropped were {dropped}.")
     write_jsonl(paths.rows, (one.row for one in kept))
-    write_json(paths.report, _report(trajectories, dropped, kept))
+    write_json(paths.report, _report(trajectories, dropped, kept).model_dump(mode="json"))
     return len(kept)
 
 
@@ -83,14 +83,15 @@ def _prove(config: FilterConfig, model: Path, kept: list[Trajectory]) -> list[_P
     return [_Proved(*pair, proof.check(*pair)) for pair in track(rows, "filter", len(kept), "rows")]
 
 
-def _report(trajectories: list[Trajectory], dropped: dict[str, int], kept: list[_Proved]) -> dict[str, JsonValue]:
+def _report(trajectories: list[Trajectory], dropped: dict[str, int], kept: list[_Proved]) -> FilterReport:
     types = sorted({trajectory.question_type for trajectory in trajectories})
-    return {
-        "trajectories": len(trajectories),
-        "f1": round(fmean(f1(trajectory.answer, trajectory.golden_answers) for trajectory in trajectories), 4),
-        "dropped": dict(dropped),
-        "rows": len(kept),
-        "rows_by_type": {name: sum(one.trajectory.question_type == name for one in kept) for name in types},
-        "tokens": {"mean": round(fmean(one.tokens for one in kept), 1), "max": max(one.tokens for one in kept)},
-        "searches": round(fmean(len(one.trajectory.retrievals) for one in kept), 3),
-    }
+    mean_tokens = round(fmean(one.tokens for one in kept), 1)
+    return FilterReport(
+        trajectories=len(trajectories),
+        f1=round(fmean(f1(trajectory.answer, trajectory.golden_answers) for trajectory in trajectories), 4),
+        dropped=dropped,
+        rows=len(kept),
+        rows_by_type={name: sum(one.trajectory.question_type == name for one in kept) for name in types},
+        tokens=TokenCounts(mean=mean_tokens, max=max(one.tokens for one in kept)),
+        searches=round(fmean(len(one.trajectory.retrievals) for one in kept), 3),
+    )
