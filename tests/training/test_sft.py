@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from deepsearch_rl.errors import ArtifactError, CommandError, UnavailableError
+from deepsearch_rl.errors import ArtifactError, CommandError, RecordError, UnavailableError
 from deepsearch_rl.files import sha256_file
 from deepsearch_rl.training.sft import (
     SftConfig,
@@ -64,6 +64,15 @@ def test_rows_that_do_not_exist_or_are_empty_are_refused(
             train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
 
 
+def test_a_line_that_is_no_row_names_file_line_and_field(
+    config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path
+) -> None:
+    with rows.open("a") as out:
+        out.write('{"tools": "[]", "messages": [{"role": "robot", "content": ""}]}\n')
+    with pytest.raises(RecordError, match=r"train\.jsonl, line 17: field 'messages\.0\.role'"):
+        train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
+
+
 def test_a_folder_without_weights_is_refused(config: SftConfig, rows: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="holds no model weights"):
         train_adapter(config, tmp_path, rows, 0, tmp_path / "work", tmp_path / "out")
@@ -109,7 +118,7 @@ def test_equal_runs_in_different_folders_publish_equal_settings() -> None:
 
 @pytest.mark.slow
 def test_a_failing_swift_publishes_nothing(config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path) -> None:
-    rows.write_text("this is not JSON\n")
+    config = config.model_copy(update={"model_type": "no_such_type"})
     with pytest.raises(CommandError, match=r"`swift sft` ended with exit code 1"):
         train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -20,12 +20,21 @@ from typing import Any, Literal
 from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import atomic_directory, read_json, sha256_file, sha256_json, write_json, write_jsonl
+from deepsearch_rl.files import (
+    atomic_directory,
+    read_json,
+    read_jsonl,
+    sha256_file,
+    sha256_json,
+    write_json,
+    write_jsonl,
+)
 from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, weight_files
 from deepsearch_rl.training.swift_run import run_swift
+from deepsearch_rl.trajectories.convert import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
@@ -149,11 +158,12 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
     Raises:
         UnavailableError: params name a GPU and there is none.
         ArtifactError: there is no model, or there are no rows to train on.
+        RecordError: a line is not a row; names file, line and field.
         CommandError: ``swift sft`` failed.
     """
     if config.device == "cuda":
         require_gpu("sft", packages=["swift", "flash_attn"] if config.attention == "flash_attn" else ["swift"])
-    if not rows.is_file() or rows.stat().st_size == 0:
+    if not rows.is_file() or not sum(1 for _ in read_jsonl(rows, SwiftRow)):
         raise ArtifactError(f"{rows} holds no rows to train on; look at the drop counts of the filter stage.")
     key = sha256_json([config.model_dump(), seed, *(sha256_file(path) for path in (rows, *weight_files(model)))])
     task = SftTask(model, rows, work / f"sft-{key[:12]}", seed)
