@@ -78,12 +78,19 @@ def test_a_prompt_that_evalscope_drops_makes_no_score(tmp_path: Path, monkeypatc
     assert not (tmp_path / "out").exists()
 
 
-def test_an_endpoint_that_fails_stops_the_run_and_keeps_nothing(tmp_path: Path) -> None:
+def test_an_endpoint_that_fails_stops_the_run_and_keeps_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with serve_chat(lambda _: 401) as chat, pytest.raises(EndpointError) as caught:
         evaluate_ifeval("sft", chat.endpoint, CONFIG, 0, tmp_path / "out", tmp_path / "work")
     assert chat.endpoint.base_url in str(caught.value)
     assert KEY not in str(caught.value)
     assert not (tmp_path / "out").exists()
+    shown = capfd.readouterr()
+    assert KEY not in shown.out + shown.err
+    written = [path.read_bytes() for path in (tmp_path / "work").rglob("*") if path.is_file()]
+    assert any(b"AuthenticationError" in data for data in written)
+    assert not any(KEY.encode() in data for data in written)
 
 
 def test_generated_prompts_need_no_nltk_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,16 +159,29 @@ def _watch(predictions: Path, meter: Meter, stop: threading.Event) -> None:
         shown = answered
 
 
-def _confine_evalscope(work: Path) -> None:
-    """Keep evalscope's cache below ``work`` and its chatter in its log file; the console gets warnings."""
+def _confine_evalscope(work: Path, key: str) -> None:
+    """Keep evalscope's cache below ``work``, its chatter in its log file and ``key`` out of both log and console.
+
+    The console gets warnings; a failure comes back as an exception, so its traceback goes to the log file alone.
+    """
+
+    def redacted(record: logging.LogRecord) -> bool:  # a server may repeat the key in its refusal
+        record.msg, record.args = record.getMessage().replace(key, "***"), ()
+        if record.exc_info:
+            record.exc_text = logging.Formatter().formatException(record.exc_info).replace(key, "***")
+        return True
+
     datasets.config.HF_DATASETS_CACHE = work / "datasets"
-    for handler in logging.getLogger("evalscope").handlers:
+    logging.getLogger("openai").setLevel(logging.WARNING)
+    logger = logging.getLogger("evalscope")
+    logger.addFilter(redacted)
+    for handler in logger.handlers:
         if not isinstance(handler, logging.FileHandler):
             handler.addFilter(_is_warning)  # evalscope resets its handlers' levels, but not their filters
 
 
 def _is_warning(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.WARNING
+    return logging.WARNING <= record.levelno < logging.ERROR
 
 
 def _run_evalscope(endpoint: Endpoint, config: IfevalConfig, seed: int, work: Path) -> None:
@@ -194,7 +207,7 @@ def _run_evalscope(endpoint: Endpoint, config: IfevalConfig, seed: int, work: Pa
         collect_perf=False,
         seed=seed,
     )
-    _confine_evalscope(work)
+    _confine_evalscope(work, endpoint.api_key)
     try:
         run_task(task)
     except Exception as error:  # evalscope lets through whatever its client or threads raised
