@@ -69,8 +69,23 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ArtifactError(f"{path} does not exist; run the stage that makes it (`dvc repro`) first.") from error
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path} is not valid JSON: {error}.") from error
+
+
+def read_record(path: Path, model: type[ModelT]) -> ModelT:
+    """A JSON file that holds one record.
+
+    Raises:
+        ArtifactError: the file is missing, is not JSON, or does not fit ``model``; names the first field.
+    """
+    value = read_json(path)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ArtifactError(f"{path}, field {field!r}: {first['msg']}; run the stage that makes it again.") from error
 
 
 def write_json(path: Path, value: Any) -> None:

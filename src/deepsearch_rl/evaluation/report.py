@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.curves import read_rl_run
 from deepsearch_rl.evaluation.page import Report, render_page
 from deepsearch_rl.evaluation.plots import f1_figure, rl_figure, save_figure
 from deepsearch_rl.evaluation.rows import IfevalScore
 from deepsearch_rl.evaluation.tables import build_table, datasets_of, read_evaluation, write_table
-from deepsearch_rl.files import atomic_file, read_json
+from deepsearch_rl.files import atomic_file, read_json, read_record
 from deepsearch_rl.records import FilterReport, Record, RetrievalReport
 
 
@@ -49,7 +48,7 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
     report = Report(
         table=table,
         evaluations=tuple(read_evaluation(folder) for folder in sources.evaluate.values()),
-        ifeval=tuple(_read_ifeval(folder) for folder in sources.ifeval.values()),
+        ifeval=tuple(read_record(folder / "scores.json", IfevalScore) for folder in sources.ifeval.values()),
         rl={start: read_rl_run(folder) for start, folder in sources.rl.items()},
         retrieval=_checked(sources.retrieval, RetrievalReport),
         filter=_checked(sources.filter, FilterReport),
@@ -80,18 +79,5 @@ def _write_csv(path: Path, lines: Sequence[tuple[object, ...]]) -> None:
 
 def _checked(path: Path, model: type[BaseModel]) -> Any:
     """The JSON of a file that fits a model, as it stands: the page shows it in the file's own order."""
-    value = read_json(path)
-    try:
-        model.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise ArtifactError(f"{path}, field {field!r}: {first['msg']}; run the stage that makes it again.") from error
-    return value
-
-
-def _read_ifeval(folder: Path) -> IfevalScore:
-    try:
-        return IfevalScore.model_validate(read_json(folder / "scores.json"))
-    except ValueError as error:
-        raise ArtifactError(f"{folder / 'scores.json'} does not fit; run the ifeval stage again. ({error})") from error
+    read_record(path, model)
+    return read_json(path)

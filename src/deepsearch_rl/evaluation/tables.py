@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, JsonValue, TypeAdapter
+from pydantic import Field, JsonValue, RootModel
 
-from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.rows import Control, F1TableRow, IfevalScore, ModelEvaluation, Share, run_file
 from deepsearch_rl.evaluation.score import QuestionScores, paired_difference, score_questions
-from deepsearch_rl.files import atomic_file, read_json, read_jsonl, write_json
+from deepsearch_rl.files import atomic_file, read_jsonl, read_record, write_json
 from deepsearch_rl.records import NonEmpty, Record, Trajectory
 
 DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
@@ -45,16 +44,17 @@ class F1Table(Record):
     comparisons: tuple[Comparison, ...]
 
 
+class Metrics(RootModel[dict[str, dict[str, dict[str, float]]]]):
+    """``metrics.json``: figures by name, dataset (IFEval: accuracy) and model."""
+
+
 def read_evaluation(folder: Path) -> ModelEvaluation:
     """Read ``rows.json`` of one model.
 
     Raises:
         ArtifactError: it is missing or does not fit.
     """
-    try:
-        return ModelEvaluation.model_validate(read_json(folder / "rows.json"))
-    except ValueError as error:
-        raise ArtifactError(f"{folder / 'rows.json'} does not fit; run the evaluate stage again. ({error})") from error
+    return read_record(folder / "rows.json", ModelEvaluation)
 
 
 def read_f1_table(path: Path) -> F1Table:
@@ -63,22 +63,16 @@ def read_f1_table(path: Path) -> F1Table:
     Raises:
         ArtifactError: it is missing or does not fit.
     """
-    try:
-        return F1Table.model_validate(read_json(path))
-    except ValueError as error:
-        raise ArtifactError(f"{path} does not fit; run the report stage again. ({error})") from error
+    return read_record(path, F1Table)
 
 
 def read_metrics(path: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """Read ``metrics.json``: figures by name, dataset (IFEval: accuracy) and model.
+    """The figures of ``metrics.json``.
 
     Raises:
         ArtifactError: it is missing or does not fit.
     """
-    try:
-        return TypeAdapter(dict[str, dict[str, dict[str, float]]]).validate_python(read_json(path))
-    except ValueError as error:
-        raise ArtifactError(f"{path} does not fit; run the report stage again. ({error})") from error
+    return read_record(path, Metrics).root
 
 
 def build_table(
