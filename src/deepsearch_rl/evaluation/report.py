@@ -1,7 +1,6 @@
 """The report of one profile: tables, metrics, plots and a page, from what the stages before it left behind."""
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from deepsearch_rl.evaluation.curves import read_rl_run
+from deepsearch_rl.evaluation.frames import F1_BARS, RL_CURVE, write_frame
 from deepsearch_rl.evaluation.page import Report, render_page
 from deepsearch_rl.evaluation.plots import f1_figure, rl_figure, save_figure
 from deepsearch_rl.evaluation.rows import IfevalScore
@@ -65,16 +65,11 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
 def _write_plot_data(report: Report, folder: Path) -> None:
     """The data of `dvc plots`: sampled F1 on the first set by model, and one curve per RL run."""
     first = datasets_of(report.table)[0]
-    bars = [("model", "f1"), *((row.model, row.f1) for row in report.table.rows if row.dataset == first and row.main)]
-    _write_csv(folder / "f1.csv", bars)
+    bars = [(row.model, row.f1) for row in report.table.rows if row.dataset == first and row.main]
+    write_frame(folder / "f1.csv", ["model", "f1"], bars, F1_BARS)
     for start, run in report.rl.items():
         points = [(point.step, point.reward, point.f1) for point in run.points if point.reward is not None]
-        _write_csv(folder / f"rl_{start}.csv", [("step", "reward", "f1"), *points])
-
-
-def _write_csv(path: Path, lines: Sequence[tuple[object, ...]]) -> None:
-    with atomic_file(path) as partial, partial.open("w", encoding="utf-8", newline="") as out:
-        csv.writer(out, lineterminator="\n").writerows(lines)
+        write_frame(folder / f"rl_{start}.csv", ["step", "reward", "f1"], points, RL_CURVE)
 
 
 def _checked(path: Path, model: type[BaseModel]) -> Any:

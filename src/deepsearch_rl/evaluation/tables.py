@@ -3,14 +3,13 @@
 The JSON is canonical (rows sorted, no time of day), so that equal results have equal digests.
 """
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, JsonValue, RootModel
 
+from deepsearch_rl.evaluation.frames import F1_TABLE, write_frame
 from deepsearch_rl.evaluation.rows import Control, F1TableRow, IfevalScore, ModelEvaluation, Share, run_file
 from deepsearch_rl.evaluation.score import QuestionScores, paired_difference, score_questions
 from deepsearch_rl.files import atomic_file, read_jsonl, read_record, write_json
@@ -131,9 +130,9 @@ def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> 
     """Write ``f1_table.json``, ``.md``, ``.csv`` and ``metrics.json``."""
     write_json(folder / "f1_table.json", table.model_dump(mode="json"))
     write_json(folder / "metrics.json", metrics(table, ifeval))
-    for name, text in (("f1_table.md", markdown(table)), ("f1_table.csv", as_csv(table))):
-        with atomic_file(folder / name) as partial:
-            partial.write_text(text, encoding="utf-8")
+    write_frame(folder / "f1_table.csv", [*CSV_COLUMNS, *BASELINE_COLUMNS], csv_lines(table), F1_TABLE)
+    with atomic_file(folder / "f1_table.md") as partial:
+        partial.write_text(markdown(table), encoding="utf-8")
 
 
 def metrics(table: F1Table, ifeval: Sequence[IfevalScore]) -> dict[str, JsonValue]:
@@ -152,19 +151,17 @@ CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in {"co
 """The key and figures of a row as docs/contracts.md lists them; baselines follow under names of their own."""
 
 
-def as_csv(table: F1Table) -> str:
-    """One line per row; ``failures`` is written ``kind=count`` with semicolons between."""
-    out = io.StringIO()
-    baselines = ["constant_f1", "no_search_f1", "gold_passage_f1"]
-    writer = csv.DictWriter(out, [*CSV_COLUMNS, *baselines], lineterminator="\n")
-    writer.writeheader()
+BASELINE_COLUMNS = ("constant_f1", "no_search_f1", "gold_passage_f1")
+
+
+def csv_lines(table: F1Table) -> Iterator[list[object]]:
+    """One line per row under ``CSV_COLUMNS`` and ``BASELINE_COLUMNS``; see :func:`failures_text` for ``failures``."""
     for row in table.rows:
         values = row.model_dump(mode="json", include=set(CSV_COLUMNS))
         values["failures"] = failures_text(row.failures)
         values["constant_f1"] = row.constant.f1
         values |= {f"{name}_f1": control.f1 for name, control in row.controls.items()}
-        writer.writerow(values)
-    return out.getvalue()
+        yield [values.get(name, "") for name in (*CSV_COLUMNS, *BASELINE_COLUMNS)]
 
 
 def failures_text(failures: Mapping[str, int]) -> str:

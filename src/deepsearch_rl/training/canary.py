@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import openai
+from openai.types.chat import ChatCompletion
 from transformers import AutoTokenizer
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
-from deepsearch_rl.errors import StalePolicyError
+from deepsearch_rl.errors import EndpointError, StalePolicyError
 
 TrainerLogprobs = Callable[[list[int]], Awaitable[list[float]]]
 """Scores every token but the first."""
@@ -43,6 +44,7 @@ class Canary:
 
         Raises:
             StalePolicyError: it exceeds the tolerance.
+            EndpointError: the server does not answer.
         """
         token_ids, served = await self._served_logprobs(endpoint)
         trained = (await trainer_logprobs([*self.prompt_ids, *token_ids]))[-len(token_ids) :]
@@ -56,8 +58,19 @@ class Canary:
         return difference
 
     async def _served_logprobs(self, endpoint: Endpoint) -> tuple[list[int], list[float]]:
+        try:
+            completion = await self._ask(endpoint)
+        except openai.APIError as error:
+            raise EndpointError(
+                f"the policy server at {endpoint.base_url} does not answer the canary: {error}"
+            ) from error
+        logprobs = completion.choices[0].logprobs
+        tokens = logprobs.content if logprobs and logprobs.content else []
+        return [int(token.token.removeprefix("token_id:")) for token in tokens], [token.logprob for token in tokens]
+
+    async def _ask(self, endpoint: Endpoint) -> ChatCompletion:
         async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
-            completion = await client.chat.completions.create(
+            return await client.chat.completions.create(
                 model=endpoint.model,
                 messages=list(self.messages),  # type: ignore[arg-type]
                 tools=[RETRIEVE_TOOL],  # type: ignore[list-item]
@@ -66,9 +79,6 @@ class Canary:
                 logprobs=True,
                 extra_body={"return_tokens_as_token_ids": True},
             )
-        logprobs = completion.choices[0].logprobs
-        tokens = logprobs.content if logprobs and logprobs.content else []
-        return [int(token.token.removeprefix("token_id:")) for token in tokens], [token.logprob for token in tokens]
 
 
 def make_canary(model: Path, prompt: str, question: str, max_tokens: int, tolerance: float) -> Canary:

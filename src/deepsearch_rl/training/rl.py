@@ -29,7 +29,7 @@ from transformers import AutoTokenizer
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import AgentConfig, SearchAgent
-from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, write_json
 from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import Question
@@ -96,9 +96,13 @@ def train_policy(task: RlTask, config: RlConfig, output: Path) -> None:
         StalePolicyError: the server does not serve the policy that was just trained.
         UnknownNameError: a reward that does not exist.
         ConfigError: params give no number of steps for this start.
+        ArtifactError: a split without a question.
     """
     if task.start_name not in config.steps:
         raise ConfigError(f"rl.steps has no entry for the start {task.start_name!r}; add one.")
+    for split, questions in (("train", task.train), ("dev", task.dev)):
+        if not questions:
+            raise ArtifactError(f"the {split} split of rl.dataset {config.dataset!r} has no question.")
     asyncio.run(_train(task, config, output))
 
 
