@@ -30,6 +30,8 @@ PROVENANCE = Provenance(
     datasets={"questions": ("data/tiny/questions", "d41d8cd98f00b204e9800998ecf8427e.dir")},
 )
 
+pytestmark = pytest.mark.slow  # every test works on a real SQLite store, which takes seconds to make
+
 
 def row(model: str, f1: float, temperature: float = 0.7) -> F1TableRow:
     return F1TableRow(

@@ -42,6 +42,7 @@ def expected(response: str) -> tuple[float, float]:
     return sum(map(all, followed)) / len(followed), sum(single) / len(single)
 
 
+@pytest.mark.slow
 def test_every_generated_prompt_is_asked_scored_and_kept(tmp_path: Path) -> None:
     with serve_chat(lambda _: says(RESPONSE)) as chat:
         score = evaluate_ifeval("sft", chat.endpoint, CONFIG, 0, tmp_path / "out", tmp_path / "work")
@@ -59,12 +60,14 @@ def test_every_generated_prompt_is_asked_scored_and_kept(tmp_path: Path) -> None
     assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_an_empty_response_follows_nothing_and_is_counted(tmp_path: Path) -> None:
     with serve_chat(lambda _: says("")) as chat:
         score = evaluate_ifeval("base", chat.endpoint, CONFIG, 0, tmp_path / "out", tmp_path / "work")
     assert (score.n, score.prompt_loose, score.inst_loose) == (40, 0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_a_prompt_that_evalscope_drops_makes_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> bool:
         raise LookupError("no such resource")

@@ -109,6 +109,7 @@ SETS = {
 }
 
 
+@pytest.mark.slow
 def test_every_set_is_answered_over_the_real_retrieval_server(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def test_every_set_is_answered_over_the_real_retrieval_server(
     assert not any(KEY in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_is_gone_stops_the_evaluation_and_leaves_nothing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_the_manifest_tells_what_was_built(index_dir, chunks_path, index_config)
     }
 
 
+@pytest.mark.slow
 def test_another_process_builds_the_same_bytes(index_dir, chunks_path, index_config, tmp_path):
     command = [
         sys.executable,

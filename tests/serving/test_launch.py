@@ -23,6 +23,7 @@ def config(backend: str = "cpu", **sections: object) -> ServingConfig:
     return ServingConfig.model_validate({"backend": backend, "cpu": CPU, **sections})
 
 
+@pytest.mark.slow
 def test_a_served_folder_answers_and_is_gone_after_the_block(policy_folder: Path) -> None:
     with serve_model(policy_folder, config()) as endpoint:
         models = httpx.get(f"{endpoint.base_url}/models").json()
@@ -36,6 +37,7 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_at_start_leaves_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{broken")
     with pytest.raises(EndpointError, match=r"exit code 1[\s\S]*config.json"), serve_model(tmp_path, config()):

@@ -66,6 +66,7 @@ def service_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("any_reward")
 def test_two_steps_leave_an_adapter_a_log_and_a_server_that_follows_every_update(
     task: RlTask, config: RlConfig, tmp_path: Path
@@ -83,6 +84,7 @@ def test_two_steps_leave_an_adapter_a_log_and_a_server_that_follows_every_update
     assert not (tmp_path / "adapter" / "optimizer.pt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("any_reward")
 def test_serving_the_previous_steps_weights_stops_the_run(
     task: RlTask, config: RlConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -102,6 +104,7 @@ def test_serving_the_previous_steps_weights_stops_the_run(
     assert len(published) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("any_reward")
 def test_a_run_that_was_killed_goes_on_after_its_last_logged_step(
     task: RlTask, config: RlConfig, tmp_path: Path
@@ -116,6 +119,7 @@ def test_a_run_that_was_killed_goes_on_after_its_last_logged_step(
     assert (tmp_path / "second" / "train_log.jsonl").read_text().startswith(whole)
 
 
+@pytest.mark.slow
 def test_groups_of_equal_rewards_leave_the_policy_as_it_is_and_the_run_goes_on(
     task: RlTask, config: RlConfig, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def test_a_failure_names_the_command_its_exit_code_its_log_and_its_last_lines(pr
     assert "line 80" not in message
 
 
+@pytest.mark.slow
 def test_a_killed_stage_leaves_no_program_running(program: Path, tmp_path: Path) -> None:
     (program / "sleep.py").write_text("import os, time\nprint(os.getpid())\ntime.sleep(60)\n")
     call = "from pathlib import Path; from deepsearch_rl.training.swift_run import run_swift; "
