@@ -20,13 +20,13 @@ from evalscope import TaskConfig, run_task
 from evalscope.utils.tqdm_utils import TqdmLogging
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.errors import CheckFailedError, ConfigError, EndpointError
 from deepsearch_rl.evaluation.ifeval_prompts import IfevalPrompt, generated_prompts, read_prompts
 from deepsearch_rl.evaluation.rows import IfevalScore
 from deepsearch_rl.files import atomic_directory, read_jsonl, write_json, write_jsonl
 from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import Record
-from deepsearch_rl.serving.endpoint import Endpoint
 
 # evalscope reads `initial` of its progress bar, which a bar that TQDM_DISABLE switched off does not have.
 TqdmLogging.initial = 0

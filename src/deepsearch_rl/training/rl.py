@@ -11,7 +11,6 @@ the served weights are dense (theirs: a LoRA beside the base).
 import asyncio
 import contextlib
 import io
-import json
 import logging
 import random
 import shutil
@@ -291,7 +290,7 @@ def _note(line: LogLine) -> str:
 def _publish(folder: Path, log_path: Path, config: RlConfig, task: RlTask, output: Path) -> None:
     last, best = newest_and_best(log_path)
     lines = {line.step: line for line in read_jsonl(log_path, LogLine)}
-    start_f1 = json.loads(lines[1].model_dump_json())["f1"] if 1 in lines else None
+    start_f1 = (lines[1].model_extra or {})["f1"] if 1 in lines else None
     with atomic_directory(output) as partial:
         checkpoint = get_step_checkpoint_dir(str(folder), best)
         shutil.copytree(checkpoint, partial, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*CHECKPOINT_ONLY))

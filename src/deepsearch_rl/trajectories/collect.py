@@ -74,15 +74,6 @@ def collect(
     return asyncio.run(run())
 
 
-async def collect_answers(
-    questions: Sequence[Question], samples: int, answer: Answer, log: Path, concurrency: int, label: str
-) -> list[Trajectory]:
-    """:func:`collect` inside a running event loop, with an agent that is already open."""
-    with _Collection(questions, samples, log, label) as collection:
-        await collection.run(answer, concurrency)
-        return collection.finished()
-
-
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> int:
     """Write an artifact of trajectories, sorted by id, by one rename; return how many there are."""
     return write_jsonl(path, sorted(trajectories, key=_by_id))
