@@ -24,7 +24,7 @@ help:  ## this list
 
 environment:  ## .venv/ from the committed lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer on PATH; install python3.11 (or name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS))." >&2; exit 1; }
-	@$(PYTHON) scripts/environment.py
+	@$(PYTHON) scripts/environment.py $(EXTRAS)
 
 repro: environment  ## run whatever changed, then print the F1 table and where the time went
 	@test -e $(GRAPH) || { echo "error: there is no profile '$(PROFILE)': $(GRAPH) does not exist. Profiles: tiny $(notdir $(wildcard profiles/*))." >&2; exit 1; }
@@ -37,6 +37,8 @@ flow: environment  ## the same as a Prefect flow run: a task per stage
 
 ui: environment  ## Prefect and MLflow on loopback until Ctrl-C
 	@$(BIN)/python -m flows.ui
+
+test unit lint: EXTRAS := --all-extras
 
 test: environment lint  ## every check, the smoke graph last
 	@$(BIN)/python -m pytest

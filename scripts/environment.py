@@ -1,6 +1,7 @@
 """Make the project's environment, ``.venv/``, from the committed ``uv.lock``; do nothing where it is up to date.
 
-    python3 scripts/environment.py
+    python3 scripts/environment.py                 # what the graph needs
+    python3 scripts/environment.py --all-extras    # and every optional backend, for the tests
 
 uv, which reads the lock, is installed by pip into ``.venvs/uv``, so that neither the user's site nor a uv of another
 version takes part. The one package that is not simply the lock's is torch: PyPI's Linux build is a CUDA build of
@@ -10,6 +11,7 @@ the CPU build of the pinned version for this Python, that one is installed and t
 Standard library only: this runs before anything is installed.
 """
 
+import argparse
 import hashlib
 import os
 import shlex
@@ -31,14 +33,20 @@ CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 
 def main() -> None:
     """Bring ``.venv/`` up to date, or exit with one paragraph that says what is missing."""
-    if STAMP.is_file() and STAMP.read_text(encoding="utf-8") == _digest():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all-extras", action="store_true", help="install every optional backend as well")
+    extras = ["--all-extras"] if parser.parse_args().all_extras else []
+    # Packages are only ever added, so that an environment with the extras is good for everything.
+    stamp = [_digest(), *extras]
+    installed = STAMP.read_text(encoding="utf-8").split() if STAMP.is_file() else []
+    if installed[: len(stamp)] == stamp:
         return
     try:
-        _install(_uv())
+        _install(_uv(), extras)
     except subprocess.CalledProcessError as error:
         command = shlex.join(map(str, error.cmd))
         sys.exit(f"error: the environment is not complete: `{command}` ended with status {error.returncode}.")
-    STAMP.write_text(_digest(), encoding="utf-8")
+    STAMP.write_text("\n".join(stamp), encoding="utf-8")
 
 
 def _digest() -> str:
@@ -60,14 +68,14 @@ def _uv() -> list[str]:
     return [str(uv)]
 
 
-def _install(uv: list[str]) -> None:
+def _install(uv: list[str], extras: list[str]) -> None:
     """Install the lock, with a CPU torch where one is offered."""
     torch, cuda_packages = _read_lock()
     _make_venv(uv)
     python = str(ENVIRONMENT / "bin" / "python")
     offline = ["--python", python, "--no-index", "--no-deps", *_find_links()]
     cpu_torch = [*uv, "pip", "install", *offline, f"torch=={torch}+cpu"]
-    sync = [*uv, "sync", "--frozen", "--inexact", "--python", python]
+    sync = [*uv, "sync", "--frozen", "--inexact", "--python", python, *extras]
     if subprocess.run([*cpu_torch, "--dry-run"], capture_output=True, cwd=ROOT).returncode == 0:
         _say(f"installing the locked packages with the CPU build of torch {torch} that find-links offers")
         _run([*sync, *(f"--no-install-package={name}" for name in ("torch", *cuda_packages))])

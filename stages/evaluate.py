@@ -6,8 +6,8 @@ from deepsearch_rl.agent.rollout import AgentConfig
 from deepsearch_rl.corpora.chunking import ChunkConfig
 from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation
 from deepsearch_rl.evaluation.run import evaluate_model
-from deepsearch_rl.retrieval.launch import RetrievalConfig
 from deepsearch_rl.retrieval.quality import DatasetConfig
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.serving.launch import ServingConfig
 from stages.entry import Params, chosen, run
 

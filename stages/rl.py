@@ -3,8 +3,8 @@
 from deepsearch_rl.agent.rollout import AgentConfig
 from deepsearch_rl.files import read_jsonl, sha256_file, sha256_json
 from deepsearch_rl.records import Question
-from deepsearch_rl.retrieval.launch import RetrievalConfig, serve_index
 from deepsearch_rl.retrieval.quality import DatasetConfig
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.training.backends.make import require_backend
 from deepsearch_rl.training.model_folder import weight_files
 from deepsearch_rl.training.rl import RlTask, train_policy

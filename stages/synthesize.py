@@ -1,8 +1,8 @@
 """Let the teacher answer the training questions."""
 
 from deepsearch_rl.agent.rollout import AgentConfig
-from deepsearch_rl.retrieval.launch import RetrievalConfig
 from deepsearch_rl.retrieval.quality import DatasetConfig
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.trajectories.synthesize import Source, SynthesizeConfig, synthesize
 from stages.entry import Params, chosen, run
 

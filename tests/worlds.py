@@ -7,7 +7,7 @@ import pytest
 from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.corpora.download import DownloadConfig, download
 from deepsearch_rl.retrieval.build import IndexSection, build_index
-from deepsearch_rl.retrieval.launch import RetrievalConfig, serve_index
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.trajectories.synthesize import Source
 from stages.entry import Params, load_params
 from tests.conftest import ROOT

@@ -14,9 +14,9 @@ from deepsearch_rl.evaluation.run import checkpoint_name, evaluate_model
 from deepsearch_rl.files import read_jsonl, write_json, write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata, Question, QuestionMetadata, Trajectory
 from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.launch import RetrievalConfig
 from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.quality import DatasetConfig
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.serving.launch import ServingConfig
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 

@@ -8,8 +8,8 @@ import pytest
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.launch import RetrievalConfig, serve_index
 from deepsearch_rl.retrieval.manifest import IndexConfig
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 
 PASSAGES = {
     "Philae": "The lander Philae touched down on a comet in 2014.",

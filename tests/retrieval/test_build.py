@@ -8,8 +8,8 @@ from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
 from deepsearch_rl.files import sha256_file
 from deepsearch_rl.retrieval import build
 from deepsearch_rl.retrieval.build import IndexSection, build_index, build_indexes
-from deepsearch_rl.retrieval.dense import IvfPqConfig
 from deepsearch_rl.retrieval.manifest import read_manifest
+from deepsearch_rl.retrieval.vectors.dense import IvfPqConfig
 
 BUILD_AGAIN = """
 import sys

@@ -11,7 +11,7 @@ from deepsearch_rl.answers import SUCCESS_F1, f1
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.retrieval.launch import RetrievalConfig
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.trajectories import synthesize as module
 from deepsearch_rl.trajectories.collect import read_trajectories
 from deepsearch_rl.trajectories.synthesize import Source, SynthesizeConfig, synthesize

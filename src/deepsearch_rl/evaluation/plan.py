@@ -9,8 +9,8 @@ from deepsearch_rl.agent.rollout import AgentConfig
 from deepsearch_rl.evaluation.rows import Condition, Control, run_file
 from deepsearch_rl.files import sha256_json
 from deepsearch_rl.records import NonEmpty, Question, Record
-from deepsearch_rl.retrieval.launch import RetrievalConfig
 from deepsearch_rl.retrieval.quality import DatasetConfig
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.serving.launch import ServingConfig
 
 CONTROLS: tuple[Control, ...] = ("no_search", "gold_passage")

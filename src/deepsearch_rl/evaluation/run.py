@@ -27,8 +27,8 @@ from deepsearch_rl.files import (
     write_jsonl,
 )
 from deepsearch_rl.records import Chunk, Question, Trajectory
-from deepsearch_rl.retrieval.launch import serve_index
 from deepsearch_rl.retrieval.manifest import read_manifest
+from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.launch import require_backend, serve_model
 from deepsearch_rl.trajectories.collect import collect
 

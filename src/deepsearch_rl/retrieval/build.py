@@ -13,18 +13,15 @@ from deepsearch_rl.files import atomic_directory, read_jsonl, sha256_file
 from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import Chunk, Record
 from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.bm25 import Bm25Config, Bm25Index
-from deepsearch_rl.retrieval.dense import VectorsConfig, build_vectors, save_vectors
-from deepsearch_rl.retrieval.encoders import (
-    Encoder,
-    EncoderConfig,
-    TfidfSvdConfig,
-    TfidfSvdEncoder,
-    TransformersEncoder,
-)
+from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
+from deepsearch_rl.retrieval.encoders.encoder import Encoder
+from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder
+from deepsearch_rl.retrieval.encoders.transformer import TransformersEncoder
 from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest
 from deepsearch_rl.retrieval.quality import QualityConfig
+from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.retrieval.vectors.dense import VectorsConfig, build_vectors, save_vectors
 
 ENCODED_AT_ONCE = 4096
 LIBRARIES = ("bm25s", "PyStemmer", "numpy", "scikit-learn")

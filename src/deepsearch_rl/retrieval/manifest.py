@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json, write_json
 from deepsearch_rl.records import Record
-from deepsearch_rl.retrieval.bm25 import Bm25Config
-from deepsearch_rl.retrieval.dense import VectorsConfig
-from deepsearch_rl.retrieval.encoders import EncoderConfig
+from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
 from deepsearch_rl.retrieval.fusion import FusionConfig
+from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config
+from deepsearch_rl.retrieval.vectors.dense import VectorsConfig
 
 FILE = "manifest.json"
 BM25_FOLDER = "bm25"

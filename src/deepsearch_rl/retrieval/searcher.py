@@ -9,12 +9,12 @@ from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, sha256_file
 from deepsearch_rl.records import Chunk
 from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.bm25 import Bm25Index
-from deepsearch_rl.retrieval.dense import DenseRetriever, load_vectors
-from deepsearch_rl.retrieval.encoders import Encoder, TfidfSvdConfig, TfidfSvdEncoder, TransformersEncoder
+from deepsearch_rl.retrieval.encoders.choice import open_encoder
 from deepsearch_rl.retrieval.fusion import HybridRetriever
 from deepsearch_rl.retrieval.manifest import IndexManifest, read_manifest
 from deepsearch_rl.retrieval.ranking import Retriever
+from deepsearch_rl.retrieval.sparse.bm25 import Bm25Index
+from deepsearch_rl.retrieval.vectors.dense import DenseRetriever, load_vectors
 
 RetrieverName = Literal["bm25", "dense", "hybrid"]
 RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)
@@ -83,9 +83,5 @@ def _open_retriever(index_dir: Path, built: IndexManifest, name: str) -> Retriev
 
 
 def _open_dense(index_dir: Path, built: IndexManifest) -> Retriever:
-    encoder: Encoder
-    if isinstance(built.config.encoder, TfidfSvdConfig):
-        encoder = TfidfSvdEncoder.load(index_dir / manifest.ENCODER_FOLDER)
-    else:
-        encoder = TransformersEncoder(built.config.encoder)
+    encoder = open_encoder(built.config.encoder, index_dir / manifest.ENCODER_FOLDER)
     return DenseRetriever(encoder, load_vectors(index_dir / manifest.VECTORS_FILE))

@@ -14,8 +14,8 @@ from deepsearch_rl.agent.teacher import ScriptedTeacher, TeacherConfig, read_pla
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, sha256_file
 from deepsearch_rl.records import NonEmpty, Question, Record
-from deepsearch_rl.retrieval.launch import RetrievalConfig, serve_index
 from deepsearch_rl.retrieval.manifest import read_manifest
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.serving.launch import RemoteConfig, ServingConfig, serve_model
 from deepsearch_rl.trajectories.collect import collect, log_path, write_trajectories
 

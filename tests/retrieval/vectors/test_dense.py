@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.retrieval.dense import (
+from deepsearch_rl.retrieval.encoders.encoder import normalise_rows
+from deepsearch_rl.retrieval.vectors.dense import (
     DenseRetriever,
     FlatConfig,
     IvfPqConfig,
@@ -13,7 +14,6 @@ from deepsearch_rl.retrieval.dense import (
     load_vectors,
     save_vectors,
 )
-from deepsearch_rl.retrieval.encoders import normalise_rows
 
 
 @dataclass

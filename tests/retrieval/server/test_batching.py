@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deepsearch_rl.retrieval.batching import OverloadedError, SearchQueue
+from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue
 
 
 @dataclass

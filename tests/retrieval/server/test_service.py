@@ -8,9 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from deepsearch_rl.errors import RecordError
-from deepsearch_rl.retrieval.batching import OverloadedError, SearchQueue
 from deepsearch_rl.retrieval.searcher import open_index
-from deepsearch_rl.retrieval.service import RetrievalService, make_app, read_pages
+from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue
+from deepsearch_rl.retrieval.server.service import RetrievalService, make_app, read_pages
 
 
 def post(url: str, body: object) -> tuple[int, dict]:

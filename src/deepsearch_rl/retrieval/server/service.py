@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import NonEmpty
-from deepsearch_rl.retrieval.batching import OverloadedError, SearchQueue
-from deepsearch_rl.retrieval.mcp_tool import make_mcp_server
 from deepsearch_rl.retrieval.searcher import Hit
+from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue
+from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
 
 RETRY_AFTER_S = 1
 RequestT = TypeVar("RequestT", bound=BaseModel)

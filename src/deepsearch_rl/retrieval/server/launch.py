@@ -15,7 +15,7 @@ from pydantic import Field
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval.searcher import RetrieverName
-from deepsearch_rl.retrieval.server import SHUTDOWN_TIMEOUT_S, listen
+from deepsearch_rl.retrieval.server.process import SHUTDOWN_TIMEOUT_S, listen
 
 LOOPBACK = "127.0.0.1"
 LOG_TAIL_BYTES = 4096
@@ -56,7 +56,7 @@ def serve_index(index_dir: Path, chunks_path: Path, config: RetrievalConfig) -> 
 def _start(
     socket_fd: int, index_dir: Path, chunks_path: Path, config: RetrievalConfig, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "deepsearch_rl.retrieval.server", "--stop-with-stdin"]
+    command = [sys.executable, "-m", "deepsearch_rl.retrieval.server.process", "--stop-with-stdin"]
     command += ["--socket-fd", str(socket_fd), "--index", str(index_dir), "--chunks", str(chunks_path)]
     command += ["--retriever", config.retriever, "--top-k", str(config.top_k), "--max-pending", str(config.max_pending)]
     command += ["--pages", str(config.pages)] if config.pages else []

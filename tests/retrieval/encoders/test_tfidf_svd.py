@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.encoders import TfidfSvdConfig, TfidfSvdEncoder
+from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder
 
 TEXTS = ["a lander on a comet", "the river Danube", "a comet and its probe", "Vienna on the Danube"]
 SVD = TfidfSvdConfig(name="tfidf_svd", dimension=3)

@@ -12,9 +12,9 @@ from pydantic import JsonValue
 
 from deepsearch_rl import __version__
 from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.retrieval.batching import SearchQueue
 from deepsearch_rl.retrieval.passages import format_passages
 from deepsearch_rl.retrieval.searcher import Hit
+from deepsearch_rl.retrieval.server.batching import SearchQueue
 
 SERVER_NAME = "retrieval_server"
 

@@ -1,4 +1,4 @@
-"""The retrieval server process, ``python -m deepsearch_rl.retrieval.server --index DIR --chunks FILE ...``.
+"""The retrieval server process, ``python -m deepsearch_rl.retrieval.server.process --index DIR --chunks FILE ...``.
 
 It answers once the index is open and warm, listens on loopback unless told otherwise, and stops cleanly on SIGTERM,
 SIGINT, or (with ``--stop-with-stdin``) when the process that holds the other end of its standard input is gone.
@@ -18,9 +18,9 @@ from pathlib import Path
 import uvicorn
 
 from deepsearch_rl.errors import ConfigError, DeepsearchError
-from deepsearch_rl.retrieval.batching import SearchQueue
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, open_index
-from deepsearch_rl.retrieval.service import RetrievalService, make_app, read_pages
+from deepsearch_rl.retrieval.server.batching import SearchQueue
+from deepsearch_rl.retrieval.server.service import RetrievalService, make_app, read_pages
 
 _LOG = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 3

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.retrieval.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
 
 CONFIG = Bm25Config(k1=0.9, b=0.4)
 TEXTS = ["lander comet comet", "river country", "comet probe orbit river"]

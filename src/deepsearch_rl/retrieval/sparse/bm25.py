@@ -14,8 +14,8 @@ from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.records import Record
-from deepsearch_rl.retrieval.analysis import analyse
 from deepsearch_rl.retrieval.ranking import Ranking, rank
+from deepsearch_rl.retrieval.sparse.analysis import analyse
 
 
 class Bm25Config(Record):

@@ -9,9 +9,9 @@ from agents import RunContextWrapper
 from agents.mcp import MCPServerStreamableHttp, MCPUtil
 
 from deepsearch_rl.agent.tool import NO_PASSAGES, RETRIEVE_TOOL, format_passages
-from deepsearch_rl.retrieval.batching import SearchQueue
-from deepsearch_rl.retrieval.mcp_tool import make_mcp_server
 from deepsearch_rl.retrieval.searcher import open_index
+from deepsearch_rl.retrieval.server.batching import SearchQueue
+from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
 
 
 @pytest.fixture(scope="module")

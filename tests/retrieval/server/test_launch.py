@@ -6,13 +6,13 @@ import sys
 import pytest
 
 from deepsearch_rl.errors import ConfigError, EndpointError
-from deepsearch_rl.retrieval.launch import serve_index
-from deepsearch_rl.retrieval.server import listen, main
+from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.retrieval.server.process import listen, main
 
 SERVE_UNTIL_KILLED = """
 import sys
 from pathlib import Path
-from deepsearch_rl.retrieval.launch import RetrievalConfig, serve_index
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 with serve_index(Path(sys.argv[1]), Path(sys.argv[2]), RetrievalConfig.model_validate_json(sys.argv[3])) as url:
     print(url, flush=True)
     sys.stdin.read()

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.records import Record
-from deepsearch_rl.retrieval.encoders import Encoder
+from deepsearch_rl.retrieval.encoders.encoder import Encoder
 from deepsearch_rl.retrieval.ranking import Ranking, rank
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
 from deepsearch_rl.errors import ArtifactError, UnavailableError
-from deepsearch_rl.retrieval.encoders import TransformersConfig, TransformersEncoder
+from deepsearch_rl.retrieval.encoders.transformer import TransformersConfig, TransformersEncoder
 
 
 @pytest.fixture(scope="module")

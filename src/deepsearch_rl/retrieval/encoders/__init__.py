@@ -1,0 +1,1 @@
+"""Text encoders: from a text to a vector of length 1."""

@@ -1,0 +1,1 @@
+"""The retrieval server: one process, every dialect of docs/contracts.md §1."""

@@ -1,0 +1,1 @@
+"""Lexical retrieval: terms counted in an inverted index."""

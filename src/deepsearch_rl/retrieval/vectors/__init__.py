@@ -1,0 +1,1 @@
+"""Vector indexes: the nearest rows to a query vector."""
