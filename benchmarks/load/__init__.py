@@ -1,0 +1,1 @@
+"""What benchmarks and tests of servers share: load, hostile requests, a server process and its vital signs."""
