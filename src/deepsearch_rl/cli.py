@@ -14,6 +14,7 @@ import typer
 
 from deepsearch_rl import __version__, doctor, summary
 from deepsearch_rl.errors import DeepsearchError
+from deepsearch_rl.retrieval.cli import app as retrieval_commands
 
 app = typer.Typer(
     name="deepsearch",
@@ -33,6 +34,8 @@ The graph runs with `dvc repro` (one profile: `dvc repro profiles/smoke/dvc.yaml
     deepsearch summary smoke     # table, time and memory per stage, where to look next
 """,
 )
+
+app.add_typer(retrieval_commands, name="retrieve")
 
 Profile = Annotated[str, typer.Argument(help="Profile: `tiny` (the root params.yaml) or a folder of profiles/.")]
 DEBUG = "--debug"

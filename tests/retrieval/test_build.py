@@ -9,7 +9,7 @@ from deepsearch_rl.files import sha256_file
 from deepsearch_rl.retrieval import build
 from deepsearch_rl.retrieval.build import IndexSection, build_index, build_indexes
 from deepsearch_rl.retrieval.manifest import read_manifest
-from deepsearch_rl.retrieval.vectors.dense import IvfPqConfig
+from deepsearch_rl.retrieval.vectors.config import IvfPqConfig
 
 BUILD_AGAIN = """
 import sys
@@ -36,24 +36,24 @@ def test_the_manifest_tells_what_was_built(index_dir, chunks_path, index_config)
 
 
 @pytest.mark.slow
-def test_another_process_builds_the_same_bytes(index_dir, chunks_path, index_config, tmp_path):
+def test_another_process_builds_the_same_bytes(index_dir, chunks_path, index_config):
     command = [
         sys.executable,
         "-c",
         BUILD_AGAIN,
         str(chunks_path),
-        str(tmp_path / "again"),
+        str(index_dir.parent / "again"),
         index_config.model_dump_json(),
     ]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "77"})
-    assert digests(tmp_path / "again") == digests(index_dir)
+    assert digests(index_dir.parent / "again") == digests(index_dir)
 
 
 def test_a_build_that_fails_leaves_the_earlier_index(chunks_path, index_config, tmp_path, monkeypatch):
     folder = tmp_path / "index"
     build_index(chunks_path, folder, index_config, seed=0)
     before = digests(folder)
-    monkeypatch.setattr(build, "build_vectors", lambda *_: 1 / 0)
+    monkeypatch.setattr(build, "build_vector_index", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         build_index(chunks_path, folder, index_config, seed=1)
     assert digests(folder) == before
@@ -68,8 +68,8 @@ def test_an_empty_chunk_file_is_refused(index_config, tmp_path):
 
 
 def test_a_malformed_chunk_names_file_line_and_field(chunks_path, index_config, tmp_path):
-    (tmp_path / "bad.jsonl").write_text(chunks_path.read_text() + '{"id": "x", "contents": "t\\nb", "metadata": {}}\n')
-    with pytest.raises(RecordError, match=r"bad\.jsonl, line 6: field 'metadata\.doc_id'"):
+    (tmp_path / "bad.jsonl").write_text(chunks_path.read_text() + '{"id": "x", "title": "t"}\n')
+    with pytest.raises(RecordError, match=r"bad\.jsonl, line 6: .*neither 'contents' nor 'text'"):
         build_index(tmp_path / "bad.jsonl", tmp_path / "index", index_config, seed=0)
 
 
@@ -84,7 +84,7 @@ def test_every_corpus_gets_its_own_index_and_kind_of_vectors(chunks_path, sectio
     chunks_root.mkdir()
     for name in ("one", "two"):
         (chunks_root / f"{name}.jsonl").write_bytes(chunks_path.read_bytes())
-    cells = IvfPqConfig(kind="ivf_pq", nlist=1, m=1, nbits=2, nprobe=1, train_rows=5)
+    cells = IvfPqConfig(kind="ivf_pq", nlist=1, m=1, nbits=2, nprobe=1, train_rows=5, device="cpu")
     build_indexes(
         chunks_root, tmp_path / "index", section.model_copy(update={"corpus_vectors": {"two": cells}}), seed=0
     )

@@ -11,7 +11,7 @@ from deepsearch_rl.retrieval.ranking import Ranking, rank
 class FixedRetriever:
     rows: list[int]
 
-    def search(self, queries, top_k):
+    def search(self, queries, top_k, allowed_N=None):  # noqa: ARG002 - the protocol's
         found = np.array(self.rows[:top_k], dtype=np.int64)
         return [Ranking(found, np.linspace(1, 0.5, len(found), dtype=np.float32)) for _ in queries]
 

@@ -1,5 +1,6 @@
 """Building an index folder: BM25 and vectors over the same chunk file, the manifest last, the whole by one rename."""
 
+import os
 from importlib.metadata import version
 from pathlib import Path
 
@@ -9,10 +10,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
-from deepsearch_rl.files import atomic_directory, read_jsonl, sha256_file
+from deepsearch_rl.files import atomic_directory, sha256_file
 from deepsearch_rl.progress import Meter
-from deepsearch_rl.records import Chunk, Record
+from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval import manifest
+from deepsearch_rl.retrieval.chunk_store import read_chunks
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
 from deepsearch_rl.retrieval.encoders.encoder import Encoder
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder
@@ -20,8 +22,10 @@ from deepsearch_rl.retrieval.encoders.transformer import TransformersEncoder
 from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest
 from deepsearch_rl.retrieval.quality import QualityConfig
+from deepsearch_rl.retrieval.row_table import write_rows
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
-from deepsearch_rl.retrieval.vectors.dense import VectorsConfig, build_vectors, save_vectors
+from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
+from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 
 ENCODED_AT_ONCE = 4096
 LIBRARIES = ("bm25s", "PyStemmer", "numpy", "scikit-learn")
@@ -67,17 +71,20 @@ def build_index(chunks_path: Path, index_dir: Path, config: IndexConfig, seed: i
         ArtifactError: the chunk file is missing or empty.
         RecordError: a line of it is not a chunk.
     """
-    texts = [chunk.contents for chunk in read_jsonl(chunks_path, Chunk)]
-    if not texts:
-        raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
     with atomic_directory(index_dir) as folder:
+        if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
+            raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
+        texts = [chunk.contents for chunk in read_chunks(chunks_path)]
         Bm25Index.build(texts, config.bm25).save(folder / manifest.BM25_FOLDER)
         dimension = _build_dense(texts, folder, config, seed)
         finished = IndexManifest(
+            chunks=os.path.relpath(chunks_path.resolve(), index_dir.resolve()),
+            chunks_bytes=chunks_path.stat().st_size,
             chunks_sha256=sha256_file(chunks_path),
             rows=len(texts),
             config=config,
             dimension=dimension,
+            fusion_weights=None,
             seed=seed,
             sizes_bytes=_sizes(folder),
             versions={"faiss": faiss.__version__, **{library: version(library) for library in LIBRARIES}},
@@ -87,11 +94,13 @@ def build_index(chunks_path: Path, index_dir: Path, config: IndexConfig, seed: i
 
 
 def _build_dense(texts: list[str], folder: Path, config: IndexConfig, seed: int) -> int:
-    (folder / manifest.VECTORS_FILE).parent.mkdir()
+    dense = folder / manifest.DENSE_FOLDER
+    dense.mkdir()
     encoder = _prepare_encoder(texts, folder / manifest.ENCODER_FOLDER, config, seed)
-    vectors = build_vectors(_encode(encoder, texts), config.vectors, seed)
-    save_vectors(vectors, folder / manifest.VECTORS_FILE)
-    return vectors.d
+    vectors_ND = _encode(encoder, texts)
+    np.save(dense / VECTORS_FILE, vectors_ND)
+    build_vector_index(dense / VECTORS_FILE, dense, config.vectors, seed)
+    return vectors_ND.shape[1]
 
 
 def _prepare_encoder(texts: list[str], folder: Path, config: IndexConfig, seed: int) -> Encoder:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from deepsearch_rl.records import Record
@@ -31,10 +32,14 @@ class HybridRetriever:
     dense: Retriever
     config: FusionConfig
 
-    def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
+    def search(
+        self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None
+    ) -> list[Ranking]:
         """Rank the rows that either retriever found; equal scores are ordered by row."""
         depth = max(self.config.depth, top_k)
-        found = zip(self.bm25.search(queries, depth), self.dense.search(queries, depth), strict=True)
+        found = zip(
+            self.bm25.search(queries, depth, allowed_N), self.dense.search(queries, depth, allowed_N), strict=True
+        )
         return [self._fuse(lexical, semantic, top_k) for lexical, semantic in found]
 
     def _fuse(self, lexical: Ranking, semantic: Ranking, top_k: int) -> Ranking:

@@ -3,19 +3,21 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json, write_json
-from deepsearch_rl.records import Record
+from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
 from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config
-from deepsearch_rl.retrieval.vectors.dense import VectorsConfig
+from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 
 FILE = "manifest.json"
+SCHEMA_VERSION = 2
+ROWS_FOLDER = "rows"
 BM25_FOLDER = "bm25"
-VECTORS_FILE = "dense/vectors.faiss"
+DENSE_FOLDER = "dense"
 ENCODER_FOLDER = "dense/encoder"
 
 
@@ -31,14 +33,19 @@ class IndexConfig(Record):
 class IndexManifest(Record):
     """From which chunks, how and with what an index was built."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = SCHEMA_VERSION
+    chunks: NonEmpty
+    """The chunk file, relative to the index folder."""
+    chunks_bytes: int = Field(ge=1)
     chunks_sha256: str
     rows: int
-    """Chunks in the index; row N is line N of the chunk file, from 0."""
+    """Chunks in the index; row N is line N of the chunk file, from 0, blank lines not counted."""
     config: IndexConfig
     dimension: int
     """Of the vectors, which can be lower than configured where the corpus is small."""
     metric: Literal["inner_product"] = "inner_product"
+    fusion_weights: dict[str, float] | None
+    """What the hybrid learnt from training questions; null where it learnt nothing."""
     seed: int
     sizes_bytes: dict[str, int]
     """Every other file of the folder."""
@@ -55,9 +62,23 @@ def read_manifest(folder: Path) -> IndexManifest:
     """The manifest of an index.
 
     Raises:
-        ArtifactError: there is none (the index is missing or was not finished), or it is not one of ours.
+        ArtifactError: there is none (the index is missing or was not finished), it is of another version, or it is
+            not one of ours.
     """
+    path = folder / FILE
+    if not path.is_file():
+        raise ArtifactError(
+            f"{path} does not exist: there is no index in {folder}, or its build did not end. Build it with "
+            f"`deepsearch retrieve build`, or with `dvc repro` if it belongs to the graph."
+        )
+    values = read_json(path)
+    version = values.get("schema_version") if isinstance(values, dict) else None
+    if isinstance(version, int) and version != SCHEMA_VERSION:
+        raise ArtifactError(
+            f"the index in {folder} has format {version}, and this version reads format {SCHEMA_VERSION}; build it "
+            f"again with `deepsearch retrieve build`, or with `dvc repro` if it belongs to the graph."
+        )
     try:
-        return IndexManifest.model_validate(read_json(folder / FILE))
+        return IndexManifest.model_validate(values)
     except ValidationError as error:
-        raise ArtifactError(f"{folder / FILE} is not an index manifest: {error.errors()[0]['msg']}.") from error
+        raise ArtifactError(f"{path} is not an index manifest: {error.errors()[0]['msg']}.") from error

@@ -1,20 +1,24 @@
 """Searching an index: queries in, chunks out. The one place that joins rows with the chunk file."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
-from deepsearch_rl.files import read_jsonl, sha256_file
+from deepsearch_rl.files import sha256_file
 from deepsearch_rl.records import Chunk
 from deepsearch_rl.retrieval import manifest
+from deepsearch_rl.retrieval.chunk_store import ChunkStore
 from deepsearch_rl.retrieval.encoders.choice import open_encoder
 from deepsearch_rl.retrieval.fusion import HybridRetriever
 from deepsearch_rl.retrieval.manifest import IndexManifest, read_manifest
-from deepsearch_rl.retrieval.ranking import Retriever
+from deepsearch_rl.retrieval.ranking import Ranking, Retriever
+from deepsearch_rl.retrieval.row_table import Filter, RowTable
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Index
-from deepsearch_rl.retrieval.vectors.dense import DenseRetriever, load_vectors
+from deepsearch_rl.retrieval.vectors.dense import DenseRetriever
+from deepsearch_rl.retrieval.vectors.opening import open_vector_index
 
 RetrieverName = Literal["bm25", "dense", "hybrid"]
 RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)
@@ -31,46 +35,61 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Searcher:
-    """A retriever with the chunks that its rows stand for."""
+    """A retriever with the chunks that its rows stand for, and what is known about them."""
 
     retriever: Retriever
     chunks: Sequence[Chunk]
+    rows: RowTable
 
-    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
         """For each query at most ``top_k`` hits, best first; fewer where fewer match, none for an empty query.
+
+        With ``where``, only rows that it matches are found.
 
         Raises:
             ValueError: ``top_k`` is below 1.
         """
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {top_k}")
-        return [
-            [
-                Hit(row, score, self.chunks[row])
-                for row, score in zip(ranking.rows_K.tolist(), ranking.scores_K.tolist(), strict=True)
-            ]
-            for ranking in self.retriever.search(queries, top_k)
-        ]
+        allowed_N = None if where is None or where == Filter() else self.rows.mask(where)
+        return [self._hits(ranking) for ranking in self.retriever.search(queries, top_k, allowed_N)]
+
+    def _hits(self, ranking: Ranking) -> list[Hit]:
+        found = zip(ranking.rows_K.tolist(), ranking.scores_K.tolist(), strict=True)
+        return [Hit(row, score, self.chunks[row]) for row, score in found]
 
 
-def open_index(index_dir: Path, chunks_path: Path, retriever: str = "bm25") -> Searcher:
+def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str = "bm25") -> Searcher:
     """Open one retriever of an index together with the chunks that it was built from.
 
+    ``chunks_path`` is the chunk file if it is no longer where the manifest says. The file is read once, to prove that
+    it is the one that was indexed; its lines are parsed when they are found.
+
     Raises:
-        ArtifactError: the index is missing or incomplete, or was built from another chunk file.
+        ArtifactError: the index is missing or incomplete, of another format, or was built from another chunk file.
         UnknownNameError: there is no such retriever.
     """
     if retriever not in RETRIEVERS:
         raise UnknownNameError("retriever", retriever, RETRIEVERS)
     built = read_manifest(index_dir)
-    if not chunks_path.is_file():
-        raise ArtifactError(f"{chunks_path} does not exist; it is the chunk file of the index in {index_dir}.")
-    if sha256_file(chunks_path) != built.chunks_sha256:
+    path = chunks_path or Path(os.path.normpath(index_dir.resolve() / built.chunks))
+    _check_chunks(path, index_dir, built)
+    chunks = ChunkStore(path, index_dir / manifest.ROWS_FOLDER)
+    rows = RowTable.open(index_dir / manifest.ROWS_FOLDER)
+    return Searcher(_open_retriever(index_dir, built, retriever), chunks, rows)
+
+
+def _check_chunks(path: Path, index_dir: Path, built: IndexManifest) -> None:
+    if not path.is_file():
         raise ArtifactError(
-            f"the index in {index_dir} was built from other chunks than {chunks_path}, so its rows would name the "
+            f"{path} does not exist; it is the chunk file of the index in {index_dir}. If it was moved, say where "
+            f"it is now."
+        )
+    if path.stat().st_size != built.chunks_bytes or sha256_file(path) != built.chunks_sha256:
+        raise ArtifactError(
+            f"the index in {index_dir} was built from other chunks than {path}, so its rows would name the "
             f"wrong passages; build it again from this file (`dvc repro` does)."
         )
-    return Searcher(_open_retriever(index_dir, built, retriever), tuple(read_jsonl(chunks_path, Chunk)))
 
 
 def _open_retriever(index_dir: Path, built: IndexManifest, name: str) -> Retriever:
@@ -84,4 +103,4 @@ def _open_retriever(index_dir: Path, built: IndexManifest, name: str) -> Retriev
 
 def _open_dense(index_dir: Path, built: IndexManifest) -> Retriever:
     encoder = open_encoder(built.config.encoder, index_dir / manifest.ENCODER_FOLDER)
-    return DenseRetriever(encoder, load_vectors(index_dir / manifest.VECTORS_FILE))
+    return DenseRetriever(encoder, open_vector_index(index_dir / manifest.DENSE_FOLDER, built.config.vectors))

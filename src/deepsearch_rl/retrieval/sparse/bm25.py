@@ -10,6 +10,7 @@ from typing import Self
 
 import bm25s
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
@@ -70,11 +71,13 @@ class Bm25Index:
         except OSError as error:  # numpy's text is "N requested and M written", without the system's error
             raise ArtifactError(f"the BM25 index cannot be written to {folder} ({error}); is the disk full?") from error
 
-    def search(self, queries: Sequence[str], top_k: int) -> list[Ranking]:
-        """Rank the rows that share a term with the query; a query without a known term finds nothing."""
-        return [self._search_one(query, top_k) for query in queries]
+    def search(
+        self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None
+    ) -> list[Ranking]:
+        """Rank the allowed rows that share a term with the query; a query without a known term finds nothing."""
+        return [self._search_one(query, top_k, allowed_N) for query in queries]
 
-    def _search_one(self, query: str, top_k: int) -> Ranking:
+    def _search_one(self, query: str, top_k: int, allowed_N: NDArray[np.bool_] | None) -> Ranking:
         scores_N = self._model.get_scores_from_ids(self._model.get_tokens_ids(analyse(query)))
-        matching_M = np.flatnonzero(scores_N > 0)
+        matching_M = np.flatnonzero(scores_N > 0 if allowed_N is None else (scores_N > 0) & allowed_N)
         return rank(matching_M, scores_N[matching_M], top_k)

@@ -1,0 +1,133 @@
+"""The chunks of an index, read from their file one by one: nothing is parsed before it is asked for.
+
+``rows/offsets.npy`` of an index holds where each line of the chunk file begins, and as its last entry where the file
+ends. It is memory-mapped; lines are read by position with ``pread``, which shares the system's page cache with every
+other process as a mapping would, but turns a file that was cut off meanwhile into an error instead of a bus error, and
+does not count as this process's memory.
+
+Lines are this project's chunks or FlashRAG's documents (docs/contracts.md, section 2), which become one chunk each.
+"""
+
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepsearch_rl.corpora.flashrag import DocumentRow
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.files import parse_record
+from deepsearch_rl.records import Chunk, ChunkMetadata
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+OFFSETS_FILE = "offsets.npy"
+STREAM_BUFFER_BYTES = 1 << 20
+
+
+class ChunkStore(Sequence[Chunk]):
+    """The chunks of a file by row; iterating streams the file and holds one chunk at a time.
+
+    Safe to use from several threads, and to hand to another process (it is opened there again).
+    """
+
+    def __init__(self, path: Path, rows_folder: Path) -> None:
+        """Open a chunk file with the offsets that :func:`~deepsearch_rl.retrieval.row_table.write_rows` wrote.
+
+        Raises:
+            ArtifactError: the chunk file or its offsets are missing or damaged.
+        """
+        self.path, self._rows_folder = path, rows_folder
+        self._offsets_N: NDArray[np.int64] = open_column(rows_folder / OFFSETS_FILE, np.int64)
+        try:
+            self._file = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise ArtifactError(f"the chunk file {path} cannot be opened ({error.strerror}).") from error
+        weakref.finalize(self, os.close, self._file)
+
+    def __reduce__(self) -> tuple[type["ChunkStore"], tuple[Path, Path]]:
+        return ChunkStore, (self.path, self._rows_folder)
+
+    def __len__(self) -> int:
+        return len(self._offsets_N) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Chunk: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Chunk]: ...
+
+    def __getitem__(self, index: int | slice) -> Chunk | list[Chunk]:
+        """The chunk of a row, or those of a slice of rows.
+
+        Raises:
+            IndexError: there is no such row.
+            RecordError: its line is no chunk, because the file was changed after it was opened.
+        """
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = range(len(self))[index]
+        start, end = self._offsets_N[row : row + 2].tolist()
+        return parse_chunk(os.pread(self._file, end - start, start), self.path, row + 1)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return read_chunks(self.path)
+
+
+def read_chunks(path: Path) -> Iterator[Chunk]:
+    """Yield the chunks of a file in order; blank lines are skipped.
+
+    Raises:
+        ArtifactError: the file does not exist.
+        RecordError: a line is neither a chunk nor a FlashRAG document.
+    """
+    for _, _, chunk in read_offset_chunks(path):
+        yield chunk
+
+
+def read_offset_chunks(path: Path) -> Iterator[tuple[int, int, Chunk]]:
+    """Yield where each chunk's line begins and ends in the file, and the chunk."""
+    if not path.is_file():
+        raise ArtifactError(f"{path} does not exist; run the stage that makes it (`dvc repro`) first.")
+    start = 0
+    with path.open("rb", buffering=STREAM_BUFFER_BYTES) as lines:
+        for number, line in enumerate(lines, 1):
+            end = start + len(line)
+            if line.strip():
+                yield start, end, parse_chunk(line, path, number)
+            start = end
+
+
+def parse_chunk(line: bytes, path: Path, number: int) -> Chunk:
+    """A line of a chunk file, or of a corpus in FlashRAG's layout, as a chunk.
+
+    Raises:
+        RecordError: it is neither; names file, line ``number`` and field.
+    """
+    # Inside a JSON string the quotes would be escaped, so this finds the key (or an equal value) and nothing else.
+    if b'"doc_chunk_id"' in line:
+        return parse_record(Chunk, line, path, number)
+    document = parse_record(DocumentRow, line, path, number).document()
+    where = {"doc_id": document.id, "doc_chunks": 1, "doc_chunk_id": 0}
+    return Chunk(
+        id=document.id,
+        contents=document.contents,
+        metadata=ChunkMetadata.model_validate(document.metadata | where),
+    )
+
+
+def open_column(path: Path, dtype: type[ScalarT]) -> NDArray[ScalarT]:
+    """A one-dimensional .npy file, memory-mapped.
+
+    Raises:
+        ArtifactError: it is missing or damaged.
+    """
+    try:
+        column_N = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, EOFError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read ({error}); build the index again.") from error
+    if column_N.dtype != np.dtype(dtype) or column_N.ndim != 1:
+        raise ArtifactError(f"{path} is not a column of {np.dtype(dtype)}; build the index again.")
+    return column_N

@@ -1,0 +1,121 @@
+"""``deepsearch retrieve``: build an index over any passage file, and search it.
+
+Each command imports what it needs when it is called, so that ``deepsearch --help`` stays quick.
+"""
+
+import json
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from deepsearch_rl.retrieval.searcher import Hit
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="""Build, search, serve and measure passage indexes.
+
+Any file of passages in FlashRAG's layout will do, one JSON object a line: {"id", "contents": "title\\ntext"} or
+{"id", "title", "text"}, with or without "metadata". An example session:
+
+\b
+    deepsearch retrieve build --corpus corpus.jsonl --out index
+    deepsearch retrieve search --index index "When did Philae land?"
+    deepsearch retrieve search --index index --source "The Verge" --after 2023-10-01 "chip exports"
+    deepsearch retrieve search --index index --retriever hybrid --json "comet" | jq .[0].id
+""",
+)
+IndexFolder = Annotated[Path, typer.Option("--index", help="Folder that `retrieve build` wrote.")]
+
+
+class RetrieverOption(StrEnum):
+    """The retrievers of an index, as an option's values."""
+
+    BM25 = "bm25"
+    DENSE = "dense"
+    HYBRID = "hybrid"
+
+
+@app.command("build")
+def build_command(
+    corpus: Annotated[Path, typer.Option(help="Passages, JSON Lines.")],
+    out: Annotated[Path, typer.Option(help="Index folder to write; an index that is there is replaced.")],
+    dimension: Annotated[int, typer.Option(help="Dimension of the TF-IDF + SVD vectors.", min=1)] = 256,
+    k1: Annotated[float, typer.Option(help="BM25: how slowly repeated terms saturate.", min=0.01)] = 0.9,
+    b: Annotated[float, typer.Option(help="BM25: how strongly long passages are discounted.", min=0, max=1)] = 0.4,
+    seed: Annotated[int, typer.Option(help="Seed of whatever is drawn.")] = 0,
+) -> None:
+    """Index a file of passages: BM25 and vectors.
+
+    The folder appears when the index is whole. The passages stay where they are: searching reads them from there.
+    """
+    from deepsearch_rl.retrieval.build import build_index  # noqa: PLC0415 - loads FAISS and SciPy
+    from deepsearch_rl.retrieval.manifest import IndexConfig  # noqa: PLC0415
+
+    config = IndexConfig.model_validate(
+        {
+            "bm25": {"k1": k1, "b": b},
+            "encoder": {"name": "tfidf_svd", "dimension": dimension},
+            "vectors": {"kind": "flat"},
+            "fusion": {"depth": 50, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5},
+        }
+    )
+    built = build_index(corpus, out, config, seed)
+    size_mb = sum(built.sizes_bytes.values()) / 1e6
+    typer.echo(f"{out}: {built.rows} passages, {built.dimension}-d vectors, {size_mb:.1f} MB")
+
+
+@app.command("search")
+def search_command(
+    index: IndexFolder,
+    query: Annotated[str, typer.Argument(help="What to look for.")],
+    top_k: Annotated[int, typer.Option(help="Passages to show, at most.", min=1)] = 5,
+    retriever: Annotated[RetrieverOption, typer.Option(help="Which ranking.")] = RetrieverOption.BM25,
+    source: Annotated[str | None, typer.Option(help="Only passages of this source, exactly as written there.")] = None,
+    after: Annotated[
+        datetime | None, typer.Option(help="Only passages published on this day or later.", formats=["%Y-%m-%d"])
+    ] = None,
+    before: Annotated[
+        datetime | None, typer.Option(help="Only passages published on this day or earlier.", formats=["%Y-%m-%d"])
+    ] = None,
+    chunks: Annotated[Path | None, typer.Option(help="The passage file, if it was moved since the build.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list of {id, score, contents, metadata}.")] = False,
+) -> None:
+    """Print the best passages for a query, numbered, with their scores.
+
+    Passages without a source or a date are never found by a search that filters on it.
+    """
+    from pydantic import ValidationError  # noqa: PLC0415 - with the rest below
+
+    from deepsearch_rl.errors import ConfigError  # noqa: PLC0415
+    from deepsearch_rl.retrieval.row_table import Filter  # noqa: PLC0415
+    from deepsearch_rl.retrieval.searcher import open_index  # noqa: PLC0415 - loads FAISS
+
+    try:
+        where = Filter(source=source, after=after and after.date(), before=before and before.date())
+    except ValidationError as error:
+        raise ConfigError(f"these filters cannot be: {error.errors()[0]['msg']}.") from error
+    [hits] = open_index(index, chunks, retriever.value).search([query], top_k, where)
+    typer.echo(_as_json(hits) if as_json else _as_text(hits))
+
+
+def _as_text(hits: "list[Hit]") -> str:
+    shown = [f"[{rank}] {hit.score:.4f}  {hit.chunk.contents}" for rank, hit in enumerate(hits, 1)]
+    return "\n\n".join(shown) or "No passages found."
+
+
+def _as_json(hits: "list[Hit]") -> str:
+    rows = [
+        {
+            "id": hit.chunk.id,
+            "score": hit.score,
+            "contents": hit.chunk.contents,
+            "metadata": hit.chunk.metadata.model_dump(mode="json"),
+        }
+        for hit in hits
+    ]
+    return json.dumps(rows, ensure_ascii=False, indent=2)

@@ -1,0 +1,58 @@
+"""A .npy file that grows row by row, for columns whose length is known only when the last row has been seen.
+
+NumPy's header has a fixed size for one dimension (it pads the length so that it can grow), so that it is written once
+as a placeholder and once with the true length.
+"""
+
+from pathlib import Path
+from typing import BinaryIO, Generic, Self, TypeVar
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import DTypeLike
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+ROWS_HELD = 65536
+
+
+class GrowingArray(Generic[ScalarT]):
+    """Appends scalars to a one-dimensional .npy file; use as a context manager. Holds at most 65,536 of them.
+
+    The file is whole once the block has ended without an error.
+    """
+
+    def __init__(self, path: Path, dtype: type[ScalarT]) -> None:
+        self._dtype = np.dtype(dtype)
+        self._held: list[int] = []
+        self._rows = 0
+        self._file = path.open("wb")
+        self._start = _write_header(self._file, self._dtype, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        with self._file:
+            if error is None:
+                self._flush()
+                self._file.seek(0)
+                if _write_header(self._file, self._dtype, self._rows) != self._start:
+                    raise RuntimeError("the header of a .npy file has changed its size with the array's length")
+
+    def append(self, value: int) -> None:
+        """Add one row."""
+        self._held.append(value)
+        if len(self._held) == ROWS_HELD:
+            self._flush()
+
+    def _flush(self) -> None:
+        # Not tofile: its error of a full disk carries no errno.
+        self._file.write(np.array(self._held, dtype=self._dtype).tobytes())
+        self._rows += len(self._held)
+        self._held.clear()
+
+
+def _write_header(file: BinaryIO, dtype: DTypeLike, rows: int) -> int:
+    header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (rows,)}
+    npy.write_array_header_1_0(file, header)
+    return file.tell()
