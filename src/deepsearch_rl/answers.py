@@ -6,13 +6,14 @@ articles ``a|an|the``, collapse white space. Every score lies in [0, 1] and is t
 
 import re
 import string
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
+CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
+"""Normalised answers that share no token with any other (HotpotQA's rule): they match exactly or not at all."""
 SUCCESS_F1 = 0.8
 """A trajectory is a success from this F1 on (the original's filter)."""
 INSUFFICIENT = "Insufficient information."
@@ -33,63 +34,73 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-class Overlap(NamedTuple):
-    """Token overlap of one prediction with one golden answer."""
+class AnswerScores(NamedTuple):
+    """Every metric of one answer, each in [0, 1] and each the best over the golden answers on its own."""
 
+    em: float
+    """1 if the normalised texts are equal; two empty texts are."""
     f1: float
+    """Token F1 (SQuAD v1.1); a closed answer (yes, no, noanswer) on either side must match exactly."""
+    acc: float
+    """1 if the golden answer is a substring of the prediction, both normalised; an empty one never is."""
     precision: float
+    """Share of the prediction's tokens that the golden answer has, maximised on its own as FlashRAG does."""
     recall: float
+    """Share of the golden answer's tokens that the prediction has, maximised on its own as FlashRAG does."""
 
 
-_NO_OVERLAP = Overlap(0.0, 0.0, 0.0)
+METRICS = AnswerScores._fields
+ZERO = AnswerScores(0.0, 0.0, 0.0, 0.0, 0.0)
+"""Of an answer that matches nothing, and of every rollout that failed."""
+_EQUAL = AnswerScores(1.0, 1.0, 1.0, 1.0, 1.0)
+_BOTH_EMPTY = AnswerScores(1.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def _overlap(prediction: str, golden: str) -> Overlap:
-    if (prediction in _CLOSED_ANSWERS or golden in _CLOSED_ANSWERS) and prediction != golden:
-        return _NO_OVERLAP
-    prediction_tokens, golden_tokens = prediction.split(), golden.split()
-    common = sum((Counter(prediction_tokens) & Counter(golden_tokens)).values())
-    if common == 0:
-        return _NO_OVERLAP
-    precision, recall = common / len(prediction_tokens), common / len(golden_tokens)
-    return Overlap(2 * precision * recall / (precision + recall), precision, recall)
+class _Tokens(NamedTuple):
+    """A normalised text, its tokens, and the distinct ones among them."""
+
+    text: str
+    tokens: list[str]
+    distinct: frozenset[str]
 
 
-def _best(prediction: str, golds: Sequence[str], score: Callable[[str, str], float]) -> float:
-    normalised = normalise(prediction)
-    return max((score(normalised, normalise(gold)) for gold in golds), default=0.0)
+def _tokenise(text: str) -> _Tokens:
+    normalised = normalise(text)
+    tokens = normalised.split()
+    return _Tokens(normalised, tokens, frozenset(tokens))
 
 
-def em(prediction: str, golds: Sequence[str]) -> float:
-    """1 if the normalised prediction equals a normalised golden answer, else 0; ``em("", [""])`` is 1."""
-    return _best(prediction, golds, lambda answer, gold: float(answer == gold))
+tokenise_gold = lru_cache(maxsize=1 << 16)(_tokenise)
+"""Golden answers repeat, across samples of a question and across questions; predictions hardly do."""
 
 
-def acc(prediction: str, golds: Sequence[str]) -> float:
-    """1 if a golden answer is a substring of the prediction (both normalised), else 0; an empty gold never matches."""
-    return _best(prediction, golds, lambda answer, gold: float(bool(gold) and gold in answer))
+def score(prediction: str, golds: Sequence[str]) -> AnswerScores:
+    """Score one answer against every golden answer; all zero where there is none."""
+    answer = _tokenise(prediction)
+    each = [_score_one(answer, tokenise_gold(gold)) for gold in golds]
+    return each[0] if len(each) == 1 else AnswerScores(*map(max, zip(*each, strict=True))) if each else ZERO
 
 
 def f1(prediction: str, golds: Sequence[str]) -> float:
-    """Token F1 (SQuAD v1.1); a closed answer (yes, no, noanswer) on either side must match exactly."""
-    return _best(prediction, golds, lambda answer, gold: _overlap(answer, gold).f1)
+    """The F1 of :func:`score`."""
+    return score(prediction, golds).f1
 
 
-def precision(prediction: str, golds: Sequence[str]) -> float:
-    """Token precision, maximised over the golden answers on its own, as FlashRAG does."""
-    return _best(prediction, golds, lambda answer, gold: _overlap(answer, gold).precision)
+def _score_one(answer: _Tokens, gold: _Tokens) -> AnswerScores:
+    if answer.text == gold.text:
+        return _EQUAL if gold.text else _BOTH_EMPTY
+    acc = float(bool(gold.text) and gold.text in answer.text)
+    closed = answer.text in CLOSED_ANSWERS or gold.text in CLOSED_ANSWERS
+    common = 0 if closed else _count_common(answer, gold)
+    if not common:
+        return AnswerScores(0.0, 0.0, acc, 0.0, 0.0)
+    precision, recall = common / len(answer.tokens), common / len(gold.tokens)
+    return AnswerScores(0.0, 2 * precision * recall / (precision + recall), acc, precision, recall)
 
 
-def recall(prediction: str, golds: Sequence[str]) -> float:
-    """Token recall, maximised over the golden answers on its own, as FlashRAG does."""
-    return _best(prediction, golds, lambda answer, gold: _overlap(answer, gold).recall)
-
-
-METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
-    "em": em,
-    "f1": f1,
-    "acc": acc,
-    "precision": precision,
-    "recall": recall,
-}
-"""Metric name -> function of (prediction, golden answers)."""
+def _count_common(answer: _Tokens, gold: _Tokens) -> int:
+    """Tokens in common, each as often as both have it."""
+    shared = answer.distinct & gold.distinct
+    if len(answer.distinct) == len(answer.tokens) or len(gold.distinct) == len(gold.tokens):
+        return len(shared)
+    return sum(min(answer.tokens.count(token), gold.tokens.count(token)) for token in shared)

@@ -14,6 +14,7 @@ import typer
 
 from deepsearch_rl import __version__, doctor, summary
 from deepsearch_rl.errors import DeepsearchError
+from deepsearch_rl.evaluation import cli as evaluation
 from deepsearch_rl.retrieval.cli import app as retrieval_commands
 
 app = typer.Typer(
@@ -32,6 +33,8 @@ The graph runs with `dvc repro` (one profile: `dvc repro profiles/smoke/dvc.yaml
     make repro                   # run whatever is not up to date
     deepsearch table             # the F1 table
     deepsearch summary smoke     # table, time and memory per stage, where to look next
+    deepsearch score FILE        # any predictions: em, f1, acc, precision, recall, with intervals
+    deepsearch compare A B       # the paired difference of two files
 """,
 )
 
@@ -78,6 +81,10 @@ def table_command(profile: Profile = "tiny") -> None:
 def summary_command(profile: Profile = "tiny") -> None:
     """Print the F1 table, each stage's time and peak memory, and where to look next."""
     typer.echo(summary.render(Path(), profile))
+
+
+app.command("score")(evaluation.score_command)
+app.command("compare")(evaluation.compare_command)
 
 
 def main() -> None:

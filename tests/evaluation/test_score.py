@@ -3,9 +3,9 @@ import pytest
 
 from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.evaluation.aggregate import RowKey, build_control, build_row
+from deepsearch_rl.evaluation.constant import best_constant
 from deepsearch_rl.evaluation.score import (
     QuestionScores,
-    best_constant,
     bootstrap_interval,
     paired_difference,
     score_questions,

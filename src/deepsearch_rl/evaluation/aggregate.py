@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from deepsearch_rl.evaluation.constant import best_constant
 from deepsearch_rl.evaluation.rows import ConstantScore, ControlScore, F1TableRow, TypeScore
-from deepsearch_rl.evaluation.score import Interval, QuestionScores, best_constant, bootstrap_interval, score_questions
+from deepsearch_rl.evaluation.score import Interval, QuestionScores, bootstrap_interval, score_questions
 from deepsearch_rl.records import Trajectory
 
 DIGITS = 6

@@ -8,7 +8,7 @@ signs at random (Fisher's paired permutation test). A rollout that failed scores
 Axes: Q questions in the order of their ids, D bootstrap or permutation draws.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl import answers
+from deepsearch_rl.answers import AnswerScores
 from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.records import Trajectory
 
@@ -44,15 +45,6 @@ class PairedDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class ConstantAnswer:
-    """The one answer that scores best when given to every question."""
-
-    answer: str
-    f1: float
-    em: float
-
-
-@dataclass(frozen=True, slots=True)
 class QuestionScores:
     """Scores per question, averaged over its samples.
 
@@ -71,12 +63,9 @@ class QuestionScores:
         return QuestionScores(ids, (question_type,) * len(ids), metrics)
 
 
-def score_rollout(trajectory: Trajectory) -> dict[str, float]:
-    """Every metric of one rollout, each in [0, 1]; all zero where the rollout failed."""
-    if trajectory.failed:
-        return dict.fromkeys(answers.METRICS, 0.0)
-    golds = trajectory.golden_answers
-    return {name: metric(trajectory.answer, golds) for name, metric in answers.METRICS.items()}
+def score_rollout(trajectory: Trajectory) -> AnswerScores:
+    """Every metric of one rollout; all zero where the rollout failed."""
+    return answers.ZERO if trajectory.failed else answers.score(trajectory.answer, trajectory.golden_answers)
 
 
 def score_questions(trajectories: Iterable[Trajectory], samples: int) -> QuestionScores:
@@ -96,7 +85,7 @@ def score_questions(trajectories: Iterable[Trajectory], samples: int) -> Questio
     metrics = {name: np.zeros(len(ids)) for name in answers.METRICS}
     for row, question_id in enumerate(ids):
         for trajectory in by_question[question_id]:
-            for name, value in score_rollout(trajectory).items():
+            for name, value in zip(answers.METRICS, score_rollout(trajectory), strict=True):
                 metrics[name][row] += value / samples
     return QuestionScores(ids, tuple(by_question[name][0].question_type for name in ids), metrics)
 
@@ -112,16 +101,32 @@ def _check_samples(question_id: str, rollouts: Sequence[Trajectory], samples: in
 
 def bootstrap_interval(values_Q: Scores, seed: int, draws: int) -> Interval:
     """Mean of ``values_Q`` (shape (Q,)) and its percentile bootstrap interval from ``draws`` resamples."""
-    n = len(values_Q)
-    picks_DQ = np.random.default_rng(seed).integers(0, n, size=(draws, n))
-    low, high = np.percentile(values_Q[picks_DQ].mean(axis=1), CONFIDENCE_PERCENTILES)
-    return Interval(float(values_Q.mean()), float(low), float(high))
+    [interval] = bootstrap_intervals(values_Q[:, None], seed, draws)
+    return interval
+
+
+def bootstrap_intervals(values_QM: NDArray[np.float64], seed: int, draws: int) -> list[Interval]:
+    """An interval for each of M metrics, all from the same resamples of Q questions."""
+    n = len(values_QM)
+    generator = np.random.default_rng(seed)
+    means_DM = np.empty((draws, values_QM.shape[1]))
+    for draw in range(draws):  # one at a time: D x Q indices of a large set would take gigabytes
+        means_DM[draw] = np.bincount(generator.integers(0, n, n, dtype=np.int32), minlength=n) @ values_QM / n
+    low_M, high_M = np.percentile(means_DM, CONFIDENCE_PERCENTILES, axis=0)
+    return [Interval(*map(float, one)) for one in zip(values_QM.mean(axis=0), low_M, high_M, strict=True)]
 
 
 def paired_difference(
     run: QuestionScores, other: QuestionScores, seed: int, draws: int, metric: str = "f1"
 ) -> PairedDifference:
-    """``run`` minus ``other``, question by question.
+    """The entry of :func:`paired_differences` for one metric."""
+    return paired_differences(run, other, seed, draws, (metric,))[metric]
+
+
+def paired_differences(
+    run: QuestionScores, other: QuestionScores, seed: int, draws: int, metrics: Sequence[str]
+) -> dict[str, PairedDifference]:
+    """``run`` minus ``other``, question by question, for each metric.
 
     Under the null hypothesis each question's difference may as well have the other sign; the p-value is the share of
     random sign patterns (the observed one included) whose mean is at least as far from zero.
@@ -131,28 +136,22 @@ def paired_difference(
     """
     if run.question_ids != other.question_ids:
         raise CheckFailedError("two runs over different questions cannot be compared question by question.")
-    difference_Q = run.metrics[metric] - other.metrics[metric]
-    interval = bootstrap_interval(difference_Q, seed, draws)
-    signs_DQ = np.random.default_rng(seed).integers(0, 2, size=(draws, len(difference_Q)), dtype=np.int8) * 2 - 1
-    permuted_D = signs_DQ @ difference_Q / len(difference_Q)
-    extreme = int(np.count_nonzero(np.abs(permuted_D) >= abs(interval.mean) - 1e-12))
-    p_value = (1 + extreme) / (1 + draws)
-    return PairedDifference(len(difference_Q), interval.mean, interval.low, interval.high, p_value)
+    difference_QM = np.stack([run.metrics[name] - other.metrics[name] for name in metrics], axis=1)
+    intervals = bootstrap_intervals(difference_QM, seed, draws)
+    p_values = _sign_flip_p_values(difference_QM, seed, draws).tolist()
+    return {
+        name: PairedDifference(len(difference_QM), one.mean, one.low, one.high, p_value)
+        for name, one, p_value in zip(metrics, intervals, p_values, strict=True)
+    }
 
 
-def best_constant(golden_answers: Sequence[Sequence[str]]) -> ConstantAnswer:
-    """The golden answer that has the highest mean F1 (then EM, then the alphabet) when given to every question.
-
-    It is chosen on the very questions that it is scored on, so no constant can do better: a model that does not beat
-    it has learnt nothing but the answers' frequencies.
-    """
-    counted = Counter(tuple(golds) for golds in golden_answers)
-    candidates = sorted({gold for golds in counted for gold in golds})
-    scored = ((_mean_score("f1", answer, counted), _mean_score("em", answer, counted), answer) for answer in candidates)
-    f1, em, answer = min(scored, key=lambda entry: (-entry[0], -entry[1], entry[2]))
-    return ConstantAnswer(answer, f1, em)
-
-
-def _mean_score(metric: str, answer: str, counted: Counter[tuple[str, ...]]) -> float:
-    score = answers.METRICS[metric]
-    return sum(count * score(answer, golds) for golds, count in counted.items()) / counted.total()
+def _sign_flip_p_values(difference_QM: NDArray[np.float64], seed: int, draws: int) -> Scores:
+    generator = np.random.default_rng(seed)
+    questions = len(difference_QM)
+    total_M = difference_QM.sum(axis=0)
+    extreme_M = np.ones(len(total_M))
+    for _ in range(draws):
+        kept_Q = np.unpackbits(np.frombuffer(generator.bytes(questions // 8 + 1), np.uint8), count=questions)
+        flipped_M = 2 * (kept_Q.astype(np.float64) @ difference_QM) - total_M
+        extreme_M += np.abs(flipped_M) >= np.abs(total_M) - 1e-9
+    return extreme_M / (1 + draws)

@@ -1,0 +1,75 @@
+"""`deepsearch score` and `deepsearch compare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+Predictions = Annotated[Path, typer.Argument(help="JSON Lines of predictions, or of trajectories.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Draws = Annotated[int, typer.Option(min=0, help="Bootstrap resamples; 0 leaves the intervals out.")]
+ComparisonDraws = Annotated[int, typer.Option(min=1, help="Bootstrap resamples, and random sign patterns of the test.")]
+Seed = Annotated[int, typer.Option(help="Of the resamples.")]
+
+
+def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draws = 1000, seed: Seed = 0) -> None:
+    r"""Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.
+
+    A row is {"id", "question", "golden_answers": [...], "pred"}, with "sample" where a question was answered several
+    times (it then counts once, with the mean of its answers) and "question_type" where types are known. Files of
+    trajectories (data/<profile>/evaluate/<model>/*.jsonl) work as they are; a failed rollout scores zero. The last
+    columns are the best that one constant answer can reach: a model below it has learnt nothing else.
+
+    \b
+        deepsearch score predictions.jsonl
+        deepsearch score predictions.jsonl --json | jq .metrics.f1
+        deepsearch score data/tiny/evaluate/sft/multihoprag.search.t0.7.jsonl
+    """
+    from deepsearch_rl.evaluation.predictions import score_predictions  # noqa: PLC0415 - numpy and scipy
+    from deepsearch_rl.evaluation.score_report import report_scores  # noqa: PLC0415
+
+    report = report_scores(score_predictions(predictions), seed, draws)
+    if as_json:
+        typer.echo(report.model_dump_json(indent=2))
+        return
+    table = Table("questions", "n", *report.metrics, "constant answer", "its f1", "its em", title=str(predictions))
+    for name, group in {"all": report, **report.types}.items():
+        cells = [_scored(value, (group.intervals or {}).get(metric)) for metric, value in group.metrics.items()]
+        constant = group.constant
+        table.add_row(name, str(group.n), *cells, constant.answer, f"{constant.f1:.3f}", f"{constant.em:.3f}")
+    Console().print(table)
+
+
+def compare_command(
+    first: Predictions,
+    second: Predictions,
+    as_json: AsJson = False,
+    draws: ComparisonDraws = 10_000,
+    seed: Seed = 0,
+) -> None:
+    r"""First minus second, question by question, with 95 % intervals and permutation p-values.
+
+    Both files must answer the same questions; files as for `deepsearch score`.
+
+    \b
+        deepsearch compare rl.jsonl sft.jsonl
+    """
+    from deepsearch_rl.evaluation.predictions import score_predictions  # noqa: PLC0415 - numpy and scipy
+    from deepsearch_rl.evaluation.score_report import report_comparison  # noqa: PLC0415
+
+    report = report_comparison(score_predictions(first), score_predictions(second), seed, draws)
+    if as_json:
+        typer.echo(report.model_dump_json(indent=2))
+        return
+    table = Table("questions", "n", "metric", "difference", "95 % interval", "p", title=f"{first} minus {second}")
+    for name, group in {"all": report, **report.types}.items():
+        for metric, one in group.differences.items():
+            interval = f"[{one.low:+.3f}, {one.high:+.3f}]"
+            table.add_row(name, str(group.n), metric, f"{one.mean:+.3f}", interval, f"{one.p_value:.4f}")
+    Console().print(table)
+
+
+def _scored(value: float, interval: tuple[float, float] | None) -> str:
+    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else f"{value:.3f}"
