@@ -1,0 +1,140 @@
+"""Building a vector index from a vectors file without ever holding the vectors in memory.
+
+Training reads a seeded sample in file order; adding reads block by block. What stays in memory is the FAISS index until
+it is written: 8 bytes and a code of m nbits / 8 bytes per row of product codes, whole vectors for ``ivf_flat`` and
+``hnsw``.
+"""
+
+import shutil
+from pathlib import Path
+
+import faiss
+import numpy as np
+
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.progress import Meter
+from deepsearch_rl.retrieval.vectors.config import (
+    FlatConfig,
+    HnswConfig,
+    IvfFlatConfig,
+    IvfPqConfig,
+    IvfPqRefineConfig,
+    VectorsConfig,
+)
+from deepsearch_rl.retrieval.vectors.vector_file import VectorFile, open_vector_file
+
+VECTORS_FILE = "vectors.npy"
+INDEX_FILE = "index.faiss"
+
+_IvfConfig = IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig
+
+
+def build_vector_index(vectors: Path, folder: Path, config: VectorsConfig, seed: int) -> None:
+    """Index a vectors file into ``folder``, which then holds what :func:`open_vector_index` reads and no more.
+
+    Kinds that read whole vectors keep them as ``folder/vectors.npy``: ``vectors`` itself if it lies there, else a hard
+    link to it, or a copy from another disk. Other kinds leave no such file in ``folder``.
+
+    Raises:
+        ArtifactError: the vectors file is missing or damaged, or the disk is full.
+        ConfigError: the parameters do not fit the number or the dimension of the vectors.
+        UnavailableError: ``device: cuda`` without faiss-gpu or without a GPU.
+    """
+    file = open_vector_file(vectors)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not isinstance(config, FlatConfig):
+        index = _hnsw(file, config) if isinstance(config, HnswConfig) else _ivf(file, config, seed)
+        write_faiss(index, folder / INDEX_FILE)
+    kept = folder / VECTORS_FILE
+    if not isinstance(config, FlatConfig | IvfPqRefineConfig):
+        kept.unlink(missing_ok=True)
+    elif not (kept.exists() and kept.samefile(vectors)):
+        kept.unlink(missing_ok=True)
+        _link(vectors, kept)
+
+
+def _link(vectors: Path, kept: Path) -> None:
+    try:
+        kept.hardlink_to(vectors)
+    except OSError:  # another disk, or a file system without hard links
+        shutil.copyfile(vectors, kept)
+
+
+def _hnsw(file: VectorFile, config: HnswConfig) -> faiss.Index:
+    index = faiss.IndexHNSWFlat(file.dimension, config.links, faiss.METRIC_INNER_PRODUCT)
+    index.hnsw.efConstruction = config.ef_construction
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)  # the graph depends on the order in which vectors are linked
+    try:
+        _add(index, file)
+    finally:
+        faiss.omp_set_num_threads(threads)
+    return index
+
+
+def _ivf(file: VectorFile, config: _IvfConfig, seed: int) -> faiss.Index:
+    _check(file, config)
+    index = _empty_ivf(file.dimension, config)
+    index.cp.seed = seed
+    if isinstance(index, faiss.IndexIVFPQ):
+        index.pq.cp.seed = seed
+    index.nprobe = config.nprobe
+    worker = _on_gpus(index) if config.device == "cuda" else index
+    sample = min(file.rows, config.train_rows)
+    chosen_S = np.sort(np.random.default_rng(seed).choice(file.rows, sample, replace=False))
+    worker.train(file.vectors_ND[chosen_S].astype(np.float32, copy=False))
+    _add(worker, file)
+    return faiss.index_gpu_to_cpu(worker) if config.device == "cuda" else index
+
+
+def _check(file: VectorFile, config: _IvfConfig) -> None:
+    sample = min(file.rows, config.train_rows)
+    if sample < config.nlist:
+        raise ConfigError(
+            f"{config.kind}: {sample} training vectors are too few for nlist = {config.nlist} cells; lower nlist or "
+            f"raise train_rows."
+        )
+    if isinstance(config, IvfFlatConfig):
+        return
+    if file.dimension % config.m:
+        raise ConfigError(f"{config.kind}: m = {config.m} does not divide the encoder's dimension {file.dimension}.")
+    if sample < 2**config.nbits:
+        raise ConfigError(
+            f"{config.kind}: {sample} training vectors are too few for {2**config.nbits} codes per sub-quantizer; "
+            f"lower nbits or raise train_rows."
+        )
+
+
+def _empty_ivf(dimension: int, config: _IvfConfig) -> faiss.IndexIVF:
+    cells = faiss.IndexFlatIP(dimension)
+    if isinstance(config, IvfFlatConfig):
+        return faiss.IndexIVFFlat(cells, dimension, config.nlist, faiss.METRIC_INNER_PRODUCT)
+    return faiss.IndexIVFPQ(cells, dimension, config.nlist, config.m, config.nbits, faiss.METRIC_INNER_PRODUCT)
+
+
+def _on_gpus(index: faiss.Index) -> faiss.Index:
+    if not hasattr(faiss, "index_cpu_to_all_gpus") or not hasattr(faiss, "get_num_gpus") or not faiss.get_num_gpus():
+        raise UnavailableError(
+            "device: cuda needs faiss-gpu and a GPU: install faiss-gpu in place of faiss-cpu (they overwrite each "
+            "other's files), or set device: cpu; the files are the same."
+        )
+    return faiss.index_cpu_to_all_gpus(index)
+
+
+def _add(index: faiss.Index, file: VectorFile) -> None:
+    with Meter("index", file.rows, "vectors") as meter:
+        for _, block_BD in file.blocks():
+            index.add(block_BD)
+            meter.advance(len(block_BD))
+
+
+def write_faiss(index: faiss.Index, path: Path) -> None:
+    """Write an index file.
+
+    Raises:
+        ArtifactError: it cannot be written, e.g. because the disk is full.
+    """
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:  # FAISS hides the system's error
+        raise ArtifactError(f"the vectors cannot be written to {path}; is the disk full?") from error

@@ -1,0 +1,75 @@
+"""Exact search straight from the vectors file.
+
+A matrix product per block of rows finds every row that can be among the best; those few are then scored one by one
+(:meth:`VectorFile.inner_products`), so that equal vectors have equal scores and the lower row comes first. BLAS alone
+does not promise that: a row's last bit depends on where in a block it stands.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepsearch_rl.retrieval.ranking import Ranking, rank
+from deepsearch_rl.retrieval.vectors.vector_file import VectorFile
+from deepsearch_rl.retrieval.vectors.vector_index import stack
+
+ROUNDING = 1e-5
+"""More than the scores of a matrix product of unit vectors in float32 can be off by."""
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The rows of one query that can still be among its best."""
+
+    rows_C: NDArray[np.int64]
+    scores_C: NDArray[np.float32]
+    floor: float = -np.inf
+    """Scores below it are too low."""
+
+    def add(self, start: int, scores_B: NDArray[np.float32], top_k: int) -> None:
+        """Take in a block that begins with row ``start``; a score of minus infinity is a denied row."""
+        kept = np.flatnonzero((scores_B >= self.floor) & (scores_B > -np.inf))
+        if not len(kept):
+            return
+        self.rows_C = np.concatenate([self.rows_C, kept + start])
+        self.scores_C = np.concatenate([self.scores_C, scores_B[kept]])
+        if len(self.rows_C) > top_k:
+            self.floor = float(np.partition(self.scores_C, -top_k)[-top_k]) - ROUNDING
+            able = self.scores_C >= self.floor
+            self.rows_C, self.scores_C = self.rows_C[able], self.scores_C[able]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatIndex:
+    """Compares a query with every vector of a file."""
+
+    file: VectorFile
+
+    @property
+    def rows(self) -> int:
+        """Vectors in the index."""
+        return self.file.rows
+
+    @property
+    def dimension(self) -> int:
+        """Components of a vector."""
+        return self.file.dimension
+
+    def search(
+        self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """See :meth:`VectorIndex.search`; exact."""
+        top_k = min(top_k, self.rows)
+        pools = [_Pool(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries_QD]
+        for start, block_BD in self.file.blocks():
+            scores_QB = queries_QD @ block_BD.T
+            if allowed_N is not None:
+                scores_QB[:, ~allowed_N[start : start + len(block_BD)]] = -np.inf
+            for pool, scores_B, query_D in zip(pools, scores_QB, queries_QD, strict=True):
+                if query_D.any():
+                    pool.add(start, scores_B, top_k)
+        return stack([self._ranked(pool, query, top_k) for pool, query in zip(pools, queries_QD, strict=True)], top_k)
+
+    def _ranked(self, pool: _Pool, query_D: NDArray[np.float32], top_k: int) -> Ranking:
+        return rank(pool.rows_C, self.file.inner_products(pool.rows_C, query_D), top_k)

@@ -1,0 +1,32 @@
+"""Opening a vector index for search: everything large stays in its file, behind a memory map."""
+
+from pathlib import Path
+
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex, read_faiss
+from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE
+from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqRefineConfig, VectorsConfig
+from deepsearch_rl.retrieval.vectors.flat import FlatIndex
+from deepsearch_rl.retrieval.vectors.refine import RefinedIndex
+from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file
+from deepsearch_rl.retrieval.vectors.vector_index import VectorIndex
+
+
+def open_vector_index(folder: Path, config: VectorsConfig) -> VectorIndex:
+    """The index that was built into ``folder`` with ``config``; what governs a search alone may differ.
+
+    Raises:
+        ArtifactError: a file is missing or damaged, or the two do not belong together.
+    """
+    if isinstance(config, FlatConfig):
+        return FlatIndex(open_vector_file(folder / VECTORS_FILE))
+    first = ApproximateIndex(read_faiss(folder / INDEX_FILE), config)
+    if not isinstance(config, IvfPqRefineConfig):
+        return first
+    file = open_vector_file(folder / VECTORS_FILE, random_access=True)
+    if (first.rows, first.dimension) != (file.rows, file.dimension):
+        raise ArtifactError(
+            f"{folder}: {INDEX_FILE} holds {first.rows} x {first.dimension} and {VECTORS_FILE} {file.rows} x "
+            f"{file.dimension}; they are of different builds, so build the index again."
+        )
+    return RefinedIndex(first, file, config.refine_factor)

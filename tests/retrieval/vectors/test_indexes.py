@@ -1,0 +1,244 @@
+"""What every kind of vector index promises, on clustered vectors of 16 dimensions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.files import sha256_file
+from deepsearch_rl.retrieval.encoders.encoder import normalise_rows
+from deepsearch_rl.retrieval.vectors import building
+from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE, build_vector_index
+from deepsearch_rl.retrieval.vectors.config import VectorsConfig
+from deepsearch_rl.retrieval.vectors.opening import open_vector_index
+
+ROWS, DIMENSION, QUERIES = 2000, 16, 40
+TWINS = (11, 700, 1999)
+"""Rows with the same vector."""
+CELLS = {"nlist": 16, "nprobe": 8, "train_rows": 1500, "device": "cpu"}
+CODES = {**CELLS, "m": 8, "nbits": 6}
+KINDS = {
+    "flat": {},
+    "ivf_flat": CELLS,
+    "ivf_pq": CODES,
+    "ivf_pq_refine": {**CODES, "refine_factor": 6},
+    "hnsw": {"links": 8, "ef_construction": 40, "ef_search": 40},
+}
+RECALL_FLOOR = {"flat": 1.0, "ivf_flat": 0.95, "ivf_pq": 0.4, "ivf_pq_refine": 0.95, "hnsw": 0.95}
+EXACT_SCORES = sorted(KINDS.keys() - {"ivf_pq"})
+
+
+def config_of(kind: str, **changes) -> VectorsConfig:
+    return TypeAdapter(VectorsConfig).validate_python({"kind": kind, **KINDS[kind], **changes})
+
+
+def write_vectors(path: Path, vectors_ND: np.ndarray) -> Path:
+    np.save(path, vectors_ND)
+    return path
+
+
+@pytest.fixture(scope="module")
+def vectors_ND() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(40, DIMENSION))
+    vectors = normalise_rows(centres[rng.integers(0, 40, ROWS)] + rng.normal(0, 0.5, (ROWS, DIMENSION)))
+    vectors[list(TWINS)] = vectors[TWINS[0]]
+    vectors[5] = 0
+    return vectors
+
+
+@pytest.fixture(scope="module")
+def queries_QD(vectors_ND) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    return normalise_rows(vectors_ND[100 : 100 + QUERIES] + rng.normal(0, 0.1, (QUERIES, DIMENSION)))
+
+
+@pytest.fixture(scope="module", params=["float32", "float16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(kind, dtype, vectors_ND, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("vectors")
+    build_vector_index(
+        write_vectors(path / "encoded.npy", vectors_ND.astype(dtype)), path / "index", config_of(kind), 0
+    )
+    return path / "index"
+
+
+@pytest.fixture(scope="module")
+def index(folder, kind):
+    return open_vector_index(folder, config_of(kind))
+
+
+@pytest.fixture(scope="module")
+def scores_QN(vectors_ND, queries_QD, dtype) -> np.ndarray:
+    return queries_QD.astype(np.float64) @ vectors_ND.astype(dtype).astype(np.float64).T
+
+
+def best(scores_QN: np.ndarray, top_k: int) -> np.ndarray:
+    return np.argsort(-scores_QN, axis=1, kind="stable")[:, :top_k]
+
+
+def test_it_knows_its_size(index):
+    assert (index.rows, index.dimension) == (ROWS, DIMENSION)
+
+
+def test_it_finds_most_of_what_is_nearest(index, kind, queries_QD, scores_QN):
+    _, rows_QK = index.search(queries_QD, 5)
+    found = [len(set(rows_K) & set(best_K)) / 5 for rows_K, best_K in zip(rows_QK, best(scores_QN, 5), strict=True)]
+    assert np.mean(found) >= RECALL_FLOOR[kind]
+
+
+def test_scores_fall_and_belong_to_their_rows(index, kind, queries_QD, scores_QN):
+    scores_QK, rows_QK = index.search(queries_QD, 20)
+    assert (np.diff(scores_QK, axis=1) <= 0).all()
+    tolerance = 1e-5 if kind in EXACT_SCORES else 0.5
+    np.testing.assert_allclose(scores_QK, np.take_along_axis(scores_QN, rows_QK, axis=1), atol=tolerance)
+
+
+def test_equal_vectors_are_ordered_by_row(index, vectors_ND):
+    for top_k in (1, 2, 3):
+        scores_QK, rows_QK = index.search(vectors_ND[[TWINS[0]]], top_k)
+        assert rows_QK.tolist() == [list(TWINS[:top_k])]
+        assert len(set(scores_QK[0].tolist())) == 1
+
+
+def test_only_allowed_rows_are_found_and_as_many_as_without_a_mask(index, queries_QD):
+    allowed_N = np.zeros(ROWS, dtype=bool)
+    allowed_N[np.random.default_rng(2).choice(ROWS, 37, replace=False)] = True
+    _, rows_QK = index.search(queries_QD, 10, allowed_N)
+    assert allowed_N[rows_QK].all()
+    assert (rows_QK >= 0).mean() > 0.98
+
+
+def test_a_mask_that_allows_all_changes_nothing_and_one_that_allows_none_finds_nothing(index, queries_QD):
+    for masked, plain in zip(
+        index.search(queries_QD, 5, np.ones(ROWS, dtype=bool)), index.search(queries_QD, 5), strict=True
+    ):
+        np.testing.assert_array_equal(masked, plain)
+    scores_QK, rows_QK = index.search(queries_QD, 5, np.zeros(ROWS, dtype=bool))
+    assert (rows_QK == -1).all()
+    assert np.isneginf(scores_QK).all()
+
+
+def test_more_than_all_rows_are_never_given_and_none_twice(index, queries_QD):
+    _, rows_QK = index.search(queries_QD[:3], 10 * ROWS)
+    assert rows_QK.shape == (3, ROWS)
+    for rows_K in rows_QK:
+        found = rows_K[rows_K >= 0]
+        assert len(set(found.tolist())) == len(found) > 0
+        assert (rows_K[len(found) :] == -1).all()
+
+
+def test_a_zero_query_finds_nothing_and_leaves_its_neighbours_alone(index, queries_QD):
+    zero_first = np.concatenate([np.zeros((1, DIMENSION), dtype=np.float32), queries_QD])
+    _, rows_QK = index.search(zero_first, 5)
+    assert (rows_QK[0] == -1).all()
+    np.testing.assert_array_equal(rows_QK[1:], index.search(queries_QD, 5)[1])
+
+
+def test_an_answer_does_not_depend_on_the_queries_beside_it(index, queries_QD):
+    together = index.search(queries_QD, 5)
+    alone = [index.search(query_D[None], 5) for query_D in queries_QD]
+    np.testing.assert_array_equal(together[1], np.concatenate([rows_QK for _, rows_QK in alone]))
+
+
+def test_no_queries_give_no_answers(index):
+    scores_QK, rows_QK = index.search(np.empty((0, DIMENSION), dtype=np.float32), 5)
+    assert scores_QK.shape == rows_QK.shape == (0, 5)
+
+
+def test_the_same_seed_gives_the_same_bytes(folder, kind, tmp_path):
+    build_vector_index(folder.parent / "encoded.npy", tmp_path / "again", config_of(kind), 0)
+    assert {path.name: sha256_file(path) for path in (tmp_path / "again").iterdir()} == {
+        path.name: sha256_file(path) for path in folder.iterdir()
+    }
+
+
+def test_a_missing_or_damaged_file_is_refused(folder, kind, tmp_path):
+    for damaged in folder.iterdir():
+        for path in folder.iterdir():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        half = (tmp_path / damaged.name).read_bytes()[: damaged.stat().st_size // 2]
+        for content in (half, b"nothing", b""):
+            (tmp_path / damaged.name).write_bytes(content)
+            with pytest.raises(ArtifactError, match="build the index again"):
+                open_vector_index(tmp_path, config_of(kind))
+        (tmp_path / damaged.name).unlink()
+        with pytest.raises(ArtifactError, match="build the index again"):
+            open_vector_index(tmp_path, config_of(kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "complaint"),
+    [
+        ("ivf_pq", {"m": 3}, "does not divide"),
+        ("ivf_pq_refine", {"nbits": 11}, "too few"),
+        ("ivf_flat", {"nlist": 1501}, "too few"),
+    ],
+)
+def test_parameters_that_do_not_fit_the_vectors_are_refused(vectors_ND, tmp_path, kind, changes, complaint):
+    vectors = write_vectors(tmp_path / "encoded.npy", vectors_ND)
+    with pytest.raises(ConfigError, match=complaint):
+        build_vector_index(vectors, tmp_path / "index", config_of(kind, **changes), 0)
+
+
+def test_cuda_without_a_gpu_says_what_to_install(vectors_ND, tmp_path, monkeypatch):
+    monkeypatch.setattr(building.faiss, "get_num_gpus", lambda: 0)
+    vectors = write_vectors(tmp_path / "encoded.npy", vectors_ND)
+    with pytest.raises(UnavailableError, match="faiss-gpu"):
+        build_vector_index(vectors, tmp_path / "index", config_of("ivf_pq", device="cuda"), 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_in_the_index_folder_stay_only_where_the_kind_reads_them(vectors_ND, tmp_path, kind):
+    vectors = write_vectors(tmp_path / VECTORS_FILE, vectors_ND)
+    build_vector_index(vectors, tmp_path, config_of(kind), 0)
+    kept = {"flat": {VECTORS_FILE}, "ivf_pq_refine": {VECTORS_FILE, INDEX_FILE}}
+    assert {path.name for path in tmp_path.iterdir()} == kept.get(kind, {INDEX_FILE})
+
+
+def test_a_full_disk_is_named(vectors_ND):
+    index = building.faiss.IndexFlatIP(DIMENSION)
+    index.add(vectors_ND)
+    with pytest.raises(ArtifactError, match="is the disk full"):
+        building.write_faiss(index, Path("/dev/full"))
+
+
+@pytest.mark.parametrize(
+    "content", [np.zeros(4), np.zeros((2, 3)), np.zeros((0, 3), np.float32), np.zeros((3, 2), ">f4")]
+)
+def test_a_file_of_anything_but_rows_of_floats_is_refused(tmp_path, content):
+    np.save(tmp_path / VECTORS_FILE, content)
+    with pytest.raises(ArtifactError, match=r"vectors\.npy holds"):
+        open_vector_index(tmp_path, config_of("flat"))
+
+
+def test_vectors_and_codes_of_different_builds_are_refused(vectors_ND, tmp_path):
+    config = config_of("ivf_pq_refine")
+    build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config, 0)
+    np.save(tmp_path / "index" / VECTORS_FILE, vectors_ND[:-1])
+    with pytest.raises(ArtifactError, match="different builds"):
+        open_vector_index(tmp_path / "index", config)
+
+
+def test_refining_orders_the_candidates_of_the_first_stage_exactly(vectors_ND, queries_QD, tmp_path):
+    config = config_of("ivf_pq_refine", refine_factor=3)
+    build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config, 0)
+    refined = open_vector_index(tmp_path / "index", config)
+    _, candidates_QC = refined.first.search(queries_QD, 15)
+    scores_QK, rows_QK = refined.search(queries_QD, 5)
+    for query_D, candidates_C, scores_K, rows_K in zip(queries_QD, candidates_QC, scores_QK, rows_QK, strict=True):
+        exact_C = vectors_ND[candidates_C].astype(np.float64) @ query_D
+        expected = np.lexsort((candidates_C, -exact_C))[:5]
+        assert rows_K.tolist() == candidates_C[expected].tolist()
+        np.testing.assert_allclose(scores_K, exact_C[expected], atol=1e-6)
