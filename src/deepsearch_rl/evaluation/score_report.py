@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from deepsearch_rl import answers
@@ -69,14 +70,18 @@ def _of_type(scored: ScoredFile, kind: str, seed: int, draws: int) -> ScoreGroup
 
 def _group(scores: QuestionScores, golden_answers: Sequence[Sequence[str]], seed: int, draws: int) -> ScoreGroup:
     values_QM = np.stack([scores.metrics[name] for name in answers.METRICS], axis=1)
-    found = bootstrap_intervals(values_QM, seed, draws) if draws else None
     constant = best_constant(golden_answers)
     return ScoreGroup(
         n=len(values_QM),
         metrics={name: float(values_QM[:, column].mean()) for column, name in enumerate(answers.METRICS)},
-        intervals=found and {name: (one.low, one.high) for name, one in zip(answers.METRICS, found, strict=True)},
+        intervals=_intervals(values_QM, seed, draws) if draws else None,
         constant=ConstantScore(answer=constant.answer, f1=constant.f1, em=constant.em),
     )
+
+
+def _intervals(values_QM: NDArray[np.float64], seed: int, draws: int) -> dict[str, tuple[float, float]]:
+    found = bootstrap_intervals(values_QM, seed, draws)
+    return {name: (one.low, one.high) for name, one in zip(answers.METRICS, found, strict=True)}
 
 
 def report_comparison(run: ScoredFile, other: ScoredFile, seed: int, draws: int) -> ComparisonReport:
