@@ -1,0 +1,119 @@
+"""The real retrieval server in a process of its own, with what the kernel knows about it: CPU time and memory."""
+
+import contextlib
+import http.client
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from deepsearch_rl.retrieval.server.launch import LOOPBACK
+from deepsearch_rl.retrieval.server.process import listen
+
+MODULE = "deepsearch_rl.retrieval.server.process"
+STARTUP_TIMEOUT_S = 180
+_SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A running server on a loopback port."""
+
+    port: int
+    pid: int
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        return LOOPBACK, self.port
+
+    @property
+    def url(self) -> str:
+        """Base URL, without a slash at the end."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    def cpu_s(self) -> float:
+        """User and system time of all its threads since it started, in seconds (resolution: one clock tick)."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_anon_bytes(self) -> int:
+        """Anonymous memory in RAM: heaps and stacks, without mapped files."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+    def metrics(self) -> dict[str, float]:
+        """The samples of ``/metrics`` by name, summed over their labels; empty where the server has no such route."""
+        with contextlib.closing(http.client.HTTPConnection(*self.address, timeout=10)) as connection:
+            connection.request("GET", "/metrics")
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        totals: dict[str, float] = {}
+        for name, value in _SAMPLE.findall(text) if answer.status == http.HTTPStatus.OK else ():
+            totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+
+@contextlib.contextmanager
+def running_server(
+    index_dir: Path, chunks_path: Path, options: Sequence[str], core: int | None
+) -> Iterator[ServerProcess]:
+    """Start the server, wait until it answers, and stop it when the block ends.
+
+    Args:
+        index_dir: a finished index.
+        chunks_path: its chunk file.
+        options: further options of the server's command line.
+        core: the one CPU that all its threads run on; None lets them run anywhere.
+
+    Raises:
+        RuntimeError: it did not come up; the message holds what it wrote.
+    """
+    with tempfile.TemporaryFile() as log:
+        with listen(LOOPBACK, 0) as listener:  # inherited, so that requests wait in its backlog while it starts
+            port: int = listener.getsockname()[1]
+            process = _start(
+                listener.fileno(), ["--index", str(index_dir), "--chunks", str(chunks_path), *options], log
+            )
+        try:
+            if core is not None:
+                os.sched_setaffinity(process.pid, {core})  # before it starts threads, which inherit it
+            _await_health(port, log)
+            yield ServerProcess(port, process.pid)
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+def _start(socket_fd: int, arguments: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", MODULE, "--stop-with-stdin", "--socket-fd", str(socket_fd), *arguments]
+    # One thread for the numeric libraries: the server's core is one, and the other belongs to the generator.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[socket_fd], env=environment
+    )
+
+
+def _await_health(port: int, log: IO[bytes]) -> None:
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=STARTUP_TIMEOUT_S)
+    with contextlib.closing(connection):
+        try:
+            connection.request("GET", "/healthz")
+            healthy = connection.getresponse().status == http.HTTPStatus.OK
+        except OSError:
+            healthy = False
+    if not healthy:
+        log.seek(0)
+        raise RuntimeError(f"the retrieval server did not come up. It wrote: {log.read().decode(errors='replace')}")
+
+
+def settled_rss_anon_bytes(server: ServerProcess, seconds: float = 1.0) -> int:
+    """Its anonymous memory once freed buffers had a moment to go back to the kernel."""
+    time.sleep(seconds)
+    return server.rss_anon_bytes()

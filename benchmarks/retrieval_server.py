@@ -1,0 +1,307 @@
+"""The retrieval server under load: queries/s, latency and CPU per request with 1, 16, 64 and 128 clients.
+
+    .venv/bin/python -m benchmarks.retrieval_server                                  # all workloads, about 10 minutes
+    .venv/bin/python -m benchmarks.retrieval_server --workloads bm25 --clients 1 64 --seconds 2 --repetitions 1
+    .venv/bin/python -m benchmarks.retrieval_server --docs docs/retrieval.md         # and the tables into the document
+
+For every workload two servers run over the same index, one with micro-batching and one without (a batch is one query),
+and are driven in turn, so that a busy machine slows both. Every client sends one query a request over a connection of
+its own and waits for the answer (benchmarks/load/http_load.py). The server has a core of its own where there are two.
+
+    minilm        dense, Flat; a random encoder of MiniLM-L6's shape in float32, a batch of queries at a time
+    minilm-bf16   the same in bfloat16
+    bm25, dense   the weightless default: BM25, and TF-IDF + SVD over Flat
+    cached        minilm with 64 queries that repeat, so that the cache answers
+
+All but the last have the cache off. Results go to ``work/benchmarks/retrieval_server.{md,csv,png}``.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+import yaml
+
+from benchmarks.load import corpus
+from benchmarks.load.http_load import Load, Request, drive, retrieve_request
+from benchmarks.load.report import fill_section, markdown_table, write_csv
+from benchmarks.load.server_process import ServerProcess, running_server
+from deepsearch_rl.retrieval.build import IndexSection
+from deepsearch_rl.retrieval.manifest import IndexConfig
+
+TOP_K = 3
+DISTINCT_QUERIES = 20_000
+REPEATED_QUERIES = 64
+JUDGED_CLIENTS = 64
+TARGET_PER_S = 1500
+HEADER = (
+    "workload", "batching", "clients", "queries/s", "p50 ms", "p99 ms", "CPU ms/query", "queries per batch", "errors"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a server searches with. ``dtype`` is that of the random encoder; None stands for the weightless one."""
+
+    retriever: str
+    dtype: str | None = None
+    cached: bool = False
+
+
+WORKLOADS = {
+    "minilm": Workload("dense", "float32"),
+    "minilm-bf16": Workload("dense", "bfloat16"),
+    "bm25": Workload("bm25"),
+    "dense": Workload("dense"),
+    "cached": Workload("dense", "float32", cached=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One server driven once."""
+
+    workload: str
+    batching: bool
+    clients: int
+    load: Load
+    server_cpu_s: float
+    batch_size: float
+    """Mean queries per search, from the server's own counters; NaN where it searched nothing."""
+
+    @property
+    def cpu_ms(self) -> float:
+        """CPU time of the server per answered request."""
+        return self.server_cpu_s / self.load.answered * 1000
+
+
+def server_options(workload: Workload, batching: bool) -> list[str]:
+    """The server's command line for a workload."""
+    options = ["--retriever", workload.retriever, "--top-k", str(TOP_K)]
+    options += [] if batching else ["--max-batch", "1"]
+    return options if workload.cached else [*options, "--cache-entries", "0"]
+
+
+def index_config(workload: Workload, encoder_folder: Path) -> IndexConfig:
+    """The tiny profile's index over Flat vectors, with the random encoder where the workload has one."""
+    section = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))["index"] | {"vectors": {"kind": "flat"}}
+    if workload.dtype:
+        section["encoder"] = {
+            "name": "transformers", "model": str(encoder_folder.resolve()), "revision": None, "query_prefix": "",
+            "passage_prefix": "", "max_tokens": corpus.MAX_TOKENS, "batch_size": 64, "device": "cpu",
+            "dtype": workload.dtype,
+        }  # fmt: skip
+    return IndexSection.model_validate(section).of("passages")
+
+
+def requests(texts: list[str], workload: Workload) -> list[Request]:
+    """Requests as veRL's search tool sends them, one query each."""
+    count = REPEATED_QUERIES if workload.cached else DISTINCT_QUERIES
+    queries = itertools.islice(corpus.queries(texts, seed=1), count)
+    bodies = ({"queries": [query], "topk": TOP_K, "return_scores": True} for query in queries)
+    return [retrieve_request(json.dumps(body).encode(), expected=b'"document"') for body in bodies]
+
+
+def measure(name: str, options: argparse.Namespace, texts: list[str]) -> Iterator[Measurement]:
+    """Both servers of a workload, driven in turn: on, off, off, on, ..."""
+    workload, folder = WORKLOADS[name], options.work / f"{options.passages}"
+    encoder_folder = folder / "minilm"
+    if workload.dtype and not encoder_folder.exists():
+        corpus.save_random_minilm(encoder_folder, texts, seed=0)
+    index = corpus.prepare_index(
+        texts, folder / (workload.dtype or "weightless"), index_config(workload, encoder_folder)
+    )
+    sent = requests(texts, workload)
+    with ExitStack() as stack:
+        servers = {
+            batching: stack.enter_context(running_server(*index, server_options(workload, batching), options.core))
+            for batching in (True, False)
+        }
+        for server in servers.values():  # caches filled, lazily loaded libraries loaded
+            uvloop.run(drive(server.address, iter(sent), 8, 2 * REPEATED_QUERIES, options.seconds))
+        for clients, repetition in itertools.product(options.clients, range(options.repetitions)):
+            for batching in (True, False) if repetition % 2 == 0 else (False, True):
+                yield _drive_once(name, servers[batching], batching, sent, clients, options.seconds)
+
+
+def _drive_once(
+    name: str, server: ServerProcess, batching: bool, sent: list[Request], clients: int, seconds: float
+) -> Measurement:
+    searches = _searches(server)
+    cpu_s = server.cpu_s()
+    load = uvloop.run(drive(server.address, itertools.cycle(sent), clients, sys.maxsize, seconds))
+    cpu_s = server.cpu_s() - cpu_s
+    batches, queries = (after - before for before, after in zip(searches, _searches(server), strict=True))
+    return Measurement(name, batching, clients, load, cpu_s, queries / batches if batches else float("nan"))
+
+
+def _searches(server: ServerProcess) -> tuple[float, float]:
+    """Searches so far, and the queries in them."""
+    metrics = server.metrics()
+    return metrics.get("deepsearch_batch_queries_count", 0), metrics.get("deepsearch_batch_queries_sum", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The repetitions of one measurement: medians, and errors added up."""
+
+    rate_per_s: float
+    p50_ms: float
+    p99_ms: float
+    cpu_ms: float
+    batch_size: float
+    errors: int
+
+
+Key = tuple[str, bool, int]
+"""Workload, batching, clients."""
+
+
+def summarise(measured: Sequence[Measurement]) -> dict[Key, Cell]:
+    """One cell per workload, batching and number of clients, in the order of measuring, batching first."""
+    groups: dict[Key, list[Measurement]] = {}
+    for one in sorted(measured, key=lambda one: not one.batching):
+        groups.setdefault((one.workload, one.batching, one.clients), []).append(one)
+    return {
+        key: Cell(
+            rate_per_s=statistics.median(one.load.rate_per_s for one in group),
+            p50_ms=statistics.median(one.load.percentile_ms(50) for one in group),
+            p99_ms=statistics.median(one.load.percentile_ms(99) for one in group),
+            cpu_ms=statistics.median(one.cpu_ms for one in group),
+            batch_size=statistics.median(one.batch_size for one in group),
+            errors=sum(one.load.errors for one in group),
+        )
+        for key, group in groups.items()
+    }
+
+
+def table_rows(cells: Mapping[Key, Cell]) -> list[tuple[object, ...]]:
+    """What the Markdown table and the CSV show, workload by workload."""
+    order = sorted(cells, key=lambda key: (list(WORKLOADS).index(key[0]), key[2], not key[1]))
+    return [
+        (
+            name,
+            "on" if batching else "off",
+            clients,
+            f"{cell.rate_per_s:.0f}",
+            f"{cell.p50_ms:.1f}",
+            f"{cell.p99_ms:.1f}",
+            f"{cell.cpu_ms:.2f}",
+            "-" if math.isnan(cell.batch_size) else f"{cell.batch_size:.1f}",
+            cell.errors,
+        )
+        for name, batching, clients in order
+        for cell in [cells[name, batching, clients]]
+    ]
+
+
+def verdicts(cells: Mapping[Key, Cell]) -> list[tuple[object, ...]]:
+    """What was aimed at and what was measured, at 64 clients where they were driven, else at the most there were."""
+    found: list[tuple[object, ...]] = []
+    for name in dict.fromkeys(key[0] for key in cells):
+        clients = JUDGED_CLIENTS if (name, True, JUDGED_CLIENTS) in cells else max(key[2] for key in cells)
+        on, off = cells[name, True, clients], cells[name, False, clients]
+        where = f"{name}, {clients} clients"
+        if WORKLOADS[name].dtype and not WORKLOADS[name].cached:
+            faster, shorter = on.rate_per_s / off.rate_per_s, on.p99_ms / off.p99_ms
+            found.append((where, "queries/s, batching on : off", "2.5", f"{faster:.2f}", _verdict(faster >= 2.5)))
+            found.append((where, "p99, batching on : off", "0.50", f"{shorter:.2f}", _verdict(shorter <= 0.5)))
+        else:
+            rate, capacity = on.rate_per_s, 1000 / on.cpu_ms
+            found.append((where, "queries/s", TARGET_PER_S, f"{rate:.0f}", _verdict(rate >= TARGET_PER_S)))
+            found.append(
+                (where, "queries per CPU second", TARGET_PER_S, f"{capacity:.0f}", _verdict(capacity >= TARGET_PER_S))
+            )
+    return found
+
+
+def _verdict(reached: bool) -> str:
+    return "reached" if reached else "missed"
+
+
+def write_plot(cells: Mapping[Key, Cell], path: Path) -> None:
+    """Queries/s and p99 over the number of clients, batching on (full) and off (dashed)."""
+    import matplotlib  # noqa: PLC0415 - a second to import, needed once everything is measured
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    panels = [("queries/s", lambda cell: cell.rate_per_s), ("p99, ms", lambda cell: cell.p99_ms)]
+    for axis, (label, value) in zip(axes, panels, strict=True):
+        for place, name in enumerate(dict.fromkeys(key[0] for key in cells)):
+            for batching in (True, False):
+                clients = [key[2] for key in cells if key[:2] == (name, batching)]
+                heights = [value(cells[name, batching, count]) for count in clients]
+                style = {"color": f"C{place}", "linestyle": "-" if batching else "--", "marker": "o"}
+                axis.plot(clients, heights, label=f"{name}, batching {'on' if batching else 'off'}", **style)
+        axis.set(xlabel="clients", ylabel=label, xscale="log", yscale="log")
+        driven = sorted({key[2] for key in cells})
+        axis.set_xticks(driven, [str(count) for count in driven], minor=False)
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize="x-small")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def write_results(measured: Sequence[Measurement], options: argparse.Namespace) -> str:
+    """Markdown, CSV and plot into the work folder; returns the Markdown."""
+    cells = summarise(measured)
+    rows = table_rows(cells)
+    generator_us = statistics.median(one.load.generator_cpu_s / one.load.answered * 1e6 for one in measured)
+    text = (
+        f"Medians of {options.repetitions} x {options.seconds:g} s; {options.passages:,} passages, top {TOP_K}, one query "
+        f"a request, the server on {'any core' if options.core is None else 'one core'}; the generator took "
+        f"{generator_us:.0f} us of CPU per request.\n\n"
+        f"{markdown_table(('where', 'what', 'target', 'measured', 'verdict'), verdicts(cells))}\n"
+        f"{markdown_table(HEADER, rows)}"
+    )
+    options.work.mkdir(parents=True, exist_ok=True)
+    (options.work / "retrieval_server.md").write_text(text, encoding="utf-8")
+    write_csv(options.work / "retrieval_server.csv", HEADER, rows)
+    write_plot(cells, options.work / "retrieval_server.png")
+    return text
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--clients", nargs="+", type=int, default=[1, 16, 64, 128])
+    parser.add_argument("--seconds", type=float, default=4, help="of load per measurement")
+    parser.add_argument("--repetitions", type=int, default=3, help="measurements per server and number of clients")
+    parser.add_argument("--passages", type=int, default=10_000, help="rows of the index")
+    parser.add_argument("--work", type=Path, default=Path("work/benchmarks"), help="indexes and results")
+    parser.add_argument("--docs", type=Path, help="document whose section server_load is replaced by the tables")
+    cores = sorted(os.sched_getaffinity(0))
+    last_core = cores[-1] if len(cores) > 1 else None
+    parser.add_argument("--core", type=int, default=last_core, help="the one core that the servers run on")
+    parser.add_argument("--any-core", dest="core", action="store_const", const=None, help="let them run on all cores")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure every workload, write the results and print them."""
+    options = _parse()
+    texts = corpus.passages(options.passages, seed=0)
+    measured: list[Measurement] = []
+    for name in options.workloads:
+        for one in measure(name, options, texts):
+            measured.append(one)
+            sys.stderr.write(f"{name}, batching {one.batching}, {one.clients} clients: {one.load.rate_per_s:.0f}/s\n")
+    text = write_results(measured, options)
+    if options.docs:
+        fill_section(options.docs, "server_load", text)
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
