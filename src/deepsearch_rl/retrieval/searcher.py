@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.files import sha256_file
@@ -31,6 +31,14 @@ class Hit:
     row: int
     score: float
     chunk: Chunk
+
+
+class SearchesChunks(Protocol):
+    """Whatever turns queries into chunks: an index's searcher, one with a reranker behind it, an online search."""
+
+    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+        """For each query at most ``top_k`` hits, best first; fewer where fewer match, none for a blank query."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,140 @@
+"""A second look at the best hits: a cross-encoder reads query and passage together (Nogueira and Cho 2019).
+
+Any transformers folder for sequence classification serves: with one logit, that is the score; with two, the second
+minus the first, which is the logit of "relevant".
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from deepsearch_rl.errors import ArtifactError, UnavailableError
+from deepsearch_rl.records import Record
+from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.searcher import Hit, SearchesChunks
+
+Pair = tuple[str, str]
+
+
+class RerankerConfig(Record):
+    """A cross-encoder behind a retriever."""
+
+    model: Path = Field(description="transformers folder for sequence classification, with its tokenizer")
+    depth: int = Field(ge=1, description="so many of a retriever's best hits are put into a new order")
+    max_tokens: int = Field(ge=8, description="of query and passage together; the longer of the two is cut")
+    batch_tokens: int = Field(ge=1, description="most tokens of a batch, padding included")
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "float16", "bfloat16"]
+
+
+class CrossEncoder:
+    """Scores pairs of query and passage; higher is more relevant."""
+
+    def __init__(self, config: RerankerConfig) -> None:
+        """Load the model from its folder.
+
+        Raises:
+            UnavailableError: the device is ``cuda`` and there is none.
+            ArtifactError: the folder holds no sequence classifier with one or two labels and a fast tokenizer.
+        """
+        import torch  # noqa: PLC0415 - seconds to import, needed with a reranker alone
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer  # noqa: PLC0415
+
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise UnavailableError(
+                f"the reranker {config.model} is to run on a GPU (device: cuda), and torch finds none; "
+                "attach one or set the device to cpu."
+            )
+        dtype = getattr(torch, config.dtype)
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(config.model, local_files_only=True)
+            model, loading = AutoModelForSequenceClassification.from_pretrained(
+                config.model, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
+        except (OSError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ArtifactError(f"{config.model} holds no reranker that transformers can load: {reason}") from error
+        if loading["missing_keys"]:  # an encoder without a head would be given a random one
+            missing = ", ".join(sorted(loading["missing_keys"])[:3])
+            raise ArtifactError(f"{config.model} is no trained sequence classifier: its weights lack {missing}.")
+        if model.config.num_labels not in (1, 2):
+            raise ArtifactError(f"{config.model} has {model.config.num_labels} labels; a reranker has one or two.")
+        self._model = model.to(config.device).eval()
+        self._config = config
+
+    def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
+        """Scores_N of N pairs; equal pairs score alike, whatever else is asked with them."""
+        distinct = list(dict.fromkeys(pairs))
+        if not distinct:
+            return np.zeros(0, dtype=np.float32)
+        tokens = self._tokenizer(
+            [query for query, _ in distinct],
+            [passage for _, passage in distinct],
+            truncation="longest_first",
+            max_length=self._config.max_tokens,
+        )
+        lengths_N = [len(ids) for ids in tokens["input_ids"]]
+        scores_N = np.zeros(len(distinct), dtype=np.float32)
+        for batch in batches_by_length(lengths_N, self._config.batch_tokens):
+            scores_N[batch] = self._scored({name: [rows[i] for i in batch] for name, rows in tokens.items()})
+        position = {pair: i for i, pair in enumerate(distinct)}
+        return scores_N[[position[pair] for pair in pairs]]
+
+    def _scored(self, tokens: dict[str, list[list[int]]]) -> NDArray[np.float32]:
+        import torch  # noqa: PLC0415
+
+        padded = self._tokenizer.pad(tokens, return_tensors="pt").to(self._config.device)
+        with torch.inference_mode():
+            logits_BC = self._model(**padded).logits.float().cpu().numpy()
+        return logits_BC[:, -1] - logits_BC[:, 0] if logits_BC.shape[1] == 2 else logits_BC[:, 0]
+
+
+def batches_by_length(lengths_N: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Positions in batches, longest first, each of at most ``batch_tokens`` with its padding, or of one text."""
+    order = sorted(range(len(lengths_N)), key=lambda i: -lengths_N[i])
+    while order:
+        size = max(1, batch_tokens // max(1, lengths_N[order[0]]))
+        yield order[:size]
+        del order[:size]
+
+
+@dataclass(frozen=True, slots=True)
+class RerankedSearcher:
+    """A searcher whose ``depth`` best hits a cross-encoder puts in order.
+
+    Hits of equal score keep the first stage's order. Where more than ``depth`` hits are asked for, the rest follow in
+    the first stage's order too, each scored one below the hit before it, so that a larger ``top_k`` never changes what
+    a smaller one gives.
+    """
+
+    searcher: SearchesChunks
+    reranker: CrossEncoder
+    depth: int
+
+    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+        """For each query at most ``top_k`` hits, best first; fewer where the first stage finds fewer.
+
+        Raises:
+            ValueError: ``top_k`` is below 1.
+        """
+        if top_k < 1:
+            raise ValueError(f"top_k must be at least 1, not {top_k}")
+        found = self.searcher.search(queries, max(top_k, self.depth), where)
+        pairs = [
+            (query, hit.chunk.contents)
+            for query, hits in zip(queries, found, strict=True)
+            for hit in hits[: self.depth]
+        ]
+        scores = iter(self.reranker.score(pairs).tolist())
+        return [self._reordered(hits, scores)[:top_k] for hits in found]
+
+    def _reordered(self, hits: list[Hit], scores: Iterator[float]) -> list[Hit]:
+        head = [Hit(hit.row, next(scores), hit.chunk) for hit in hits[: self.depth]]
+        head.sort(key=lambda hit: -hit.score)  # stable
+        rest = enumerate(hits[self.depth :], 1)
+        return head + [Hit(hit.row, head[-1].score - distance, hit.chunk) for distance, hit in rest]
