@@ -31,7 +31,7 @@ def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         folder / "c.jsonl", [Chunk(id=f"c{row}", contents=f"T{row}\n{text(row)}", metadata=where) for row in range(24)]
     )
     config = {
-        "bm25": {"k1": 0.9, "b": 0.4},
+        "bm25": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
         "encoder": {"name": "tfidf_svd", "dimension": 16},
         "vectors": {"kind": "flat"},
         "fusion": {"depth": 20, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 1.0},

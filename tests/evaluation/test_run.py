@@ -23,7 +23,7 @@ from tests.evaluation.chat import KEY, says, searches, serve_chat
 TOWNS = {"Ada Holt": "Stoke", "Ben Ide": "Burslem", "Cy Jones": "Hanley", "Dee Kerr": "Longton"}
 INDEX = IndexConfig.model_validate(
     {
-        "bm25": {"k1": 0.9, "b": 0.4},
+        "bm25": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
         "encoder": {"name": "tfidf_svd", "dimension": 4},
         "vectors": {"kind": "flat"},
         "fusion": {"depth": 10, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5},

@@ -32,7 +32,7 @@ def make_chunk(title: str, text: str) -> Chunk:
 def index_config() -> IndexConfig:
     return IndexConfig.model_validate(
         {
-            "bm25": {"k1": 0.9, "b": 0.4},
+            "bm25": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
             "encoder": {"name": "tfidf_svd", "dimension": 4},
             "vectors": {"kind": "flat"},
             "fusion": {"depth": 10, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5},

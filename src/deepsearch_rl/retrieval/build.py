@@ -14,7 +14,7 @@ from deepsearch_rl.files import atomic_directory, sha256_file
 from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.chunk_store import read_chunks
+from deepsearch_rl.retrieval.chunk_store import ChunkStore
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
 from deepsearch_rl.retrieval.encoders.encoder import Encoder
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder
@@ -28,7 +28,7 @@ from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 
 ENCODED_AT_ONCE = 4096
-LIBRARIES = ("bm25s", "PyStemmer", "numpy", "scikit-learn")
+LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
 
 
 class IndexSection(Record):
@@ -74,8 +74,9 @@ def build_index(chunks_path: Path, index_dir: Path, config: IndexConfig, seed: i
     with atomic_directory(index_dir) as folder:
         if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
             raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
-        texts = [chunk.contents for chunk in read_chunks(chunks_path)]
-        Bm25Index.build(texts, config.bm25).save(folder / manifest.BM25_FOLDER)
+        chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
+        Bm25Index.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+        texts = [chunk.contents for chunk in chunks]
         dimension = _build_dense(texts, folder, config, seed)
         finished = IndexManifest(
             chunks=os.path.relpath(chunks_path.resolve(), index_dir.resolve()),

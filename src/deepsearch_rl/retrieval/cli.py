@@ -58,7 +58,7 @@ def build_command(
 
     config = IndexConfig.model_validate(
         {
-            "bm25": {"k1": k1, "b": b},
+            "bm25": {"engine": "builtin", "k1": k1, "b": b, "fields": {"contents": 1.0}},
             "encoder": {"name": "tfidf_svd", "dimension": dimension},
             "vectors": {"kind": "flat"},
             "fusion": {"depth": 50, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5},

@@ -9,7 +9,7 @@ from typing import BinaryIO, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 ROWS_HELD = 65536
@@ -45,11 +45,19 @@ class GrowingArray(Generic[ScalarT]):
         if len(self._held) == ROWS_HELD:
             self._flush()
 
+    def extend(self, values_N: NDArray[np.generic]) -> None:
+        """Add N rows."""
+        self._flush()
+        self._write(values_N)
+
     def _flush(self) -> None:
-        # Not tofile: its error of a full disk carries no errno.
-        self._file.write(np.array(self._held, dtype=self._dtype).tobytes())
-        self._rows += len(self._held)
+        self._write(np.array(self._held, dtype=self._dtype))
         self._held.clear()
+
+    def _write(self, values_N: NDArray[np.generic]) -> None:
+        # Not tofile: its error of a full disk carries no errno.
+        self._file.write(values_N.astype(self._dtype, copy=False).tobytes())
+        self._rows += len(values_N)
 
 
 def _write_header(file: BinaryIO, dtype: DTypeLike, rows: int) -> int:

@@ -102,11 +102,11 @@ def _check_chunks(path: Path, index_dir: Path, built: IndexManifest) -> None:
 
 def _open_retriever(index_dir: Path, built: IndexManifest, name: str) -> Retriever:
     if name == "bm25":
-        return Bm25Index.load(index_dir / manifest.BM25_FOLDER)
+        return Bm25Index.open(index_dir / manifest.BM25_FOLDER)
     dense = _open_dense(index_dir, built)
     if name == "dense":
         return dense
-    return HybridRetriever(Bm25Index.load(index_dir / manifest.BM25_FOLDER), dense, built.config.fusion)
+    return HybridRetriever(Bm25Index.open(index_dir / manifest.BM25_FOLDER), dense, built.config.fusion)
 
 
 def _open_dense(index_dir: Path, built: IndexManifest) -> Retriever:

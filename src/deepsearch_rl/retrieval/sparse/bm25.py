@@ -1,83 +1,179 @@
-"""BM25 over the chunk file with bm25s, which stores every term's score per document, so that a query is one sum.
+"""BM25 and BM25F over chunks: an inverted index whose postings carry finished scores, so that a query is a sum.
 
-k1 = 0.9 and b = 0.4 are Pyserini's defaults, the setting of the published baselines; bm25s's method "lucene" is
-Lucene's formula (Kamphuis et al. 2020). Queries are analysed as documents are.
+k1 = 0.9 and b = 0.4 are Pyserini's defaults, the setting of the published baselines. Queries are analysed as chunks
+are. The folder of an index holds
+
+    keys.npy     uint64 V    term keys, ascending (see :mod:`.terms`)
+    ends.npy     int64 V     where each term's postings end; they begin where the term before ends
+    rows.npy     int32 P     rows that hold the term, ascending
+    scores.npy   float32 P   what the term adds to the score of the row
+    index.json               configuration, number of rows
+
+All arrays are memory-mapped: an index opens at once, whatever its size, and processes that serve it share its pages.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from tempfile import TemporaryDirectory
+from typing import Annotated, Literal, Self, TypeVar
 
-import bm25s
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.records import Record
-from deepsearch_rl.retrieval.ranking import Ranking, rank
+from deepsearch_rl.files import read_record, write_json
+from deepsearch_rl.progress import Meter
+from deepsearch_rl.records import Chunk, Record
+from deepsearch_rl.retrieval.chunk_store import open_column
+from deepsearch_rl.retrieval.ranking import Ranking
 from deepsearch_rl.retrieval.sparse.analysis import analyse
+from deepsearch_rl.retrieval.sparse.fields import FieldName, field_text
+from deepsearch_rl.retrieval.sparse.formula import Bm25Formula
+from deepsearch_rl.retrieval.sparse.merging import merge_runs
+from deepsearch_rl.retrieval.sparse.runs import TOKENS_PER_RUN, Runs, RunWriter
+from deepsearch_rl.retrieval.sparse.terms import find_terms
+from deepsearch_rl.retrieval.sparse.top_rows import top_rows
+
+COUNTED_AT_ONCE = 1000
 
 
 class Bm25Config(Record):
-    """The two parameters of BM25."""
+    """The parameters of BM25F; with the one field ``contents`` it is BM25."""
 
+    engine: Literal["builtin"]
     k1: float = Field(gt=0, description="how slowly repeated terms saturate")
-    b: float = Field(ge=0, le=1, description="how strongly long chunks are discounted; 0 is not at all")
+    b: float = Field(ge=0, le=1, description="how strongly long fields are discounted; 0 is not at all")
+    fields: dict[FieldName, Annotated[float, Field(gt=0)]] = Field(
+        min_length=1, description="what is searched (retrieval/sparse/fields.py), and how much a word there counts"
+    )
 
 
+class IndexSummary(Record):
+    """``index.json`` of a BM25 index."""
+
+    rows: int = Field(ge=1)
+    config: Bm25Config
+
+
+@dataclass(frozen=True, slots=True)
 class Bm25Index:
-    """An in-memory BM25 index; rows are positions in the text sequence it was built from."""
+    """A memory-mapped BM25 index over N rows, which several threads may search at once."""
 
-    def __init__(self, model: bm25s.BM25) -> None:
-        self._model = model
+    summary: IndexSummary
+    keys_V: NDArray[np.uint64]
+    ends_V: NDArray[np.int64]
+    rows_P: NDArray[np.int32]
+    scores_P: NDArray[np.float32]
 
     @classmethod
-    def build(cls, texts: Sequence[str], config: Bm25Config) -> Self:
-        """Index texts.
+    def build(
+        cls, chunks: Collection[Chunk], folder: Path, config: Bm25Config, tokens_per_run: int = TOKENS_PER_RUN
+    ) -> Self:
+        """Index chunks, which are read once, into ``folder``; equal chunks give equal bytes.
+
+        Memory does not grow with the chunks: every ``tokens_per_run`` words are written to disk, 12 bytes a posting,
+        and merged at the end.
 
         Raises:
-            ConfigError: no text holds a single term.
+            ConfigError: no chunk holds a single term.
+            ArtifactError: the index cannot be written, e.g. because the disk is full.
         """
-        # bm25s's own vocabulary comes from a set, whose order changes from process to process; ours is by first use.
-        vocabulary: dict[str, int] = {}
-        ids = [[vocabulary.setdefault(term, len(vocabulary)) for term in analyse(text)] for text in texts]
-        if not vocabulary:
-            raise ConfigError("there is nothing to index: no chunk holds a word that is not a stop word.")
-        model = bm25s.BM25(k1=config.k1, b=config.b, method="lucene")
-        model.index((ids, vocabulary), create_empty_token=False, show_progress=False)
-        return cls(model)
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder, prefix=".runs-") as work:
+            writer = RunWriter(Path(work), len(config.fields), tokens_per_run)
+            _count_chunks(chunks, writer, config, folder)
+            with _writing(folder):
+                runs = writer.finish()
+                if runs is None:
+                    raise ConfigError("there is nothing to index: no chunk holds a word that is not a stop word.")
+                merge_runs(runs, _formula(runs, config), folder)
+                write_json(folder / "index.json", IndexSummary(rows=writer.rows, config=config).model_dump(mode="json"))
+        return cls.open(folder)
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Open what :meth:`save` wrote.
+    def open(cls, folder: Path) -> Self:
+        """Open what :meth:`build` wrote.
 
         Raises:
             ArtifactError: a file is missing or damaged.
         """
-        try:
-            return cls(bm25s.BM25.load(folder, show_progress=False))
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(f"the BM25 index in {folder} cannot be read ({error}); build it again.") from error
+        index = cls(
+            read_record(folder / "index.json", IndexSummary),
+            _open(folder / "keys.npy", np.uint64),
+            _open(folder / "ends.npy", np.int64),
+            _open(folder / "rows.npy", np.int32),
+            _open(folder / "scores.npy", np.float32),
+        )
+        postings = int(index.ends_V[-1]) if len(index.ends_V) else 0
+        if not 0 < len(index.keys_V) == len(index.ends_V) or not postings == len(index.rows_P) == len(index.scores_P):
+            raise ArtifactError(f"the arrays of the BM25 index in {folder} do not fit each other; build it again.")
+        return index
 
-    def save(self, folder: Path) -> None:
-        """Write the index to a folder: arrays as .npy without pickles, the vocabulary as JSON.
+    def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
+        """Rank the allowed rows that share a term with the query; a query without a known term finds nothing.
 
-        Raises:
-            ArtifactError: it cannot be written, e.g. because the disk is full.
+        A term that the query repeats counts as often.
         """
-        try:
-            self._model.save(folder, show_progress=False)
-        except OSError as error:  # numpy's text is "N requested and M written", without the system's error
-            raise ArtifactError(f"the BM25 index cannot be written to {folder} ({error}); is the disk full?") from error
+        scores_N = np.empty(self.summary.rows, dtype=np.float32)  # one for the call, so that threads do not meet
+        return [self._search_one(query, top_k, allowed_N, scores_N) for query in queries]
 
-    def search(
-        self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None
-    ) -> list[Ranking]:
-        """Rank the allowed rows that share a term with the query; a query without a known term finds nothing."""
-        return [self._search_one(query, top_k, allowed_N) for query in queries]
+    def _search_one(
+        self, query: str, top_k: int, allowed_N: NDArray[np.bool_] | None, scores_N: NDArray[np.float32]
+    ) -> Ranking:
+        scores_N.fill(0)
+        for term in find_terms(self.keys_V, analyse(query)).tolist():
+            postings = self._postings(term)
+            np.add.at(scores_N, self.rows_P[postings], self.scores_P[postings])
+        if allowed_N is not None:
+            scores_N[~allowed_N] = 0
+        return top_rows(scores_N, top_k)
 
-    def _search_one(self, query: str, top_k: int, allowed_N: NDArray[np.bool_] | None) -> Ranking:
-        scores_N = self._model.get_scores_from_ids(self._model.get_tokens_ids(analyse(query)))
-        matching_M = np.flatnonzero(scores_N > 0 if allowed_N is None else (scores_N > 0) & allowed_N)
-        return rank(matching_M, scores_N[matching_M], top_k)
+    def score_rows(self, query: str, rows_K: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The scores of the given rows, whether found or not; 0 where a row shares no term with the query."""
+        scores_K = np.zeros(len(rows_K), dtype=np.float32)
+        for term in find_terms(self.keys_V, analyse(query)).tolist():
+            postings = self._postings(term)
+            rows_M = self.rows_P[postings]
+            places_K = np.minimum(np.searchsorted(rows_M, rows_K), len(rows_M) - 1)
+            scores_K += np.where(rows_M[places_K] == rows_K, self.scores_P[postings][places_K], np.float32(0))
+        return scores_K
+
+    def _postings(self, term: int) -> slice:
+        return slice(int(self.ends_V[term - 1]) if term else 0, int(self.ends_V[term]))
+
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+
+def _open(path: Path, dtype: type[ScalarT]) -> NDArray[ScalarT]:
+    return np.asarray(open_column(path, dtype))  # a plain view, because slices of np.memmap cost microseconds each
+
+
+def _count_chunks(chunks: Collection[Chunk], writer: RunWriter, config: Bm25Config, folder: Path) -> None:
+    with Meter("count terms", len(chunks), "chunks") as meter:
+        for number, chunk in enumerate(chunks, 1):
+            texts_F = [field_text(chunk, name) for name in config.fields]
+            with _writing(folder):
+                writer.add(texts_F)
+            if number % COUNTED_AT_ONCE == 0:
+                meter.advance(COUNTED_AT_ONCE)
+        meter.advance(len(chunks) % COUNTED_AT_ONCE)
+
+
+def _formula(runs: Runs, config: Bm25Config) -> Bm25Formula:
+    rows = len(runs.lengths_NF)
+    totals_F = runs.lengths_NF.sum(axis=0, dtype=np.int64).tolist()
+    return Bm25Formula(
+        config.k1, config.b, tuple(config.fields.values()), tuple(total / rows for total in totals_F), rows
+    )
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ArtifactError(f"the BM25 index cannot be written to {folder} ({error}); is the disk full?") from error
