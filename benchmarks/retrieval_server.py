@@ -259,8 +259,8 @@ def write_results(measured: Sequence[Measurement], options: argparse.Namespace) 
     rows = table_rows(cells)
     generator_us = statistics.median(one.load.generator_cpu_s / one.load.answered * 1e6 for one in measured)
     text = (
-        f"Medians of {options.repetitions} x {options.seconds:g} s; {options.passages:,} passages, top {TOP_K}, one query "
-        f"a request, the server on {'any core' if options.core is None else 'one core'}; the generator took "
+        f"Medians of {options.repetitions} x {options.seconds:g} s; {options.passages:,} passages, top {TOP_K}, one "
+        f"query a request, the server on {'any core' if options.core is None else 'one core'}; the generator took "
         f"{generator_us:.0f} us of CPU per request.\n\n"
         f"{markdown_table(('where', 'what', 'target', 'measured', 'verdict'), verdicts(cells))}\n"
         f"{markdown_table(HEADER, rows)}"
