@@ -12,7 +12,7 @@ def main(params: Params) -> None:
     section = params.section("index", IndexSection)
     datasets = params.mapping("datasets", DatasetConfig)
     chunks, index = params.data / "chunks", params.data / "index"
-    build_indexes(chunks, index, section, params.value("seed"))
+    build_indexes(chunks, index, section, params.value("seed"), params.work / "index")
     scores = measure_datasets(index, chunks, params.data / "questions", datasets, section.quality)
     write_json(params.reports / "retrieval.json", RetrievalReport(scores).model_dump(mode="json"))
 

@@ -1,21 +1,24 @@
 """Reading and writing artifacts so that nothing half-written ever looks whole.
 
 Finished artifacts appear by one rename (:func:`atomic_directory`, :func:`write_jsonl`); logs of a running stage grow
-line by line and survive a kill (:class:`AppendLog`). Every reader names file, line and field of what it refuses.
+line by line and survive a kill (:class:`AppendLog`). Two processes that would make the same artifact are kept apart by
+:func:`only_writer`. Every reader names file, line and field of what it refuses.
 """
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from deepsearch_rl.errors import ArtifactError, RecordError
+from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -116,16 +119,79 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty hidden neighbour to fill; it replaces ``path`` when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _partial_name(path)
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, earlier = _partial_name(path), path.with_name(f".{path.name}.earlier")
+    for leftover in (partial, earlier):  # of a killed process
+        shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir()
     try:
         yield partial
         if path.exists():
-            shutil.rmtree(path)
+            path.rename(earlier)  # removing it takes long where it is large, and path would be half there meanwhile
         partial.replace(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(earlier, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Hold the right to make ``path`` while the block runs; a killed holder loses it at once.
+
+    Raises:
+        ConfigError: another process holds it; names its id.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock_path = path.with_name(f".{path.name}.lock")
+    with _lock(lock_path, path):
+        try:
+            yield
+        finally:
+            lock_path.unlink()  # while it is held: whoever waits for the name gets a new file
+
+
+def _lock(lock_path: Path, path: Path) -> IO[str]:
+    while True:
+        lock = lock_path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            with lock:
+                lock.seek(0)
+                holder = lock.read().strip() or "just started"
+            raise ConfigError(
+                f"another process (pid {holder}) is making {path}; let it end, or stop it, and run this again."
+            ) from error
+        if _is_named(lock, lock_path):
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+            return lock
+        lock.close()  # the holder before removed it between our opening and locking it
+
+
+def _is_named(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def full_disk_named(path: Path) -> Iterator[None]:
+    """Turn the system's error of a full disk or an exhausted quota into one that says what to do.
+
+    Raises:
+        ArtifactError: the disk is full; names the file, or ``path`` where the system does not say.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ArtifactError(
+            f"the disk is full ({error.filename or path}). Free some space and run the command again; what it can "
+            f"resume from is kept."
+        ) from error
 
 
 def sha256_file(path: Path) -> str:

@@ -32,7 +32,8 @@ def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     )
     config = {
         "bm25": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
-        "encoder": {"name": "tfidf_svd", "dimension": 16},
+        "encoder": {"name": "tfidf_svd", "dimension": 16, "fit_rows": 1000, "max_terms": 1000},
+        "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
         "vectors": {"kind": "flat"},
         "fusion": {"depth": 20, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 1.0},
     }

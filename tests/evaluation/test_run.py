@@ -24,7 +24,8 @@ TOWNS = {"Ada Holt": "Stoke", "Ben Ide": "Burslem", "Cy Jones": "Hanley", "Dee K
 INDEX = IndexConfig.model_validate(
     {
         "bm25": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
-        "encoder": {"name": "tfidf_svd", "dimension": 4},
+        "encoder": {"name": "tfidf_svd", "dimension": 4, "fit_rows": 1000, "max_terms": 1000},
+        "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
         "vectors": {"kind": "flat"},
         "fusion": {"depth": 10, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5},
     }
@@ -82,7 +83,16 @@ def setting(base_url: str, sets: dict[str, SetPlan]) -> Evaluation:
             timeout_s=20,
             concurrency=4,
         ),
-        retrieval=RetrievalConfig(retriever="bm25", top_k=2, max_pending=64, pages=None, startup_timeout_s=60),
+        retrieval=RetrievalConfig(
+            retriever="bm25",
+            top_k=2,
+            window_ms=0,
+            max_batch=32,
+            max_pending=64,
+            cache_entries=100,
+            pages=None,
+            startup_timeout_s=60,
+        ),
         serving=ServingConfig.model_validate(
             {
                 "backend": "remote",

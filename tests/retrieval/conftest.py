@@ -33,7 +33,8 @@ def index_config() -> IndexConfig:
     return IndexConfig.model_validate(
         {
             "bm25": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
-            "encoder": {"name": "tfidf_svd", "dimension": 4},
+            "encoder": {"name": "tfidf_svd", "dimension": 4, "fit_rows": 1000, "max_terms": 1000},
+            "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
             "vectors": {"kind": "flat"},
             "fusion": {"depth": 10, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5},
         }
@@ -58,7 +59,16 @@ def index_dir(tmp_path_factory: pytest.TempPathFactory, chunks_path: Path, index
 def retrieval_config(tmp_path_factory: pytest.TempPathFactory) -> RetrievalConfig:
     pages = tmp_path_factory.mktemp("pages") / "pages.jsonl"
     pages.write_text('{"url": "http://w/index.php/Vienna", "contents": "A city.", "lang": "en"}\n')
-    return RetrievalConfig(retriever="bm25", top_k=2, max_pending=64, pages=pages, startup_timeout_s=60)
+    return RetrievalConfig(
+        retriever="bm25",
+        top_k=2,
+        window_ms=0,
+        max_batch=32,
+        max_pending=64,
+        cache_entries=100,
+        pages=pages,
+        startup_timeout_s=60,
+    )
 
 
 @pytest.fixture(scope="session")

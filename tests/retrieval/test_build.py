@@ -57,7 +57,7 @@ def test_a_build_that_fails_leaves_the_earlier_index(chunks_path, index_config, 
     with pytest.raises(ZeroDivisionError):
         build_index(chunks_path, folder, index_config, seed=1)
     assert digests(folder) == before
-    assert list(tmp_path.iterdir()) == [folder]
+    assert {path.name for path in tmp_path.iterdir()} == {"index", ".index.work"}  # the vectors need no second encoding
 
 
 def test_an_empty_chunk_file_is_refused(index_config, tmp_path):
@@ -76,7 +76,9 @@ def test_a_malformed_chunk_names_file_line_and_field(chunks_path, index_config, 
 @pytest.fixture
 def section(index_config) -> IndexSection:
     quality = {"split": "val", "cutoffs": [1]}
-    return IndexSection.model_validate({**index_config.model_dump(), "corpus_vectors": {}, "quality": quality})
+    encoding = {"engine": "local", "dtype": "float32", "block_rows": 4, "ray": None}
+    added = {"corpus_vectors": {}, "encoding": encoding, "quality": quality}
+    return IndexSection.model_validate({**index_config.model_dump(), **added})
 
 
 def test_every_corpus_gets_its_own_index_and_kind_of_vectors(chunks_path, section, tmp_path):
@@ -85,9 +87,8 @@ def test_every_corpus_gets_its_own_index_and_kind_of_vectors(chunks_path, sectio
     for name in ("one", "two"):
         (chunks_root / f"{name}.jsonl").write_bytes(chunks_path.read_bytes())
     cells = IvfPqConfig(kind="ivf_pq", nlist=1, m=1, nbits=2, nprobe=1, train_rows=5, device="cpu")
-    build_indexes(
-        chunks_root, tmp_path / "index", section.model_copy(update={"corpus_vectors": {"two": cells}}), seed=0
-    )
+    mixed = section.model_copy(update={"corpus_vectors": {"two": cells}})
+    build_indexes(chunks_root, tmp_path / "index", mixed, seed=0, work=tmp_path / "work")
     kinds = {name: read_manifest(tmp_path / "index" / name).config.vectors.kind for name in ("one", "two")}
     assert kinds == {"one": "flat", "two": "ivf_pq"}
 
@@ -95,9 +96,9 @@ def test_every_corpus_gets_its_own_index_and_kind_of_vectors(chunks_path, sectio
 def test_vectors_for_an_unknown_corpus_are_refused(chunks_path, section, tmp_path):
     misspelt = section.model_copy(update={"corpus_vectors": {"smal": section.vectors}})
     with pytest.raises(UnknownNameError, match="Did you mean 'small'"):
-        build_indexes(chunks_path.parent, tmp_path / "index", misspelt, seed=0)
+        build_indexes(chunks_path.parent, tmp_path / "index", misspelt, seed=0, work=tmp_path / "work")
 
 
 def test_a_folder_without_chunk_files_is_refused(section, tmp_path):
     with pytest.raises(ArtifactError, match="no chunk files"):
-        build_indexes(tmp_path, tmp_path / "index", section, seed=0)
+        build_indexes(tmp_path, tmp_path / "index", section, seed=0, work=tmp_path / "work")

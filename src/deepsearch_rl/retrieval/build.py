@@ -1,24 +1,24 @@
-"""Building an index folder: BM25 and vectors over the same chunk file, the manifest last, the whole by one rename."""
+"""Building an index folder from a chunk file: rows, BM25 and vectors, the manifest last, the whole by one rename.
+
+Nothing here holds the chunks or their vectors: every part streams the file or reads a bounded sample of it, so that
+memory does not grow with the corpus. What takes hours, encoding, is kept in a work folder and goes on there after a
+kill; all else is done again. Only one process builds a folder at a time.
+"""
 
 import os
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 
 import faiss
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
-from deepsearch_rl.files import atomic_directory, sha256_file
-from deepsearch_rl.progress import Meter
+from deepsearch_rl.files import atomic_directory, full_disk_named, only_writer, sha256_file
 from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.chunk_store import ChunkStore
-from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
-from deepsearch_rl.retrieval.encoders.encoder import Encoder
-from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder
-from deepsearch_rl.retrieval.encoders.transformer import TransformersEncoder
+from deepsearch_rl.retrieval.encoders.choice import EncoderConfig, prepare_encoder
+from deepsearch_rl.retrieval.encoders.encoding import EncodingConfig, encode_to_file
 from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest
 from deepsearch_rl.retrieval.quality import QualityConfig
@@ -26,9 +26,9 @@ from deepsearch_rl.retrieval.row_table import write_rows
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
 from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
+from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file
 
-ENCODED_AT_ONCE = 4096
-LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
+LIBRARIES = ("bm25s", "PyStemmer", "numpy", "scikit-learn")
 
 
 class IndexSection(Record):
@@ -36,19 +36,26 @@ class IndexSection(Record):
 
     bm25: Bm25Config
     encoder: EncoderConfig
+    encoding: EncodingConfig
     vectors: VectorsConfig
-    corpus_vectors: dict[str, VectorsConfig] = Field(description="instead of ``vectors``, for the corpora named here")
+    corpus_vectors: dict[str, VectorsConfig]
+    """Instead of ``vectors``, for the corpora named here."""
     fusion: FusionConfig
     quality: QualityConfig
 
     def of(self, corpus: str) -> IndexConfig:
         """What is built over one corpus's chunks."""
-        vectors = self.corpus_vectors.get(corpus, self.vectors)
-        return IndexConfig(bm25=self.bm25, encoder=self.encoder, vectors=vectors, fusion=self.fusion)
+        return IndexConfig(
+            bm25=self.bm25,
+            encoder=self.encoder,
+            encoding=self.encoding,
+            vectors=self.corpus_vectors.get(corpus, self.vectors),
+            fusion=self.fusion,
+        )
 
 
-def build_indexes(chunks_root: Path, index_root: Path, section: IndexSection, seed: int) -> None:
-    """Index every ``<corpus>.jsonl`` of a folder into a folder of the corpus's name.
+def build_indexes(chunks_root: Path, index_root: Path, section: IndexSection, seed: int, work: Path) -> None:
+    """Index every ``<corpus>.jsonl`` of a folder into a folder of the corpus's name; ``work`` is for unfinished work.
 
     Raises:
         ArtifactError: there are no chunk files, or one is empty.
@@ -61,65 +68,76 @@ def build_indexes(chunks_root: Path, index_root: Path, section: IndexSection, se
         if name not in corpora:
             raise UnknownNameError("corpus", name, corpora)
     for name, path in corpora.items():
-        build_index(path, index_root / name, section.of(name), seed)
+        build_index(path, index_root / name, section.of(name), seed, work / name)
 
 
-def build_index(chunks_path: Path, index_dir: Path, config: IndexConfig, seed: int) -> IndexManifest:
-    """Index a chunk file into ``index_dir``, replacing what is there, and return the manifest.
+def build_index(
+    chunks_path: Path, index_dir: Path, config: IndexConfig, seed: int, work: Path | None = None
+) -> IndexManifest:
+    """Index a chunk file, or a corpus in FlashRAG's layout, into ``index_dir``, replacing what is there.
+
+    Args:
+        chunks_path: where searching will read the passages; the manifest keeps the way there from the index.
+        index_dir: appears, or changes, in one moment at the end.
+        config: what is built.
+        seed: of whatever is drawn.
+        work: where encoding goes on after a kill, on the disk of ``index_dir``; a hidden folder beside it where not
+            given. Removed at the end.
 
     Raises:
-        ArtifactError: the chunk file is missing or empty.
-        RecordError: a line of it is not a chunk.
+        ArtifactError: the chunk file is missing, empty, or changed meanwhile; or the disk is full.
+        RecordError: a line of it is neither a chunk nor a FlashRAG document.
+        ConfigError: another process is building this folder, or a parameter does not fit the corpus.
     """
-    with atomic_directory(index_dir) as folder:
-        if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
-            raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
-        chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
-        Bm25Index.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
-        texts = [chunk.contents for chunk in chunks]
-        dimension = _build_dense(texts, folder, config, seed)
-        finished = IndexManifest(
-            chunks=os.path.relpath(chunks_path.resolve(), index_dir.resolve()),
-            chunks_bytes=chunks_path.stat().st_size,
-            chunks_sha256=sha256_file(chunks_path),
-            rows=len(texts),
-            config=config,
-            dimension=dimension,
-            fusion_weights=None,
-            seed=seed,
-            sizes_bytes=_sizes(folder),
-            versions={"faiss": faiss.__version__, **{library: version(library) for library in LIBRARIES}},
-        )
-        manifest.write_manifest(folder, finished)
-    return finished
+    work = work or index_dir.with_name(f".{index_dir.name}.work")
+    with only_writer(index_dir), full_disk_named(index_dir):
+        with atomic_directory(index_dir) as folder:
+            built = _fill(folder, chunks_path, index_dir, config, seed, work)
+            manifest.write_manifest(folder, built)
+        shutil.rmtree(work, ignore_errors=True)
+    return built
 
 
-def _build_dense(texts: list[str], folder: Path, config: IndexConfig, seed: int) -> int:
-    dense = folder / manifest.DENSE_FOLDER
-    dense.mkdir()
-    encoder = _prepare_encoder(texts, folder / manifest.ENCODER_FOLDER, config, seed)
-    vectors_ND = _encode(encoder, texts)
-    np.save(dense / VECTORS_FILE, vectors_ND)
-    build_vector_index(dense / VECTORS_FILE, dense, config.vectors, seed)
-    return vectors_ND.shape[1]
+def _fill(
+    folder: Path, chunks_path: Path, index_dir: Path, config: IndexConfig, seed: int, work: Path
+) -> IndexManifest:
+    """Make every file but the manifest, and return that."""
+    if not chunks_path.is_file():
+        raise ArtifactError(f"{chunks_path} does not exist; it should hold the passages to index.")
+    before = chunks_path.stat()
+    sha256 = sha256_file(chunks_path)
+    if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
+        raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
+    chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
+    Bm25Index.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+    dimension = _build_dense(folder, chunks, sha256, config, seed, work)
+    after = chunks_path.stat()
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise ArtifactError(f"{chunks_path} was changed while it was being indexed; run this again.")
+    return IndexManifest(
+        chunks=os.path.relpath(chunks_path.resolve(), index_dir.resolve()),
+        chunks_bytes=before.st_size,
+        chunks_sha256=sha256,
+        rows=len(chunks),
+        config=config,
+        dimension=dimension,
+        fusion_weights=None,
+        seed=seed,
+        sizes_bytes=_sizes(folder),
+        versions={"faiss": faiss.__version__, **{library: version(library) for library in LIBRARIES}},
+    )
 
 
-def _prepare_encoder(texts: list[str], folder: Path, config: IndexConfig, seed: int) -> Encoder:
-    if isinstance(config.encoder, TfidfSvdConfig):
-        fitted = TfidfSvdEncoder.fit(texts, config.encoder, seed)
-        fitted.save(folder)
-        return fitted
-    return TransformersEncoder(config.encoder)
-
-
-def _encode(encoder: Encoder, texts: list[str]) -> NDArray[np.float32]:
-    starts = range(0, len(texts), ENCODED_AT_ONCE)
-    with Meter("encode", len(texts), "chunks") as meter:
-        parts = []
-        for start in starts:
-            parts.append(encoder.encode(texts[start : start + ENCODED_AT_ONCE], "passage"))
-            meter.advance(len(parts[-1]))
-    return np.concatenate(parts)
+def _build_dense(
+    folder: Path, chunks: ChunkStore, chunks_sha256: str, config: IndexConfig, seed: int, work: Path
+) -> int:
+    """Encode all chunks, index the vectors and return their dimension."""
+    encoder_folder, vectors = folder / manifest.ENCODER_FOLDER, folder / manifest.DENSE_FOLDER / VECTORS_FILE
+    prepare_encoder(chunks, config.encoder, encoder_folder, seed)
+    encode_to_file(config.encoder, encoder_folder, chunks, chunks_sha256, vectors, work, config.encoding)
+    dimension = open_vector_file(vectors).dimension
+    build_vector_index(vectors, folder / manifest.DENSE_FOLDER, config.vectors, seed)
+    return dimension
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deepsearch_rl.retrieval.server.command import serve_command
+
 if TYPE_CHECKING:
     from deepsearch_rl.retrieval.searcher import Hit
 
@@ -27,8 +29,10 @@ Any file of passages in FlashRAG's layout will do, one JSON object a line: {"id"
     deepsearch retrieve search --index index "When did Philae land?"
     deepsearch retrieve search --index index --source "The Verge" --after 2023-10-01 "chip exports"
     deepsearch retrieve search --index index --retriever hybrid --json "comet" | jq .[0].id
+    deepsearch retrieve serve --index index --port 8000
 """,
 )
+app.command("serve")(serve_command)
 IndexFolder = Annotated[Path, typer.Option("--index", help="Folder that `retrieve build` wrote.")]
 
 
@@ -59,7 +63,8 @@ def build_command(
     config = IndexConfig.model_validate(
         {
             "bm25": {"engine": "builtin", "k1": k1, "b": b, "fields": {"contents": 1.0}},
-            "encoder": {"name": "tfidf_svd", "dimension": dimension},
+            "encoder": {"name": "tfidf_svd", "dimension": dimension, "fit_rows": 50_000, "max_terms": 50_000},
+            "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
             "vectors": {"kind": "flat"},
             "fusion": {"depth": 50, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5},
         }

@@ -9,6 +9,7 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json, write_json
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
+from deepsearch_rl.retrieval.encoders.encoding import EncodingConfig
 from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
@@ -26,6 +27,7 @@ class IndexConfig(Record):
 
     bm25: Bm25Config
     encoder: EncoderConfig
+    encoding: EncodingConfig
     vectors: VectorsConfig
     fusion: FusionConfig
 
