@@ -5,7 +5,7 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder
 
 TEXTS = ["a lander on a comet", "the river Danube", "a comet and its probe", "Vienna on the Danube"]
-SVD = TfidfSvdConfig(name="tfidf_svd", dimension=3)
+SVD = TfidfSvdConfig(name="tfidf_svd", dimension=3, fit_rows=100, max_terms=100)
 
 
 def test_tfidf_vectors_have_length_one_and_unknown_texts_length_zero():
@@ -23,7 +23,7 @@ def test_a_saved_tfidf_encoder_gives_the_same_vectors(tmp_path):
 
 
 def test_a_small_corpus_gets_fewer_dimensions_than_asked_for():
-    wide = TfidfSvdConfig(name="tfidf_svd", dimension=100)
+    wide = SVD.model_copy(update={"dimension": 100})
     assert TfidfSvdEncoder.fit(TEXTS, wide, seed=0).encode(["comet"], "query").shape == (1, 4)
 
 

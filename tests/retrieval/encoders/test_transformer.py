@@ -5,74 +5,77 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
+from pydantic import ValidationError
+from transformers import AutoModel, AutoTokenizer
 
-from deepsearch_rl.errors import ArtifactError, UnavailableError
-from deepsearch_rl.retrieval.encoders.transformer import TransformersConfig, TransformersEncoder
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.retrieval.encoders.transformer import TransformersEncoder
+from tests.retrieval.encoders.folders import transformers_config, write_bert
+
+TEXTS = ["comet", "a lander on a river on a comet on a river", "river", "a lander", "the probes on the city"]
 
 
 @pytest.fixture(scope="module")
 def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bert")
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        ":",
-        "query",
-        "passage",
-        "comet",
-        "lander",
-        "river",
-        "on",
-        "a",
-    ]
-    (folder / "vocab.txt").write_text("\n".join(words))
-    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(0)
-    shape = BertConfig(
-        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
-    )
-    BertModel(shape).save_pretrained(folder)
-    return folder
+    return write_bert(tmp_path_factory.mktemp("bert"))
 
 
-def transformers_config(folder: Path, **changes: object) -> TransformersConfig:
-    settings = {
-        "name": "transformers",
-        "model": str(folder),
-        "revision": None,
-        "query_prefix": "query: ",
-        "passage_prefix": "passage: ",
-        "max_tokens": 8,
-        "batch_size": 2,
-        "device": "cpu",
-        "dtype": "float32",
-    }
-    return TransformersConfig.model_validate({**settings, **changes})
-
-
-def test_a_transformers_folder_is_mean_pooled_over_the_prefixed_text(bert_folder):
-    tokens = AutoTokenizer.from_pretrained(bert_folder)("query: a comet", return_tensors="pt")
+def reference(folder: Path, text: str, pooling: str) -> np.ndarray:
+    tokens = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
     with torch.inference_mode():
-        pooled = AutoModel.from_pretrained(bert_folder)(**tokens).last_hidden_state[0].mean(0)
-    expected = torch.nn.functional.normalize(pooled, dim=0).numpy()
-    [vector] = TransformersEncoder(transformers_config(bert_folder)).encode(["a comet"], "query")
-    assert vector == pytest.approx(expected, abs=1e-5)
+        hidden_TD = AutoModel.from_pretrained(folder)(**tokens).last_hidden_state[0]
+    return torch.nn.functional.normalize(hidden_TD[0] if pooling == "cls" else hidden_TD.mean(0), dim=0).numpy()
 
 
-def test_padding_and_batching_do_not_change_a_vector(bert_folder):
-    texts = ["comet", "a lander on a river on a comet on a river", "river", "a lander"]
-    batched_ND = TransformersEncoder(transformers_config(bert_folder, batch_size=3)).encode(texts, "passage")
-    single = TransformersEncoder(transformers_config(bert_folder, batch_size=1))
-    assert batched_ND == pytest.approx(np.vstack([single.encode([text], "passage") for text in texts]), abs=1e-5)
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_tokens_are_pooled_over_the_prefixed_text(bert_folder, pooling):
+    encoder = TransformersEncoder(transformers_config(bert_folder, pooling=pooling))
+    [vector] = encoder.encode(["a comet"], "query")
+    assert vector == pytest.approx(reference(bert_folder, "query: a comet", pooling), abs=1e-5)
+    assert not np.allclose(vector, reference(bert_folder, "a comet", pooling), atol=1e-2)
 
 
-def test_queries_and_passages_get_different_prefixes(bert_folder):
+@pytest.mark.parametrize("batch_tokens", [1, 30, 1000])
+def test_a_vector_does_not_depend_on_its_neighbours(bert_folder, batch_tokens):
+    batched_ND = TransformersEncoder(transformers_config(bert_folder, batch_tokens=batch_tokens)).encode(TEXTS, "query")
+    alone = TransformersEncoder(transformers_config(bert_folder))
+    assert batched_ND == pytest.approx(np.vstack([alone.encode([text], "query") for text in TEXTS]), abs=1e-5)
+
+
+def test_each_side_has_its_own_prefix(bert_folder):
     encoder = TransformersEncoder(transformers_config(bert_folder))
-    assert not np.allclose(encoder.encode(["comet"], "query"), encoder.encode(["comet"], "passage"))
+    plain = TransformersEncoder(transformers_config(bert_folder, query_prefix="", passage_prefix=""))
+    for kind in ("query", "passage"):
+        expected_ND = plain.encode([f"{kind}: comet"], "query")
+        assert encoder.encode(["comet"], kind) == pytest.approx(expected_ND, abs=1e-6)
+    assert not np.allclose(encoder.encode(["comet"], "query"), encoder.encode(["comet"], "passage"), atol=1e-2)
+
+
+def test_what_lies_behind_max_tokens_is_not_read(bert_folder):
+    encoder = TransformersEncoder(transformers_config(bert_folder, max_tokens=6))
+    cut, longer, shorter = encoder.encode(["a comet", "a comet river city", "comet"], "query")  # [CLS] query : a comet [SEP]
+    assert longer == pytest.approx(cut, abs=1e-5)
+    assert not np.allclose(shorter, cut, atol=1e-2)
+
+
+def test_blank_texts_are_zero_and_others_are_unaffected(bert_folder):
+    vectors_ND = TransformersEncoder(transformers_config(bert_folder)).encode(["", "comet", " \n"], "query")
+    assert np.linalg.norm(vectors_ND, axis=1) == pytest.approx([0, 1, 0], abs=1e-6)
+
+
+def test_any_unicode_is_encoded(bert_folder):
+    texts = ["Žižkov 🚀 彗星", "half a pair \ud83d of surrogates", "\x00\u202e", "e\u0301" * 500]
+    vectors_ND = TransformersEncoder(transformers_config(bert_folder)).encode(texts, "query")
+    assert np.linalg.norm(vectors_ND, axis=1) == pytest.approx(np.ones(4), abs=1e-6)
+
+
+def test_no_texts_give_no_vectors(bert_folder):
+    assert TransformersEncoder(transformers_config(bert_folder)).encode([], "query").shape == (0, 16)
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused(bert_folder):
+    with pytest.raises(ConfigError, match="reads 64"):
+        TransformersEncoder(transformers_config(bert_folder, max_tokens=65))
 
 
 def test_a_folder_without_an_encoder_is_refused(tmp_path):
@@ -80,7 +83,20 @@ def test_a_folder_without_an_encoder_is_refused(tmp_path):
         TransformersEncoder(transformers_config(tmp_path))
 
 
+def test_half_precision_is_refused_on_a_cpu(bert_folder):
+    with pytest.raises(ValidationError, match="slower than float32"):
+        transformers_config(bert_folder, dtype="bfloat16")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_missing_gpu_is_named(bert_folder):
     with pytest.raises(UnavailableError, match="torch finds none"):
-        TransformersEncoder(transformers_config(bert_folder, device="cuda"))
+        TransformersEncoder(transformers_config(bert_folder, device="cuda", dtype="float16"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_on_a_gpu_is_close_to_full_precision(bert_folder, dtype):
+    exact_ND = TransformersEncoder(transformers_config(bert_folder)).encode(TEXTS, "query")
+    half_ND = TransformersEncoder(transformers_config(bert_folder, device="cuda", dtype=dtype)).encode(TEXTS, "query")
+    assert (exact_ND * half_ND).sum(1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-2)

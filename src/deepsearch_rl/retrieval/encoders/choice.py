@@ -1,18 +1,36 @@
 """Which encoder an index is built and searched with."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
+from deepsearch_rl.records import Chunk
 from deepsearch_rl.retrieval.encoders.encoder import Encoder
-from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder
+from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder, sample_texts
 from deepsearch_rl.retrieval.encoders.transformer import TransformersConfig, TransformersEncoder
 
-EncoderConfig = Annotated[TfidfSvdConfig | TransformersConfig, Field(discriminator="name")]
+AnyEncoderConfig = TfidfSvdConfig | TransformersConfig
+EncoderConfig = Annotated[AnyEncoderConfig, Field(discriminator="name")]
 
 
-def open_encoder(config: TfidfSvdConfig | TransformersConfig, folder: Path) -> Encoder:
+def prepare_encoder(chunks: Sequence[Chunk], config: AnyEncoderConfig, folder: Path, seed: int) -> Encoder:
+    """Make ``folder`` with what the encoder learns from the chunks (nothing, where it has weights), and open it.
+
+    A bounded sample of the chunks is read, so that memory does not grow with their number.
+
+    Raises:
+        ConfigError: no chunk of the sample holds a single term.
+    """
+    if isinstance(config, TfidfSvdConfig):
+        TfidfSvdEncoder.fit(sample_texts(chunks, config.fit_rows, seed), config, seed).save(folder)
+    else:
+        folder.mkdir(parents=True)
+    return open_encoder(config, folder)
+
+
+def open_encoder(config: AnyEncoderConfig, folder: Path) -> Encoder:
     """The encoder of an index; ``folder`` holds what it learnt from the chunks, if it learns."""
     if isinstance(config, TfidfSvdConfig):
         return TfidfSvdEncoder.load(folder)

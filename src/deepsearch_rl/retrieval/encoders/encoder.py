@@ -1,10 +1,11 @@
 """What every encoder promises.
 
 All give L2-normalised float32 vectors, so that an inner product is a cosine. A text in which an encoder sees nothing
-becomes the zero vector, which matches nothing.
+becomes the zero vector, which matches nothing; a blank text is one in every encoder. A text's vector does not depend on
+the texts beside it, but for the rounding of floats.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -16,9 +17,30 @@ Kind = Literal["query", "passage"]
 class Encoder(Protocol):
     """Turns texts into vectors."""
 
+    @property
+    def dimension(self) -> int:
+        """D, the length of every vector."""
+        ...
+
     def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
         """L2-normalised embeddings_ND of N texts; ``kind`` says which side of the search they stand on."""
         ...
+
+
+def encode_readable(
+    texts: Sequence[str], dimension: int, encode: Callable[[list[str]], NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """Normalised embeddings_ND: ``encode`` for the texts that hold something, zeros for the blank ones.
+
+    Half of a surrogate pair, which JSON can carry and UTF-8 cannot, becomes a question mark, because tokenizers and
+    servers refuse it.
+    """
+    embeddings_ND = np.zeros((len(texts), dimension), dtype=np.float32)
+    rows_M = [row for row, text in enumerate(texts) if text.strip()]
+    if rows_M:
+        readable = [texts[row].encode("utf-8", "replace").decode("utf-8") for row in rows_M]
+        embeddings_ND[rows_M] = normalise_rows(encode(readable))
+    return embeddings_ND
 
 
 def normalise_rows(vectors_ND: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,9 +1,15 @@
-"""Latent semantic analysis: a weightless encoder that learns its vocabulary and its axes from the chunks themselves."""
+"""Latent semantic analysis: a weightless encoder that learns its vocabulary and its axes from the chunks themselves.
+
+It learns from a sample of bounded size, and from its most frequent terms alone, so that memory does not grow with the
+corpus; a corpus below both bounds is learnt from whole.
+"""
 
 import json
+import random
 import zipfile
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -13,7 +19,7 @@ from pydantic import Field
 from scipy.sparse import csr_matrix
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.records import Record
+from deepsearch_rl.records import Chunk, Record
 from deepsearch_rl.retrieval.encoders.encoder import Kind, normalise_rows
 from deepsearch_rl.retrieval.sparse.analysis import analyse
 
@@ -23,6 +29,8 @@ class TfidfSvdConfig(Record):
 
     name: Literal["tfidf_svd"]
     dimension: int = Field(ge=1, description="singular vectors kept; fewer where the corpus has a lower rank")
+    fit_rows: int = Field(ge=1, description="chunks that are learnt from, drawn by seed; all where there are fewer")
+    max_terms: int = Field(ge=1, description="the sample's most frequent terms are known, the others are not")
 
 
 class TfidfSvdEncoder:
@@ -34,34 +42,43 @@ class TfidfSvdEncoder:
         self._vocabulary, self._idf_V, self._projection_VD = vocabulary, idf_V, projection_VD
 
     @classmethod
-    def fit(cls, texts: Sequence[str], config: TfidfSvdConfig, seed: int) -> Self:
-        """Learn vocabulary, document frequencies and projection from the corpus; equal inputs give equal arrays.
+    def fit(cls, texts: Iterable[str], config: TfidfSvdConfig, seed: int) -> Self:
+        """Learn vocabulary, document frequencies and projection from texts; equal inputs give equal arrays.
 
         Raises:
             ConfigError: no text holds a single term.
         """
         from sklearn.decomposition import TruncatedSVD  # noqa: PLC0415 - needed for fitting alone, costs a second
 
-        documents = [Counter(analyse(text)) for text in texts]
-        frequencies = Counter(term for document in documents for term in document)
-        if not frequencies:
+        seen: dict[str, int] = {}
+        counts_NV = _count_terms(texts, seen, grow=True)
+        if not seen:
             raise ConfigError("there is nothing to encode: no chunk holds a word that is not a stop word.")
-        vocabulary = {term: column for column, term in enumerate(sorted(frequencies))}
-        counts_V = np.array([frequencies[term] for term in vocabulary], dtype=np.float32)
-        idf_V = np.log((1 + len(documents)) / (1 + counts_V)) + 1
-        weights_NV = _tfidf(documents, vocabulary, idf_V)
-        rank = min(config.dimension, len(documents), len(vocabulary))
-        components_DV = np.asarray(TruncatedSVD(rank, random_state=seed).fit(weights_NV).components_)
+        terms = list(seen)
+        frequencies_V = np.bincount(counts_NV.indices, minlength=len(terms))
+        frequent = sorted(range(len(terms)), key=lambda column: (-frequencies_V[column], terms[column]))
+        kept = sorted(frequent[: config.max_terms], key=terms.__getitem__)
+        counts_NV = counts_NV[:, kept]
+        documents = len(counts_NV.indptr) - 1
+        idf_V = (np.log((1 + documents) / (1 + frequencies_V[kept].astype(np.float32))) + 1).astype(np.float32)
+        rank = min(config.dimension, documents, len(kept))
+        components_DV = np.asarray(TruncatedSVD(rank, random_state=seed).fit(_tfidf(counts_NV, idf_V)).components_)
+        vocabulary = {terms[column]: position for position, column in enumerate(kept)}
         return cls(vocabulary, idf_V, np.ascontiguousarray(components_DV.T, dtype=np.float32))
 
+    @property
+    def dimension(self) -> int:
+        """Number of singular vectors."""
+        return self._projection_VD.shape[1]
+
     def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:  # noqa: ARG002 - both sides are alike
-        """Embeddings_ND of N texts; queries and passages are treated alike."""
-        weights_NV = _tfidf([Counter(analyse(text)) for text in texts], self._vocabulary, self._idf_V)
+        """Embeddings_ND of N texts; queries and passages are treated alike, unknown terms are not seen."""
+        weights_NV = _tfidf(_count_terms(texts, self._vocabulary, grow=False), self._idf_V)
         return normalise_rows(np.asarray(weights_NV @ self._projection_VD))
 
     def save(self, folder: Path) -> None:
         """Write ``vocabulary.json`` and ``projection.npz`` (plain arrays, no pickle)."""
-        folder.mkdir()
+        folder.mkdir(parents=True)
         (folder / "vocabulary.json").write_text(json.dumps(list(self._vocabulary)), encoding="utf-8")
         np.savez(folder / "projection.npz", idf_V=self._idf_V, projection_VD=self._projection_VD)
 
@@ -80,19 +97,38 @@ class TfidfSvdEncoder:
             raise ArtifactError(f"the encoder in {folder} cannot be read ({error}); build the index again.") from error
 
 
-def _tfidf(documents: Sequence[Counter[str]], vocabulary: dict[str, int], idf_V: NDArray[np.float32]) -> csr_matrix:
-    """L2-normalised weights_NV, ``(1 + ln count) * idf``; terms outside the vocabulary are dropped."""
-    columns: list[int] = []
-    counts: list[int] = []
-    ends = [0]
-    for document in documents:
-        known = sorted((vocabulary[term], count) for term, count in document.items() if term in vocabulary)
-        columns += [column for column, _ in known]
-        counts += [count for _, count in known]
-        ends.append(len(columns))
-    columns_M = np.array(columns, dtype=np.int32)
-    weights_M = (1 + np.log(np.array(counts, dtype=np.float32))) * idf_V[columns_M]
-    rows_M = np.repeat(np.arange(len(documents)), np.diff(ends))
-    norms_N = np.sqrt(np.bincount(rows_M, weights_M**2, minlength=len(documents)))
+def sample_texts(chunks: Sequence[Chunk], rows: int, seed: int) -> Iterator[str]:
+    """The contents of at most ``rows`` chunks, drawn without replacement, in the order of the chunk file."""
+    if len(chunks) <= rows:
+        yield from (chunk.contents for chunk in chunks)
+        return
+    for row in sorted(random.Random(seed).sample(range(len(chunks)), rows)):
+        yield chunks[row].contents
+
+
+def _count_terms(texts: Iterable[str], vocabulary: dict[str, int], grow: bool) -> csr_matrix:
+    """How often each term of the vocabulary occurs, counts_NV; ``grow`` adds unknown terms instead of dropping them.
+
+    The counts lie in flat arrays, a twentieth of what as many Python objects would take.
+    """
+    columns_M, counts_M, ends = array("i"), array("f"), array("q", [0])
+    for text in texts:
+        for term, count in Counter(analyse(text)).items():
+            column = vocabulary.setdefault(term, len(vocabulary)) if grow else vocabulary.get(term)
+            if column is not None:
+                columns_M.append(column)
+                counts_M.append(count)
+        ends.append(len(columns_M))
+    parts = (np.array(counts_M, dtype=np.float32), np.array(columns_M, dtype=np.int32), np.array(ends))
+    return csr_matrix(parts, shape=(len(ends) - 1, len(vocabulary)))
+
+
+def _tfidf(counts_NV: csr_matrix, idf_V: NDArray[np.float32]) -> csr_matrix:
+    """L2-normalised weights_NV, ``(1 + ln count) * idf``."""
+    counts_NV.sort_indices()
+    weights_M = (1 + np.log(counts_NV.data)) * idf_V[counts_NV.indices]
+    documents = len(counts_NV.indptr) - 1
+    rows_M = np.repeat(np.arange(documents), np.diff(counts_NV.indptr))
+    norms_N = np.sqrt(np.bincount(rows_M, weights_M**2, minlength=documents))
     scaled_M = (weights_M / norms_N[rows_M]).astype(np.float32)
-    return csr_matrix((scaled_M, columns_M, np.array(ends)), shape=(len(documents), len(vocabulary)))
+    return csr_matrix((scaled_M, counts_NV.indices, counts_NV.indptr), shape=counts_NV.shape)

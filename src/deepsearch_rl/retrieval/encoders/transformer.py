@@ -1,84 +1,101 @@
-"""Any transformers encoder folder, e.g. e5-base-v2."""
+"""Encoders that transformers loads: any sentence-transformers folder (e5, bge, MiniLM, ...) or a plain one."""
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import model_validator
 
-from deepsearch_rl.errors import ArtifactError, UnavailableError
-from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.retrieval.encoders.encoder import Kind, normalise_rows
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.retrieval.encoders.batching import embed_by_length
+from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
+from deepsearch_rl.retrieval.encoders.model_folder import ModelFolder, ModelFolderConfig, read_model_folder
 
-ItemT = TypeVar("ItemT")
 
-
-class TransformersConfig(Record):
-    """A transformers encoder with its tokenizer, e.g. e5-base-v2."""
+class TransformersConfig(ModelFolderConfig):
+    """An encoder with its tokenizer, computed by torch."""
 
     name: Literal["transformers"]
-    model: NonEmpty = Field(description="a local folder, or a hub repository")
-    revision: NonEmpty | None = Field(
-        description="commit of the hub repository; null for a folder, where no hub is asked"
-    )
-    query_prefix: str = Field(description="put before every query; 'query: ' for e5")
-    passage_prefix: str = Field(description="put before every passage; 'passage: ' for e5")
-    max_tokens: int = Field(ge=1, description="longer texts are cut")
-    batch_size: int = Field(ge=1)
-    device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "float16", "bfloat16"]
+
+    @model_validator(mode="after")
+    def _full_precision_on_a_cpu(self) -> "TransformersConfig":
+        if self.device == "cpu" and self.dtype != "float32":
+            raise ValueError(f"dtype {self.dtype} is for device cuda: CPUs emulate it, slower than float32")
+        return self
 
 
 class TransformersEncoder:
-    """Mean pooling over an encoder's last hidden states, with a prefix per side (E5, Wang et al. 2022)."""
+    """Pooled last hidden states of a BERT-like encoder, with a prefix per side (E5, Wang et al. 2022)."""
 
     def __init__(self, config: TransformersConfig) -> None:
-        """Load the model; only a configured revision is ever downloaded.
+        """Load the model and set torch's number of threads, which is the process's.
 
         Raises:
-            UnavailableError: the device is ``cuda`` and there is none.
-            ArtifactError: the folder or repository holds no loadable encoder.
+            UnavailableError: the device is ``cuda`` and there is none, or a hub's revision is not here.
+            ArtifactError: the folder holds no loadable encoder.
+            ConfigError: pooling or length do not fit the folder.
         """
         import torch  # noqa: PLC0415 - seconds to import, needed by this encoder alone
-        from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415
 
         if config.device == "cuda" and not torch.cuda.is_available():
             raise UnavailableError(
                 f"the encoder {config.model} is to run on a GPU (index.encoder.device: cuda), and torch finds none; "
                 f"attach one or set the device to cpu."
             )
-        source = {"revision": config.revision} if config.revision else {"local_files_only": True}
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(config.model, **source)
-            model = AutoModel.from_pretrained(config.model, dtype=getattr(torch, config.dtype), **source)
-        except (OSError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ArtifactError(f"{config.model} holds no encoder that transformers can load: {reason}") from error
-        self._model = model.to(config.device).eval()
-        self._config = config
+        torch.set_num_threads(config.threads)
+        self._config, self._folder = config, read_model_folder(config, "*.safetensors")
+        self._tokenizer, self._model = _load(self._folder, getattr(torch, config.dtype))
+        self._model.to(config.device).eval()
+        self._max_tokens = _max_tokens(self._folder, self._tokenizer, self._model)
+
+    @property
+    def dimension(self) -> int:
+        """The model's hidden size."""
+        return self._model.config.hidden_size
 
     def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
-        """Embeddings_ND of N texts, each with its side's prefix, batched by length so that little is padded."""
-        prefix = self._config.query_prefix if kind == "query" else self._config.passage_prefix
-        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        vectors_ND = np.zeros((len(texts), self._model.config.hidden_size), dtype=np.float32)
-        for batch in _batches(order, self._config.batch_size):
-            vectors_ND[batch] = self._pooled([prefix + texts[index] for index in batch])
-        return normalise_rows(vectors_ND)
+        """Embeddings_ND of N texts, each with its side's prefix; blank texts are zero."""
+        return encode_readable(texts, self.dimension, lambda readable: self._embed_texts(readable, kind))
 
-    def _pooled(self, texts: list[str]) -> NDArray[np.float32]:
+    def _embed_texts(self, texts: list[str], kind: Kind) -> NDArray[np.float32]:
+        prompted = self._folder.prompted(texts, kind)
+        tokens = self._tokenizer(prompted, truncation=True, max_length=self._max_tokens)["input_ids"]
+        return embed_by_length(tokens, self._config.batch_tokens, self._tokenizer.pad_token_id or 0, self._embed)
+
+    def _embed(self, ids_BT: NDArray[np.int64], mask_BT: NDArray[np.int64]) -> NDArray[np.float32]:
         import torch  # noqa: PLC0415
 
-        tokens = self._tokenizer(
-            texts, padding=True, truncation=True, max_length=self._config.max_tokens, return_tensors="pt"
-        ).to(self._config.device)
+        ids, mask = (torch.from_numpy(array_BT).to(self._config.device) for array_BT in (ids_BT, mask_BT))
         with torch.inference_mode():
-            hidden_BTD = self._model(**tokens).last_hidden_state.float()
-        mask_BT1 = tokens["attention_mask"].unsqueeze(-1).float()
-        pooled_BD = (hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1).clamp(min=1)
-        return pooled_BD.cpu().numpy()
+            hidden_BTD = self._model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+            if self._folder.pooling == "cls":
+                return hidden_BTD[:, 0].cpu().numpy()
+            mask_BT1 = mask.unsqueeze(-1).float()
+            return ((hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1)).cpu().numpy()
 
 
-def _batches(items: Sequence[ItemT], size: int) -> Iterator[Sequence[ItemT]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+def _load(folder: ModelFolder, dtype: Any) -> tuple[Any, Any]:
+    """Tokenizer and model; transformers leaves both untyped."""
+    from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415 - seconds to import
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder.transformer, local_files_only=True)
+        model = AutoModel.from_pretrained(folder.transformer, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ArtifactError(f"{folder.root} holds no encoder that transformers can load: {reason}") from error
+    if model.config.is_encoder_decoder:
+        raise ArtifactError(f"{folder.root} holds an encoder with a decoder; only plain encoders can be used here.")
+    return tokenizer, model
+
+
+def _max_tokens(folder: ModelFolder, tokenizer: Any, model: Any) -> int:
+    positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
+    if any(family in model.config.model_type for family in ("roberta", "mpnet", "camembert")):
+        positions -= tokenizer.pad_token_id + 1  # these count positions from behind the padding's
+    limit = min(positions, tokenizer.model_max_length)
+    if (folder.max_tokens or limit) > positions:
+        raise ConfigError(f"max_tokens is {folder.max_tokens}, and the encoder in {folder.root} reads {positions}.")
+    return folder.max_tokens or limit

@@ -1,0 +1,75 @@
+"""Tiny encoders with random weights, in the layouts that real ones are published in."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import BertConfig, BertModel, BertTokenizerFast
+
+from deepsearch_rl.records import Chunk, ChunkMetadata
+from deepsearch_rl.retrieval.encoders.transformer import TransformersConfig
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*SPECIAL, ":", "query", "passage", "comet", "lander", "river", "on", "a", "the", "probe", "##s", "city"]
+
+
+def write_bert(folder: Path, seed: int = 0, positions: int = 64) -> Path:
+    """A plain transformers folder: tokenizer and a one-layer BERT of 16 dimensions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(seed)
+    shape = BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        initializer_range=0.5,  # far from the zero function, so that vectors differ
+        max_position_embeddings=positions,
+    )
+    BertModel(shape).save_pretrained(folder)
+    return folder
+
+
+def write_sentence_bert(root: Path, transformer: str = "", pooling: dict | None = None, **files: object) -> Path:
+    """A sentence-transformers folder; ``files`` are further JSON files by stem, of the transformer or of the root."""
+    write_bert(root / transformer)
+    types = {"Transformer": transformer, "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for index, (name, path) in enumerate(types.items())
+    ]
+    write(root / "modules.json", modules)
+    write(root / "1_Pooling" / "config.json", pooling or {"word_embedding_dimension": 16})
+    for name, value in files.items():
+        write(root / (transformer if name == "sentence_bert_config" else "") / f"{name}.json", value)
+    return root
+
+
+def write(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def transformers_config(folder: Path, **changes: object) -> TransformersConfig:
+    settings = {
+        "name": "transformers",
+        "model": str(folder),
+        "revision": None,
+        "pooling": "mean",
+        "query_prefix": "query: ",
+        "passage_prefix": "passage: ",
+        "max_tokens": 12,
+        "batch_tokens": 64,
+        "threads": 1,
+        "device": "cpu",
+        "dtype": "float32",
+    }
+    return TransformersConfig.model_validate({**settings, **changes})
+
+
+def make_chunks(texts: Sequence[str]) -> list[Chunk]:
+    where = ChunkMetadata(doc_id="d", doc_chunks=1, doc_chunk_id=0)
+    return [Chunk(id=f"c{row}", contents=text, metadata=where) for row, text in enumerate(texts)]
