@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from deepsearch_rl import __version__, doctor, summary
+from deepsearch_rl.corpora.cli import datasets_command
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.evaluation import cli as evaluation
 from deepsearch_rl.retrieval.cli import app as retrieval_commands
@@ -83,6 +84,7 @@ def summary_command(profile: Profile = "tiny") -> None:
     typer.echo(summary.render(Path(), profile))
 
 
+app.command("datasets")(datasets_command)
 app.command("score")(evaluation.score_command)
 app.command("compare")(evaluation.compare_command)
 

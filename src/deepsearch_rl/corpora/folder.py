@@ -7,12 +7,25 @@ from pathlib import Path
 
 from pydantic import Field
 
-from deepsearch_rl.corpora import flashrag, hotpotqa, multihoprag, musique, twowiki, wiki18
+from deepsearch_rl.corpora import (
+    bamboogle,
+    flashrag,
+    graphrag_bench,
+    hotpotqa,
+    multihoprag,
+    musique,
+    nq,
+    popqa,
+    triviaqa,
+    twowiki,
+    wiki18,
+)
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.records import Document, Question, Record
 
 CORPUS_FORMATS: Mapping[str, Callable[[Path], Iterable[Document]]] = {
     "flashrag": flashrag.read_documents,
+    "graphrag_bench": graphrag_bench.read_documents,
     "multihoprag": multihoprag.read_documents,
     "wiki18": wiki18.read_documents,
 }
@@ -22,20 +35,25 @@ QUESTION_FORMATS: Mapping[str, Callable[[Path], Iterable[Question]]] = {
     "musique": musique.read_questions,
     "2wikimultihopqa": twowiki.read_questions,
     "hotpotqa": hotpotqa.read_questions,
+    "nq": nq.read_questions,
+    "triviaqa": triviaqa.read_questions,
+    "popqa": popqa.read_questions,
+    "bamboogle": bamboogle.read_questions,
+    "graphrag_bench": graphrag_bench.read_questions,
 }
 
 
 class CorpusSource(Record):
     """One corpus."""
 
-    format: str = Field(description="flashrag, multihoprag or wiki18")
+    format: str = Field(description="a key of CORPUS_FORMATS; `deepsearch datasets` lists them")
     path: Path = Field(description="file (multihoprag: folder) below the root")
 
 
 class QuestionSource(Record):
     """Splits cut from one file of questions."""
 
-    format: str = Field(description="flashrag, multihoprag, musique, 2wikimultihopqa or hotpotqa")
+    format: str = Field(description="a key of QUESTION_FORMATS; `deepsearch datasets` lists them")
     path: Path = Field(description="file (multihoprag: folder) below the root")
     shuffle_seed: int | None = Field(description="seed of a shuffle before splitting; null keeps the file's order")
     splits: dict[str, int | None] = Field(

@@ -9,8 +9,25 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from deepsearch_rl.corpora.card import FLASHRAG, DatasetCard
 from deepsearch_rl.corpora.flashrag import QuestionRow, read_rows
 from deepsearch_rl.records import Question
+
+CARD = DatasetCard(
+    name="hotpotqa",
+    holds="two-hop bridge and comparison questions",
+    paper="Yang et al. 2018, arXiv 1809.09600",
+    repository=FLASHRAG[0],
+    revision=FLASHRAG[1],
+    files=("hotpotqa/dev.jsonl",),
+    licence="CC BY-SA 4.0",
+    sample={
+        "id": "dev_0",
+        "question": "Were Scott Derrickson and Ed Wood of the same nationality?",
+        "golden_answers": ["yes"],
+        "metadata": {"type": "comparison", "supporting_facts": {"title": ["Scott Derrickson", "Ed Wood"]}},
+    },
+)
 
 
 class SupportingFacts(BaseModel):

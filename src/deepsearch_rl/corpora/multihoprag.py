@@ -13,10 +13,30 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
+from deepsearch_rl.corpora.card import DatasetCard
 from deepsearch_rl.errors import ArtifactError, RecordError
 from deepsearch_rl.records import Document, Evidence, NonEmpty, Question, QuestionMetadata
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+CARD = DatasetCard(
+    name="multihoprag",
+    holds="609 news articles, and questions over two to four of them with gold evidence",
+    paper="Tang & Yang 2024, arXiv 2401.15391",
+    repository="yixuantt/MultiHopRAG",
+    revision="71ac0d0bd1f951d2d6b70311f7d2ae404e1ffa82",
+    files=("README.md", "corpus.json", "MultiHopRAG.json"),
+    licence="ODC-BY 1.0",
+    sample={
+        "query": "Who ...?",
+        "answer": "Sam Bankman-Fried",
+        "question_type": "inference_query",
+        "evidence_list": [
+            {"title": "...", "source": "The Verge", "published_at": "2023-10-04T12:00:00+00:00", "fact": "..."}
+        ],
+    },
+)
 
 
 class Article(BaseModel):

@@ -9,8 +9,25 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from deepsearch_rl.corpora.card import FLASHRAG, DatasetCard
 from deepsearch_rl.corpora.flashrag import QuestionRow, read_rows
 from deepsearch_rl.records import Question
+
+CARD = DatasetCard(
+    name="musique",
+    holds="questions composed of two to four single hops",
+    paper="Trivedi et al. 2022, arXiv 2108.00573",
+    repository=FLASHRAG[0],
+    revision=FLASHRAG[1],
+    files=("musique/dev.jsonl",),
+    licence="CC BY 4.0",
+    sample={
+        "id": "dev_0",
+        "question": "Who is the spouse of the Green performer?",
+        "golden_answers": ["Miquette Giraudy"],
+        "metadata": {"question_decomposition": [{"support_paragraph": {"title": "Green"}}]},
+    },
+)
 
 
 class Paragraph(BaseModel):

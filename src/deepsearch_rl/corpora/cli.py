@@ -1,0 +1,35 @@
+"""`deepsearch datasets`: what public data can be read, and how a profile asks for it."""
+
+import json
+from typing import Annotated
+
+import typer
+
+Name = Annotated[str | None, typer.Argument(help="A data set; without one, all are listed.", show_default=False)]
+
+
+def datasets_command(name: Name = None) -> None:
+    r"""List the data sets that can be read, or show one: source, licence, a row, and the params that fetch it.
+
+    \b
+        deepsearch datasets
+        deepsearch datasets popqa
+    """
+    from deepsearch_rl.corpora.catalogue import CARDS, find_card  # noqa: PLC0415 - imports every loader
+
+    if name is None:
+        width = max(map(len, CARDS))
+        typer.echo("\n".join(f"{card.name:{width}}  {card.holds} ({card.licence})" for card in CARDS.values()))
+        return
+    card = find_card(name)
+    revision = card.revision or "<a commit of your choice: none was seen when the loader was written>"
+    typer.echo(
+        f"{card.name}: {card.holds}\n"
+        f"paper:    {card.paper}\n"
+        f"licence:  {card.licence}\n"
+        f"hub:      {card.repository} at {revision}\n"
+        f"files:    {', '.join(card.files)}\n"
+        f"a row:    {json.dumps(card.sample, ensure_ascii=False)}\n\n"
+        "In a profile's params.yaml, under `download`: `hub.repositories` fetches files, `folder` reads them with "
+        f"`format: {card.name}` (profiles/gpu/params.yaml shows both)."
+    )

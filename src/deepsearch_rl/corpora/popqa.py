@@ -1,0 +1,25 @@
+"""PopQA in FlashRAG's layout (Mallen et al. 2023, arXiv 2212.10511): facts about mostly little-known entities."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from deepsearch_rl.corpora.card import FLASHRAG, DatasetCard
+from deepsearch_rl.corpora.flashrag import QuestionRow, read_rows
+from deepsearch_rl.records import Question
+
+CARD = DatasetCard(
+    name="popqa",
+    holds="single-hop questions about entities of all popularities",
+    paper="Mallen et al. 2023, arXiv 2212.10511",
+    repository=FLASHRAG[0],
+    revision=FLASHRAG[1],
+    files=("popqa/test.jsonl",),
+    licence="MIT (the authors' repository)",
+    sample={"id": "test_0", "question": "What is the capital of Columbia County?", "golden_answers": ["Bloomsburg"]},
+)
+
+
+def read_questions(path: Path) -> Iterator[Question]:
+    """Yield the questions of a file; all are single-hop."""
+    for row in read_rows(path, QuestionRow):
+        yield row.record(question_type="1_hop", **(row.model_extra or {}))

@@ -1,0 +1,111 @@
+"""Every public data set: its card's row goes through its loader, and so does the real file where it is at hand."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from typer.testing import CliRunner
+
+from deepsearch_rl.cli import app
+from deepsearch_rl.corpora import graphrag_bench
+from deepsearch_rl.corpora.catalogue import CARDS, find_card
+from deepsearch_rl.corpora.folder import CORPUS_FORMATS, QUESTION_FORMATS
+from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
+
+REAL_QUESTIONS = {
+    "2wikimultihopqa": ("2wikimultihopqa/dev", 1117),
+    "bamboogle": ("searchr1/bamboogle", 125),
+    "graphrag_bench": ("graphrag_bench/questions_novel", 2010),
+    "hotpotqa": ("hotpotqa/dev", 5553),
+    "musique": ("musique/dev", 910),
+    "nq": ("searchr1/nq", 688),
+    "popqa": ("searchr1/popqa", 1946),
+    "triviaqa": ("searchr1/triviaqa", 825),
+}
+REAL_CORPORA = {"graphrag_bench": ("graphrag_bench/corpus_novel", 20), "wiki18": ("wiki18/sample1000", 1000)}
+
+
+def test_every_format_of_a_public_data_set_has_a_card() -> None:
+    assert set(CARDS) | {"flashrag"} == set(CORPUS_FORMATS) | set(QUESTION_FORMATS)
+
+
+@pytest.mark.parametrize("name", sorted(set(QUESTION_FORMATS) - {"flashrag", "multihoprag"}))
+def test_the_row_on_the_card_is_one_that_the_loader_reads(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(CARDS[name].sample) + "\n")
+    [question] = QUESTION_FORMATS[name](path)
+    assert question.question == CARDS[name].sample["question"]
+    assert question.golden_answers
+
+
+def test_the_article_on_wiki18s_card_is_one_that_the_loader_reads(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(CARDS["wiki18"].sample) + "\n")
+    [document] = CORPUS_FORMATS["wiki18"](path)
+    assert document.title == '"Aaron"'
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("name", REAL_QUESTIONS)
+def test_the_real_questions_are_read_whole_and_their_ids_differ(real_data: Path, name: str) -> None:
+    file, count = REAL_QUESTIONS[name]
+    questions = list(QUESTION_FORMATS[name](real_data / f"{file}.jsonl.gz"))
+    assert len(questions) == len({question.id for question in questions}) == count
+    assert all(question.golden_answers for question in questions)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("name", REAL_CORPORA)
+def test_the_real_corpora_are_read_whole(real_data: Path, name: str) -> None:
+    file, count = REAL_CORPORA[name]
+    documents = list(CORPUS_FORMATS[name](real_data / f"{file}.jsonl.gz"))
+    assert len({document.id for document in documents}) == count
+    assert all(document.text for document in documents)
+
+
+@pytest.mark.realdata
+def test_every_novel_that_answers_a_question_is_in_the_corpus(real_data: Path) -> None:
+    folder = real_data / "graphrag_bench"
+    documents = {one.id for one in graphrag_bench.read_documents(folder / "corpus_novel.jsonl.gz")}
+    questions = graphrag_bench.read_questions(folder / "questions_novel.jsonl.gz")
+    assert {(question.metadata.model_extra or {})["source"] for question in questions} <= documents
+
+
+def test_graphrag_bench_is_read_from_parquet_as_from_json_lines(tmp_path: Path) -> None:
+    rows = [{"corpus_name": "N", "context": "Once."}, {"corpus_name": "M", "context": "Twice."}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet")
+    with gzip.open(tmp_path / "c.jsonl.gz", "wt") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
+    documents = list(graphrag_bench.read_documents(tmp_path / "c.parquet"))
+    assert documents == list(graphrag_bench.read_documents(tmp_path / "c.jsonl.gz"))
+    assert [(one.id, one.title, one.text) for one in documents] == [("N", "N", "Once."), ("M", "M", "Twice.")]
+
+
+def test_an_id_that_graphrag_bench_gives_twice_is_told_apart(tmp_path: Path) -> None:
+    row = CARDS["graphrag_bench"].sample
+    (tmp_path / "q.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row)}\n")
+    first, second = graphrag_bench.read_questions(tmp_path / "q.jsonl")
+    assert (first.id, second.id) == (row["id"], f"{row['id']}-2")
+
+
+def test_a_damaged_parquet_file_and_a_wrong_row_are_named(tmp_path: Path) -> None:
+    (tmp_path / "c.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(ArtifactError, match=r"c\.parquet"):
+        list(graphrag_bench.read_documents(tmp_path / "c.parquet"))
+    (tmp_path / "q.jsonl").write_text('{"id": "1", "source": "N", "question": "?", "question_type": ""}\n')
+    with pytest.raises(RecordError) as caught:
+        list(graphrag_bench.read_questions(tmp_path / "q.jsonl"))
+    assert (caught.value.line, caught.value.field) == (1, "answer")
+
+
+def test_the_command_lists_all_and_shows_one() -> None:
+    listed = CliRunner().invoke(app, ["datasets"]).stdout
+    assert all(name in listed for name in CARDS)
+    shown = CliRunner().invoke(app, ["datasets", "popqa"]).stdout
+    assert "MIT" in shown
+    assert str(CARDS["popqa"].revision) in shown
+    with pytest.raises(UnknownNameError, match="popqa"):
+        find_card("popqaa")
