@@ -32,7 +32,6 @@ Any file of passages in FlashRAG's layout will do, one JSON object a line: {"id"
     deepsearch retrieve serve --index index --port 8000
 """,
 )
-app.command("serve")(serve_command)
 IndexFolder = Annotated[Path, typer.Option("--index", help="Folder that `retrieve build` wrote.")]
 
 
@@ -106,6 +105,9 @@ def search_command(
         raise ConfigError(f"these filters cannot be: {error.errors()[0]['msg']}.") from error
     [hits] = open_index(index, chunks, retriever.value).search([query], top_k, where)
     typer.echo(_as_json(hits) if as_json else _as_text(hits))
+
+
+app.command("serve")(serve_command)
 
 
 def _as_text(hits: "list[Hit]") -> str:

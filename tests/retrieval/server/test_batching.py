@@ -1,72 +1,230 @@
 import asyncio
-import threading
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue
+from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.server.answers import Answer
+from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchFailedError, SearchQueue
+from deepsearch_rl.retrieval.server.metrics import Metrics
+from tests.retrieval.server.searchers import GatedSearcher, hit, open_searcher, service_config
+
+VERGE = Filter(source="The Verge")
 
 
-@dataclass
-class GatedSearcher:
-    """Answers every query with its own text and top_k, once the gate is open; remembers the batches it was given."""
+class Driver:
+    """A queue before a gated searcher, with what tests ask of it."""
 
-    gate: threading.Event = field(default_factory=threading.Event)
-    batches: list[list[str]] = field(default_factory=list)
+    def __init__(self, searcher: GatedSearcher, **settings: object) -> None:
+        self.searcher, self.metrics = searcher, Metrics()
+        self.queue = SearchQueue(searcher, service_config(**settings), self.metrics)
 
-    def search(self, queries, top_k):
-        self.batches.append(list(queries))
-        assert self.gate.wait(10)
-        if "broken" in queries:
-            raise OSError("the disk is gone")
-        return [[f"{query}/{top_k}"] for query in queries]
+    async def ask(self, *queries: str, top_k: int = 1, where: Filter | None = None) -> list[str]:
+        return found(await self.queue.search(queries, top_k, where))
 
-
-async def started(searcher: GatedSearcher, count: int) -> None:
-    while len(searcher.batches) < count:
+    async def begun(self, *queries: str, top_k: int = 1, where: Filter | None = None) -> asyncio.Task[list[str]]:
+        """A request that waits in the queue."""
+        task = asyncio.create_task(self.ask(*queries, top_k=top_k, where=where))
         await asyncio.sleep(0)
+        return task
+
+    async def searching(self) -> None:
+        """Until the searcher was called once more."""
+        assert await asyncio.to_thread(self.searcher.started.acquire, timeout=10)
 
 
-def test_requests_that_arrive_during_a_search_share_the_next_one():
+def found(answers: list[Answer]) -> list[str]:
+    return [hit.chunk.id for answer in answers for hit in answer.hits]
+
+
+@contextlib.asynccontextmanager
+async def driving(searcher: GatedSearcher, **settings: object) -> AsyncIterator[Driver]:
+    driver = Driver(searcher, **settings)
+    async with driver.queue:
+        yield driver
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def test_queries_that_arrive_during_a_search_share_the_next_one_and_each_gets_what_it_asked_for():
     async def scenario():
-        searcher = GatedSearcher()
-        async with SearchQueue(searcher, max_pending=10) as queue:
-            first = asyncio.create_task(queue.search(["a"], 1))
-            await started(searcher, 1)
+        async with driving(GatedSearcher()) as driver:
+            first = await driver.begun("a")
+            await driver.searching()
             later = [
-                asyncio.create_task(queue.search(queries, k))
-                for queries, k in ((["b", "c"], 1), (["d"], 1), (["e"], 2))
+                await driver.begun("b", "c"),
+                await driver.begun("d"),
+                await driver.begun("e", top_k=2),
+                await driver.begun("d", where=VERGE),
             ]
-            await asyncio.sleep(0)
-            searcher.gate.set()
-            assert await asyncio.gather(first, *later) == [[["a/1"]], [["b/1"], ["c/1"]], [["d/1"]], [["e/2"]]]
-        assert searcher.batches == [["a"], ["b", "c", "d"], ["e"]]
+            driver.searcher.gate.set()
+            assert await asyncio.gather(first, *later) == [
+                ["a/1/"],
+                ["b/1/", "c/1/"],
+                ["d/1/"],
+                ["e/2/"],
+                ["d/1/The Verge"],
+            ]
+            assert driver.searcher.batches == [["a"], ["b", "c", "d"], ["e"], ["d"]]
 
-    asyncio.run(scenario())
+    run(scenario)
+
+
+def test_a_search_takes_at_most_the_allowed_number_of_queries():
+    async def scenario():
+        async with driving(GatedSearcher(), max_batch=2) as driver:
+            first = await driver.begun("first")
+            await driver.searching()
+            later = await driver.begun("a", "b", "c", "d", "e")
+            driver.searcher.gate.set()
+            assert await first == ["first/1/"]
+            assert await later == ["a/1/", "b/1/", "c/1/", "d/1/", "e/1/"]
+            assert driver.searcher.batches == [["first"], ["a", "b"], ["c", "d"], ["e"]]
+
+    run(scenario)
+
+
+def test_a_window_collects_what_arrives_in_it_and_ends_early_when_the_batch_is_full():
+    async def scenario():
+        async with driving(open_searcher(), window_ms=15_000, max_batch=3) as driver:
+            answers = await asyncio.gather(driver.ask("a"), driver.ask("b"), driver.ask("c"))
+            assert answers == [["a/1/"], ["b/1/"], ["c/1/"]]
+            assert driver.searcher.batches == [["a", "b", "c"]]
+
+    run(scenario)
+
+
+def test_a_query_that_is_under_way_is_not_searched_for_again():
+    async def scenario():
+        async with driving(GatedSearcher()) as driver:
+            requests = [await driver.begun("a"), await driver.begun("a", "b"), await driver.begun("a", top_k=2)]
+            driver.searcher.gate.set()
+            assert await asyncio.gather(*requests) == [["a/1/"], ["a/1/", "b/1/"], ["a/2/"]]
+            assert sorted(query for batch in driver.searcher.batches for query in batch) == ["a", "a", "b"]
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_takes_no_answer_from_the_others():
+    async def scenario():
+        async with driving(GatedSearcher()) as driver:
+            leaving, staying = await driver.begun("a"), await driver.begun("a")
+            leaving.cancel()
+            driver.searcher.gate.set()
+            assert await staying == ["a/1/"]
+
+    run(scenario)
+
+
+def test_repeated_queries_are_answered_from_the_cache_by_query_number_and_filter():
+    async def scenario():
+        async with driving(open_searcher()) as driver:
+            for _ in range(2):
+                assert await driver.ask("a", "a") == ["a/1/", "a/1/"]
+                assert await driver.ask("a", top_k=2) == ["a/2/"]
+                assert await driver.ask("a", where=VERGE) == ["a/1/The Verge"]
+            assert driver.searcher.batches == [["a"], ["a"], ["a"]]
+
+    run(scenario)
+
+
+def test_the_cache_keeps_what_was_used_last():
+    async def scenario():
+        async with driving(open_searcher(), cache_entries=2) as driver:
+            for query in ("a", "b", "a", "c", "a", "b"):
+                assert await driver.ask(query) == [f"{query}/1/"]
+            assert driver.searcher.batches == [["a"], ["b"], ["c"], ["b"]]
+
+    run(scenario)
+
+
+def test_without_a_cache_every_query_is_searched_for():
+    async def scenario():
+        async with driving(open_searcher(), cache_entries=0) as driver:
+            assert await driver.ask("a") == await driver.ask("a")
+            assert driver.searcher.batches == [["a"], ["a"]]
+
+    run(scenario)
 
 
 def test_more_waiting_queries_than_allowed_are_refused_and_a_lone_long_request_is_not():
     async def scenario():
-        searcher = GatedSearcher()
-        async with SearchQueue(searcher, max_pending=2) as queue:
-            long = asyncio.create_task(queue.search(["a", "b", "c"], 1))
-            await started(searcher, 1)
+        async with driving(GatedSearcher(), max_pending=2) as driver:
+            long = await driver.begun("a", "b", "c")
             with pytest.raises(OverloadedError):
-                await queue.search(["d"], 1)
-            searcher.gate.set()
-            assert len(await long) == 3
-            assert await queue.search(["d"], 1) == [["d/1"]]
+                await driver.ask("d")
+            known = await driver.begun("a")
+            driver.searcher.gate.set()
+            assert await long == ["a/1/", "b/1/", "c/1/"]
+            assert await known == ["a/1/"]
+            assert await driver.ask("d") == ["d/1/"]
 
-    asyncio.run(scenario())
+    run(scenario)
 
 
-def test_a_failed_search_reaches_its_requests_and_the_next_one_works():
+def test_a_query_that_breaks_the_search_fails_alone_and_is_not_remembered():
+    async def scenario():
+        async with driving(GatedSearcher()) as driver:
+            first = await driver.begun("first")
+            await driver.searching()
+            good, bad = await driver.begun("good"), await driver.begun("broken")
+            driver.searcher.gate.set()
+            assert await first == ["first/1/"]
+            assert await good == ["good/1/"]
+            with pytest.raises(SearchFailedError) as raised:
+                await bad
+            assert "secret" not in str(raised.value)
+            driver.searcher.batches.clear()
+            with pytest.raises(SearchFailedError):
+                await driver.ask("broken")
+            assert driver.searcher.batches == [["broken"]]
+
+    run(scenario)
+
+
+def test_an_error_that_is_meant_for_users_reaches_them():
+    class Unfiltered(GatedSearcher):
+        def search(self, *_):
+            raise ConfigError("this index takes no filters.")
+
+    async def scenario():
+        async with driving(Unfiltered()) as driver:
+            with pytest.raises(SearchFailedError, match="takes no filters"):
+                await driver.ask("a")
+
+    run(scenario)
+
+
+def test_a_searcher_that_answers_too_few_queries_fails_them_and_not_the_server():
+    class Forgetful(GatedSearcher):
+        def search(self, queries, *_):
+            return [[hit(query)] for query in queries if query != "forgotten"]
+
+    async def scenario():
+        async with driving(Forgetful()) as driver:
+            with pytest.raises(SearchFailedError):
+                await driver.ask("forgotten")
+            assert await driver.ask("a") == ["a"]
+
+    run(scenario)
+
+
+def test_whoever_still_waits_when_the_server_stops_is_told():
     async def scenario():
         searcher = GatedSearcher()
+        async with driving(searcher) as driver:
+            waiting = await driver.begun("a")
+            await driver.searching()
+        with pytest.raises(SearchFailedError, match="stopping"):
+            await waiting
         searcher.gate.set()
-        async with SearchQueue(searcher, max_pending=2) as queue:
-            with pytest.raises(OSError, match="disk"):
-                await queue.search(["broken"], 1)
-            assert await queue.search(["a"], 1) == [["a/1"]]
 
-    asyncio.run(scenario())
+    run(scenario)

@@ -7,11 +7,15 @@ import mcp
 import pytest
 from agents import RunContextWrapper
 from agents.mcp import MCPServerStreamableHttp, MCPUtil
+from mcp.client.sse import sse_client
 
 from deepsearch_rl.agent.tool import NO_PASSAGES, RETRIEVE_TOOL, format_passages
 from deepsearch_rl.retrieval.searcher import open_index
 from deepsearch_rl.retrieval.server.batching import SearchQueue
+from deepsearch_rl.retrieval.server.bodies import MAX_QUERY_CHARS
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
+from deepsearch_rl.retrieval.server.metrics import Metrics
+from tests.retrieval.server.searchers import open_searcher, service_config
 
 
 @pytest.fixture(scope="module")
@@ -72,22 +76,70 @@ def test_a_call_without_query_is_an_error(server_url):
     assert "query" in result.content[0].text
 
 
-def test_a_broken_index_is_an_error_and_not_an_empty_result():
-    class BrokenSearcher:
-        def search(self, *_):
-            raise OSError("secret path")
+def called(tool: str, arguments: dict[str, object], filters: bool = True) -> mcp.types.CallToolResult:
+    """The result of one call of a tool over a searcher whose answers are known."""
 
     async def call():
-        async with (
-            SearchQueue(BrokenSearcher(), max_pending=8) as queue,
-            mcp.Client(make_mcp_server(queue, 3)) as client,
-        ):
-            return await client.call_tool("retrieve", {"query": "comet"})
+        queue = SearchQueue(open_searcher(), service_config(), Metrics())
+        async with queue, mcp.Client(make_mcp_server(queue, 3, filters)) as client:
+            return await client.call_tool(tool, arguments)
 
-    result = asyncio.run(call())
+    return asyncio.run(call())
+
+
+def test_a_broken_index_is_an_error_and_not_an_empty_result():
+    result = called("retrieve", {"query": "broken"})
     assert result.is_error
     assert result.structured_content is None
     assert "secret" not in result.content[0].text
+
+
+def test_a_filtered_search_finds_only_what_the_filter_allows_and_says_where_it_is_from():
+    result = called("retrieve_filtered", {"query": "a", "source": "The Verge", "after": "2023-10-01"})
+    assert result.content[0].text.startswith("[1] a/3/The Verge\n")
+    assert result.structured_content["result"][0]["metadata"]["doc_id"] == "a/3/The Verge"
+
+
+def test_a_filtered_search_without_filters_is_a_search():
+    assert called("retrieve_filtered", {"query": "a"}).structured_content["result"][0]["chunk_id"] == "a/3/"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("retrieve_filtered", {"query": "a", "after": "yesterday"}),
+        ("retrieve_filtered", {"query": "a", "after": "2024-01-02", "before": "2024-01-01"}),
+        ("retrieve", {"query": "a" * (MAX_QUERY_CHARS + 1)}),
+        ("retrieve", {"query": 7}),
+        ("nonexistent", {}),
+    ],
+)
+def test_a_call_that_cannot_be_is_an_error_with_a_reason(tool, arguments):
+    result = called(tool, arguments)
+    assert result.is_error
+    assert result.content[0].text
+
+
+@pytest.mark.parametrize("filters", [True, False])
+def test_the_filtered_search_is_offered_where_the_corpus_has_something_to_filter_by(filters):
+    async def listed():
+        queue = SearchQueue(open_searcher(), service_config(), Metrics())
+        async with mcp.Client(make_mcp_server(queue, 3, filters)) as client:
+            return [tool.name for tool in (await client.list_tools()).tools]
+
+    assert asyncio.run(listed()) == ["retrieve", "retrieve_filtered"][: 1 + filters]
+
+
+def test_a_client_of_the_sse_transport_gets_the_same_answer(server_url, expected_hits):
+    async def call():
+        async with (
+            sse_client(f"{server_url}/sse") as streams,
+            mcp.ClientSession(*streams) as session,
+        ):
+            await session.initialize()
+            return await session.call_tool("retrieve", {"query": "lander comet"})
+
+    assert asyncio.run(call()).content[0].text == format_passages([hit.chunk for hit in expected_hits])
 
 
 def test_many_agents_at_once_get_their_own_answers(server_url):

@@ -1,16 +1,25 @@
-"""The HTTP dialect against a real server process."""
+"""The HTTP dialects against a real server process."""
 
+import asyncio
+import contextlib
 import json
+from collections.abc import Iterator
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from deepsearch_rl.errors import RecordError
-from deepsearch_rl.retrieval.searcher import open_index
-from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue
-from deepsearch_rl.retrieval.server.service import RetrievalService, make_app, read_pages
+from deepsearch_rl.retrieval.server.batching import SearchQueue
+from deepsearch_rl.retrieval.server.bodies import MAX_BODY_BYTES, MAX_QUERIES, MAX_QUERY_CHARS, MAX_URLS
+from deepsearch_rl.retrieval.server.guard import Guard
+from deepsearch_rl.retrieval.server.pages import read_pages
+from deepsearch_rl.retrieval.server.service import RetrievalApp
+from tests.retrieval.server.searchers import GatedSearcher, open_searcher, service_config
+
+OPEN = Guard(token=None, loopback=False)
 
 
 def post(url: str, body: object) -> tuple[int, dict]:
@@ -20,6 +29,12 @@ def post(url: str, body: object) -> tuple[int, dict]:
             return response.status, json.load(response)
     except HTTPError as error:
         return error.code, json.load(error)
+
+
+@contextlib.contextmanager
+def serving(searcher: GatedSearcher, guard: Guard = OPEN, **settings: object) -> Iterator[TestClient]:
+    with TestClient(RetrievalApp(searcher, service_config(**settings), guard)) as client:
+        yield client
 
 
 def test_scored_results_have_search_r1s_shape(server_url):
@@ -40,13 +55,21 @@ def test_results_without_scores_are_the_documents_themselves(server_url):
     assert [document["id"] for document in body["result"][0]] == ["vienna-0"]
 
 
+def test_a_repeated_request_is_answered_with_the_same_bytes(server_url):
+    body = json.dumps({"queries": ["comet", "Danube"], "topk": 2, "return_scores": True}).encode()
+    request = Request(f"{server_url}/retrieve", body, {"Content-Type": "application/json"})
+    answers = [urlopen(request, timeout=10).read() for _ in range(2)]
+    assert answers[0] == answers[1]
+
+
 def test_the_servers_own_top_k_is_used_where_a_request_has_none(server_url):
     _, body = post(f"{server_url}/retrieve", {"queries": ["comet"], "topk": None})
     assert len(body["result"][0]) == 2
 
 
-def test_a_top_k_above_the_corpus_gives_what_matches_and_nothing_more(server_url):
-    _, body = post(f"{server_url}/retrieve", {"queries": ["comet", "zebra", ""], "topk": 1000})
+@pytest.mark.parametrize("top_k", [1000, 10**30])
+def test_a_top_k_above_the_corpus_gives_what_matches_and_nothing_more(server_url, top_k):
+    _, body = post(f"{server_url}/retrieve", {"queries": ["comet", "zebra", ""], "topk": top_k})
     assert [len(hits) for hits in body["result"]] == [3, 0, 0]
 
 
@@ -60,16 +83,65 @@ def test_no_queries_give_no_results(server_url):
         ({"queries": ["a"], "topk": 0}, "topk"),
         ({"queries": ["a"], "topk": -3}, "topk"),
         ({"queries": ["a"], "topk": "3"}, "topk"),
+        ({"queries": ["a"] * 2000, "topk": 100}, "topk"),
         ({"queries": "a"}, "queries"),
         ({"queries": [1]}, "queries.0"),
+        ({"queries": ["a", "x" * (MAX_QUERY_CHARS + 1)]}, "queries.1"),
+        ({"queries": [""] * (MAX_QUERIES + 1)}, "queries"),
         ({}, "queries"),
         ([], "body"),
     ],
 )
-def test_a_request_that_does_not_fit_is_answered_422_and_names_the_field(server_url, body, field):
-    status, answer = post(f"{server_url}/retrieve", body)
-    assert status == 422
-    assert answer["detail"].startswith(f"{field}: ")
+def test_a_request_that_does_not_fit_is_answered_422_and_names_the_field(body, field):
+    with serving(open_searcher()) as client:
+        answer = client.post("/retrieve", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("path", ["/retrieve", "/access", "/mcp", "/messages/?session_id=0"])
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'"\\ud800"', b"[" * 100_000, b'{"a": NaN}'])
+def test_a_body_that_is_not_json_is_the_clients_fault(path, body):
+    with serving(open_searcher(), pages=None) as client:
+        answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == {"/retrieve": 422, "/access": 404}.get(path, 400)
+
+
+def test_a_lone_surrogate_in_a_query_is_refused():
+    with serving(open_searcher()) as client:
+        answer = client.post("/retrieve", content=b'{"queries": ["\\ud800"]}')
+    assert answer.status_code == 422
+
+
+@pytest.mark.parametrize("path", ["/retrieve", "/mcp"])
+def test_a_body_that_is_too_long_is_answered_413_whether_it_says_so_or_not(path):
+    def parts() -> Iterator[bytes]:
+        for _ in range(MAX_BODY_BYTES // 65536 + 1):
+            yield b" " * 65536
+
+    with serving(open_searcher()) as client:
+        answers = [client.post(path, content=content) for content in (b" " * (MAX_BODY_BYTES + 1), parts())]
+    assert [answer.status_code for answer in answers] == [413, 413]
+
+
+def test_another_content_type_is_answered_415():
+    with serving(open_searcher()) as client:
+        answer = client.post("/retrieve", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 415
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), [("GET", "/retrieve", "POST"), ("POST", "/healthz", "GET")])
+def test_another_method_is_answered_405_with_the_right_one(method, path, allowed):
+    with serving(open_searcher()) as client:
+        answer = client.request(method, path)
+    assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
+
+
+def test_an_unknown_route_is_answered_404_with_those_that_exist():
+    with serving(open_searcher()) as client:
+        answer = client.get("/search")
+    assert answer.status_code == 404
+    assert "/retrieve" in answer.json()["detail"]
 
 
 def test_access_finds_pages_by_either_spelling_of_their_url(server_url):
@@ -78,30 +150,95 @@ def test_access_finds_pages_by_either_spelling_of_their_url(server_url):
     assert post(f"{server_url}/access", {"urls": urls}) == (200, {"result": [page, page, None]})
 
 
-@pytest.fixture
-def service_without_pages(index_dir, chunks_path) -> RetrievalService:
-    return RetrievalService(SearchQueue(open_index(index_dir, chunks_path, "bm25"), 64), top_k=2, pages=None)
+def test_access_to_too_many_pages_or_bytes_is_answered_422(tmp_path):
+    (tmp_path / "pages.jsonl").write_text(json.dumps({"url": "u", "contents": "x" * 2**20}))
+    with serving(open_searcher(), pages=tmp_path / "pages.jsonl") as client:
+        counts = (1, 65, MAX_URLS + 1)
+        statuses = [client.post("/access", json={"urls": ["u"] * count}).status_code for count in counts]
+    assert statuses == [200, 422, 422]
 
 
-def test_access_without_pages_is_answered_404_with_the_reason(service_without_pages):
-    with TestClient(make_app(service_without_pages, "127.0.0.1")) as client:
+def test_access_without_pages_is_answered_404_with_the_reason():
+    with serving(open_searcher()) as client:
         answer = client.post("/access", json={"urls": ["https://example.org"]})
     assert answer.status_code == 404
     assert "no pages" in answer.json()["detail"]
-
-
-def test_an_overloaded_server_says_when_to_come_back(service_without_pages, monkeypatch):
-    async def refuse(*_):
-        raise OverloadedError("64 queries are waiting")
-
-    monkeypatch.setattr(SearchQueue, "search", refuse)
-    with TestClient(make_app(service_without_pages, "127.0.0.1")) as client:
-        answer = client.post("/retrieve", json={"queries": ["comet"]})
-    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-    assert answer.json() == {"detail": "64 queries are waiting"}
 
 
 def test_a_pages_file_without_contents_names_file_line_and_field(tmp_path):
     (tmp_path / "pages.jsonl").write_text('{"url": "http://w/"}\n')
     with pytest.raises(RecordError, match=r"pages\.jsonl, line 1: field 'contents'"):
         read_pages(tmp_path / "pages.jsonl")
+
+
+def test_an_overloaded_server_says_when_to_come_back():
+    async def scenario():
+        searcher = GatedSearcher()
+        app = RetrievalApp(searcher, service_config(max_pending=1), OPEN)
+        async with app.running():
+            first = asyncio.create_task(call(app, "/retrieve", b'{"queries": ["a"]}'))
+            assert await asyncio.to_thread(searcher.started.acquire, timeout=10)
+            refused = await call(app, "/retrieve", b'{"queries": ["b"]}')
+            searcher.gate.set()
+            return refused, await first
+
+    (status, headers, body), (first_status, *_) = asyncio.run(scenario())
+    assert (status, headers[b"retry-after"]) == (503, b"1")
+    assert "1 queries wait" in json.loads(body)["detail"]
+    assert first_status == 200
+
+
+async def call(app: RetrievalApp, path: str, body: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
+    """One POST straight into the application."""
+    sent: list[dict] = []
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    await app({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
+    return sent[0]["status"], dict(sent[0]["headers"]), b"".join(message["body"] for message in sent[1:])
+
+
+def test_a_search_that_fails_is_answered_500_and_the_next_one_works():
+    with serving(open_searcher()) as client:
+        failed = client.post("/retrieve", json={"queries": ["broken"]})
+        assert (failed.status_code, failed.json()) == (500, {"detail": "the search failed; see the log."})
+        assert client.post("/retrieve", json={"queries": ["a"]}).status_code == 200
+
+
+def test_a_fault_of_the_server_is_answered_500_in_json(monkeypatch):
+    async def fail(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(SearchQueue, "search", fail)
+    with serving(open_searcher()) as client:
+        answer = client.post("/retrieve", json={"queries": ["a"]})
+    assert answer.status_code == 500
+    assert "bug" not in answer.json()["detail"]
+
+
+def test_the_figures_add_up():
+    with serving(open_searcher()) as client:
+        for queries in (["a", "b"], ["a"], ["broken"]):
+            client.post("/retrieve", json={"queries": queries})
+        client.get("/nowhere")
+        shown = client.get("/metrics")
+    assert shown.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(shown.text)
+        for sample in family.samples
+    }
+    assert samples["deepsearch_requests_total", "/retrieve", "200"] == 2
+    assert samples["deepsearch_requests_total", "/retrieve", "500"] == 1
+    assert samples["deepsearch_requests_total", "404", "other"] == 1
+    assert samples["deepsearch_request_seconds_count", "/retrieve"] == 3
+    assert samples["deepsearch_cache_hits_total",] == 1
+    assert samples["deepsearch_cache_misses_total",] == 3
+    assert samples["deepsearch_batch_queries_sum",] == 2
+    assert samples["deepsearch_search_seconds_count",] == samples["deepsearch_batch_queries_count",] > 0
+    assert samples["deepsearch_search_failures_total",] == 1
+    assert samples["deepsearch_queue_queries",] == 0

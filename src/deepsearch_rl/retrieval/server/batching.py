@@ -1,94 +1,176 @@
-"""One search at a time, many requests per search.
+"""One search at a time, many queries per search.
 
-While a search runs in its thread, arriving requests wait; the next search takes all of them at once. An idle server
-answers immediately, a busy one works in batches, and no timer is needed.
+Searches run in a thread of their own, one after the other. Queries that arrive while one runs wait, and the next search
+takes all of them at once: an idle server answers immediately, a busy one works in batches. A window lets a search wait
+for company even when nothing runs, which costs an idle client that time and pays where encoding a batch is much cheaper
+than encoding its queries one by one.
+
+Queries are searched together where they ask for as many passages by the same filter. They are not cut from one larger
+search: an approximate index, a fusion or a reranker looks further for ten passages than for three, and an answer must
+not depend on what else happened to wait.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+import logging
+import queue
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol, Self, TypeAlias
 
-from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.retrieval.searcher import Hit, Searcher
+from deepsearch_rl.errors import DeepsearchError, EndpointError
+from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.searcher import Hit
+from deepsearch_rl.retrieval.server.answers import Answer, AnswerCache, Search
+from deepsearch_rl.retrieval.server.config import ServiceConfig
+from deepsearch_rl.retrieval.server.metrics import Metrics
+
+_LOG = logging.getLogger(__name__)
 
 
 class OverloadedError(EndpointError):
     """More queries wait than the server may hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    queries: Sequence[str]
-    top_k: int
-    answer: asyncio.Future[list[list[Hit]]]
+class SearchFailedError(EndpointError):
+    """The index, or something behind it, raised an error; the server's log says which."""
+
+
+class Searching(Protocol):
+    """The part of a searcher that is used here."""
+
+    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+        """One list of hits per query."""
+        ...
+
+
+Outcome: TypeAlias = Answer | SearchFailedError
 
 
 class SearchQueue:
-    """A bounded queue before a searcher; use as an async context manager inside the serving event loop."""
+    """A bounded queue and a cache before a searcher; an async context manager of the event loop that serves.
 
-    def __init__(self, searcher: Searcher, max_pending: int) -> None:
-        self._searcher, self._max_pending = searcher, max_pending
-        self._waiting: list[_Waiting] = []
-        self._pending = 0
-        self._arrived = asyncio.Event()
+    Equal queries share one search: those that were answered are taken from the cache, those that are under way are
+    waited for.
+    """
+
+    def __init__(self, searcher: Searching, config: ServiceConfig, metrics: Metrics) -> None:
+        self._searcher, self._config, self._metrics = searcher, config, metrics
+        self._cache = AnswerCache(config.cache_entries)
+        self._in_flight: dict[Search, asyncio.Future[Answer]] = {}
+        self._waiting: queue.SimpleQueue[Search | None] = queue.SimpleQueue()
+        metrics.watch_queue(lambda: len(self._in_flight))
 
     async def __aenter__(self) -> Self:
-        self._worker = asyncio.create_task(self._work())
+        self._loop = asyncio.get_running_loop()
+        # A daemon: a search that hangs must not keep a server alive that was told to stop.
+        threading.Thread(target=self._work, name="search", daemon=True).start()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._worker.cancel()
-        await asyncio.gather(self._worker, return_exceptions=True)
-        for request in self._waiting:
-            request.answer.cancel()
+        self._waiting.put(None)
+        self._settle([(search, SearchFailedError("the server is stopping.")) for search in self._in_flight])
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
-        """One list of hits per query, as :meth:`Searcher.search` gives them.
+    async def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[Answer]:
+        """One answer per query, with the hits that :meth:`Searcher.search` gives.
 
         Raises:
             OverloadedError: with these, more than ``max_pending`` queries would wait. A request that finds nobody
                 waiting is always taken, however long it is.
+            SearchFailedError: the search for one of the queries raised an error.
         """
-        if not queries:
-            return []
-        if self._pending and self._pending + len(queries) > self._max_pending:
-            raise OverloadedError(
-                f"{self._pending} queries are waiting and at most {self._max_pending} may; try again."
-            )
-        answer = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(queries, top_k, answer))
-        self._pending += len(queries)
-        self._arrived.set()
+        searches = [Search(query, top_k, where) for query in queries]
+        answers: dict[Search, Answer] = {}
+        missing: dict[Search, None] = {}
+        for search in searches:
+            if (kept := self._cache.get(search)) is not None:
+                answers[search] = kept
+            else:
+                missing[search] = None
+        self._metrics.cache_hits.inc(len(searches) - len(missing))
+        if missing:
+            answers.update(await self._find(missing))
+        return [answers[search] for search in searches]
+
+    async def _find(self, searches: Collection[Search]) -> dict[Search, Answer]:
+        new = [search for search in searches if search not in self._in_flight]
+        pending = len(self._in_flight)
+        if new and pending and pending + len(new) > self._config.max_pending:
+            raise OverloadedError(f"{pending} queries wait and at most {self._config.max_pending} may; try again.")
+        self._metrics.cache_misses.inc(len(new))
+        self._metrics.coalesced.inc(len(searches) - len(new))
+        for search in new:
+            self._in_flight[search] = self._loop.create_future()
+            self._waiting.put(search)
+        futures = {search: self._in_flight[search] for search in searches}
+        await asyncio.wait(futures.values())  # not awaited one by one: a client that leaves would cancel the others'
+        return {search: future.result() for search, future in futures.items()}
+
+    def _settle(self, outcomes: Sequence[tuple[Search, Outcome]]) -> None:
+        for search, outcome in outcomes:
+            future = self._in_flight.pop(search, None)
+            if future is None:  # the server stopped before
+                continue
+            if isinstance(outcome, Answer):
+                self._cache.put(search, outcome)
+                future.set_result(outcome)
+            else:
+                future.set_exception(outcome)
+                future.exception()  # marks it as seen: the client may have gone away
+
+    def _work(self) -> None:
+        while batch := self._next_batch():
+            for group in _alike(batch):
+                outcomes = self._answer(group)
+                try:
+                    self._loop.call_soon_threadsafe(self._settle, outcomes)
+                except RuntimeError:  # the loop was closed while the search ran, so nobody waits for it
+                    return
+
+    def _next_batch(self) -> list[Search]:
+        """The next queries to be searched together; none when the server stops."""
+        batch: list[Search] = []
+        search = self._waiting.get()
+        latest = time.monotonic() + self._config.window_ms / 1000
+        while search is not None:
+            batch.append(search)
+            if len(batch) == self._config.max_batch:
+                break
+            try:
+                search = self._waiting.get(timeout=max(0.0, latest - time.monotonic()))
+            except queue.Empty:
+                break
+        return batch
+
+    def _answer(self, searches: Sequence[Search]) -> list[tuple[Search, Outcome]]:
+        """The outcomes of searches that are alike. If they fail together, each is tried alone."""
+        _, top_k, where = searches[0]
+        started = time.perf_counter()
         try:
-            return await answer
-        finally:
-            self._pending -= len(queries)
-
-    async def _work(self) -> None:
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            batch, self._waiting = self._waiting, []
-            for top_k in sorted({request.top_k for request in batch}):
-                await self._answer([request for request in batch if request.top_k == top_k], top_k)
-
-    async def _answer(self, batch: list[_Waiting], top_k: int) -> None:
-        queries = [query for request in batch for query in request.queries]
-        try:
-            found = iter(await asyncio.to_thread(self._searcher.search, queries, top_k))
-        except Exception as error:  # noqa: BLE001 - whatever it was belongs to the requests that asked, not to the worker
-            for request in batch:
-                _settle(request.answer, error)
-        else:
-            for request in batch:
-                _settle(request.answer, [next(found) for _ in request.queries])
+            found = self._searcher.search([search.query for search in searches], top_k, where)
+            answers: list[tuple[Search, Outcome]] = [
+                (search, Answer(hits)) for search, hits in zip(searches, found, strict=True)
+            ]
+        except Exception as error:  # noqa: BLE001 - whatever it was belongs to the requests that asked
+            if len(searches) > 1:
+                return [self._answer([search])[0] for search in searches]
+            self._metrics.search_failures.inc()
+            return [(searches[0], _failed(error))]
+        self._metrics.search_seconds.observe(time.perf_counter() - started)
+        self._metrics.batch_queries.observe(len(searches))
+        return answers
 
 
-def _settle(answer: asyncio.Future[list[list[Hit]]], outcome: list[list[Hit]] | Exception) -> None:
-    if answer.done():  # the client has gone away
-        return
-    if isinstance(outcome, Exception):
-        answer.set_exception(outcome)
-    else:
-        answer.set_result(outcome)
+def _alike(batch: Iterable[Search]) -> Iterable[list[Search]]:
+    groups: dict[tuple[int, Filter | None], list[Search]] = {}
+    for search in batch:
+        groups.setdefault((search.top_k, search.where), []).append(search)
+    return groups.values()
+
+
+def _failed(error: Exception) -> SearchFailedError:
+    """The error as a client may read it: our own messages are fit for that, others may hold anything."""
+    _LOG.error("a search failed", exc_info=error)
+    failed = SearchFailedError(str(error) if isinstance(error, DeepsearchError) else "the search failed; see the log.")
+    failed.__cause__ = error
+    return failed

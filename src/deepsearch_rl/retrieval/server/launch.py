@@ -10,25 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from pydantic import Field
-
 from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.records import Record
-from deepsearch_rl.retrieval.searcher import RetrieverName
+from deepsearch_rl.retrieval.server.config import LOOPBACK, RetrievalConfig
 from deepsearch_rl.retrieval.server.process import SHUTDOWN_TIMEOUT_S, listen
 
-LOOPBACK = "127.0.0.1"
 LOG_TAIL_BYTES = 4096
-
-
-class RetrievalConfig(Record):
-    """Section ``retrieval``: how passages are found wherever a model searches."""
-
-    retriever: RetrieverName
-    top_k: int = Field(ge=1, description="passages per search")
-    max_pending: int = Field(ge=1, description="queries that may wait at the server; more are answered 503")
-    pages: Path | None = Field(description="JSON Lines of {url, contents} for /access; null where there are none")
-    startup_timeout_s: float = Field(gt=0, description="for opening the index")
 
 
 @contextlib.contextmanager
@@ -58,7 +44,9 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "deepsearch_rl.retrieval.server.process", "--stop-with-stdin"]
     command += ["--socket-fd", str(socket_fd), "--index", str(index_dir), "--chunks", str(chunks_path)]
-    command += ["--retriever", config.retriever, "--top-k", str(config.top_k), "--max-pending", str(config.max_pending)]
+    command += ["--retriever", config.retriever, "--top-k", str(config.top_k), "--window-ms", str(config.window_ms)]
+    command += ["--max-batch", str(config.max_batch), "--max-pending", str(config.max_pending)]
+    command += ["--cache-entries", str(config.cache_entries)]
     command += ["--pages", str(config.pages)] if config.pages else []
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[socket_fd])
 

@@ -1,41 +1,70 @@
-"""The search tool over MCP (DeepSearch-RL's dialect): server ``retrieval_server``, tool ``retrieve``.
+"""The search tools over MCP (DeepSearch-RL's dialect): server ``retrieval_server``, tool ``retrieve``.
 
 The model reads the text content, plain passages. Programs read the structured content beside it,
 ``{"result": [{"chunk", "chunk_id", "score"[, "metadata"]}, ...]}``. A failure is a result with ``isError``, never an
 empty list: an agent that takes a broken index for "nothing found" learns to give up.
+
+Where the corpus names sources or days, ``retrieve_filtered`` searches among some of them. It is a tool of its own, so
+that ``retrieve`` stays the one that models were trained with.
 """
+
+from datetime import date
+from typing import Annotated
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
-from pydantic import JsonValue
+from pydantic import Field, JsonValue, ValidationError
 
 from deepsearch_rl import __version__
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.retrieval.passages import format_passages
+from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 from deepsearch_rl.retrieval.server.batching import SearchQueue
+from deepsearch_rl.retrieval.server.bodies import MAX_QUERY_CHARS
 
 SERVER_NAME = "retrieval_server"
 
 
-def make_mcp_server(queue: SearchQueue, top_k: int) -> MCPServer:
-    """An MCP server whose one tool returns the ``top_k`` best passages for a query."""
+def make_mcp_server(queue: SearchQueue, top_k: int, filters: bool) -> MCPServer:
+    """An MCP server whose tools return the ``top_k`` best passages for a query; ``filters``: with the second tool."""
     server = MCPServer(SERVER_NAME, version=__version__, log_level="WARNING", subscriptions=False)
 
     # No output schema: clients would check every answer against it, and list the tools once more to get it.
     @server.tool(structured_output=False)
     async def retrieve(query: str, with_meta: bool = False) -> CallToolResult:
         """Search the corpus for passages."""
-        try:
-            [hits] = await queue.search([query], top_k)
-        except DeepsearchError as error:
-            raise ToolError(str(error)) from error
-        text = format_passages([hit.chunk for hit in hits])
-        found: list[JsonValue] = [_structured(hit, with_meta) for hit in hits]
-        return CallToolResult(content=[TextContent(text=text)], structured_content={"result": found})
+        return await _search(queue, query, top_k, None, with_meta)
 
+    async def retrieve_filtered(
+        query: str,
+        source: Annotated[str | None, Field(description="Name of the source, exactly.")] = None,
+        after: Annotated[date | None, Field(description="Published on this day or later.")] = None,
+        before: Annotated[date | None, Field(description="Published on this day or earlier.")] = None,
+    ) -> CallToolResult:
+        """Search the passages of one source, or of a range of days."""
+        try:
+            where = Filter(source=source, after=after, before=before)
+        except ValidationError as error:
+            raise ToolError(f"such a filter cannot be: {error.errors()[0]['msg']}.") from error
+        return await _search(queue, query, top_k, None if where == Filter() else where, with_meta=True)
+
+    if filters:
+        server.add_tool(retrieve_filtered, structured_output=False)
     return server
+
+
+async def _search(queue: SearchQueue, query: str, top_k: int, where: Filter | None, with_meta: bool) -> CallToolResult:
+    if len(query) > MAX_QUERY_CHARS:
+        raise ToolError(f"the query has {len(query)} characters and may have {MAX_QUERY_CHARS}; shorten it.")
+    try:
+        [answer] = await queue.search([query], top_k, where)
+    except DeepsearchError as error:
+        raise ToolError(str(error)) from error
+    text = format_passages([hit.chunk for hit in answer.hits])
+    found: list[JsonValue] = [_structured(hit, with_meta) for hit in answer.hits]
+    return CallToolResult(content=[TextContent(text=text)], structured_content={"result": found})
 
 
 def _structured(hit: Hit, with_meta: bool) -> dict[str, JsonValue]:

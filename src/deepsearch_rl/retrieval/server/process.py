@@ -1,10 +1,9 @@
-"""The retrieval server process, ``python -m deepsearch_rl.retrieval.server.process --index DIR --chunks FILE ...``.
+"""The retrieval server process: ``deepsearch retrieve serve``, and what :mod:`.launch` starts for the graph's stages.
 
-It answers once the index is open and warm, listens on loopback unless told otherwise, and stops cleanly on SIGTERM,
-SIGINT, or (with ``--stop-with-stdin``) when the process that holds the other end of its standard input is gone.
+It answers once the index is open and warm, listens on loopback unless told otherwise, and stops on SIGTERM or SIGINT:
+requests under way are answered, new connections are refused.
 """
 
-import argparse
 import errno
 import logging
 import os
@@ -12,18 +11,22 @@ import signal
 import socket
 import sys
 import threading
-import traceback
-from pathlib import Path
 
+import typer
 import uvicorn
 
 from deepsearch_rl.errors import ConfigError, DeepsearchError
-from deepsearch_rl.retrieval.searcher import RETRIEVERS, open_index
-from deepsearch_rl.retrieval.server.batching import SearchQueue
-from deepsearch_rl.retrieval.server.service import RetrievalService, make_app, read_pages
+from deepsearch_rl.retrieval.searcher import open_index
+from deepsearch_rl.retrieval.server.command import serve_command
+from deepsearch_rl.retrieval.server.config import ServerConfig
+from deepsearch_rl.retrieval.server.guard import Guard, is_loopback
+from deepsearch_rl.retrieval.server.service import RetrievalApp
 
 _LOG = logging.getLogger(__name__)
-SHUTDOWN_TIMEOUT_S = 3
+SHUTDOWN_TIMEOUT_S = 10
+"""How long requests under way may take once the server is told to stop."""
+KEEP_ALIVE_S = 75
+"""How long an idle connection is kept: a trainer pauses between rollouts for longer than most servers wait."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -32,8 +35,9 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: the port is in use, or the host is not an address of this machine.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
@@ -47,61 +51,100 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def serve(options: argparse.Namespace) -> None:
-    """Open the index and serve it until a signal comes."""
-    inherited: int | None = options.socket_fd
-    with listen(options.host, options.port) if inherited is None else socket.socket(fileno=inherited) as listener:
-        searcher = open_index(options.index, options.chunks, options.retriever)
-        searcher.search(["warm up"], options.top_k)
-        pages = read_pages(options.pages) if options.pages else None
-        service = RetrievalService(SearchQueue(searcher, options.max_pending), options.top_k, pages)
-        config = uvicorn.Config(
-            make_app(service, options.host), log_level="warning", timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S
+def open_listener(config: ServerConfig, inherited_fd: int | None) -> socket.socket:
+    """The listening socket of a server: a new one, or one that was opened for it.
+
+    Raises:
+        ConfigError: the address is not loopback and ``public`` is not set, or it cannot be listened on.
+    """
+    if inherited_fd is not None:
+        return socket.socket(fileno=inherited_fd)
+    if not config.public and not is_loopback(config.host):
+        raise ConfigError(
+            f"{config.host} can be reached from other machines; add --public if that is meant, and --token-variable to "
+            f"ask clients for a token."
         )
-        host, port = listener.getsockname()[:2]
-        _LOG.info("serving %s by %s at http://%s:%d (MCP at /mcp)", options.index, options.retriever, host, port)
-        uvicorn.Server(config).run(sockets=[listener])
+    return listen(config.host, config.port)
 
 
-def _stop_with_stdin() -> None:
-    """Ask this process to stop as soon as its standard input ends, which it does when the parent dies in any way."""
+def serve(config: ServerConfig, listener: socket.socket) -> None:
+    """Open the index and serve it on a socket until a signal comes.
+
+    Raises:
+        ArtifactError: the index or the pages are missing, incomplete or of other chunks.
+        ConfigError: the environment variable that should hold the token is not set.
+    """
+    guard = Guard(_read_token(config.token_variable), loopback=not config.public)
+    searcher = open_index(config.index, config.chunks, config.service.retriever)
+    app = RetrievalApp(searcher, config.service, guard)
+    searcher.search(["warm up"], config.service.top_k)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        )
+    )
+    # Once it has stopped, the server raises the signal again. These handlers make that do nothing, so that the process
+    # ends with status 0; before, while the index was being opened, a signal ended it at once.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, server.handle_exit)
+    # What the MCP library logs of a request that it refuses holds the request itself.
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)
+    _log_start(config, listener)
+    server.run(sockets=[listener])
+    _LOG.info("stopped serving %s", config.index)
+
+
+def _read_token(variable: str | None) -> bytes | None:
+    if variable is None:
+        return None
+    token = os.environ.get(variable, "").strip()
+    if not token:
+        raise ConfigError(f"the environment variable {variable} should hold the token of the server and is not set.")
+    return token.encode()
+
+
+def _log_start(config: ServerConfig, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    auth = "with a token" if config.token_variable else "without a token"
+    _LOG.info("serving %s by %s at %s (MCP at /mcp), %s", config.index, config.service.retriever, address, auth)
+
+
+def log_to_stderr() -> None:
+    """Show warnings of everything and the server's own lines."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    _LOG.setLevel(logging.INFO)
+
+
+def stop_with(pipe_fd: int) -> None:
+    """Ask this process to stop as soon as a pipe ends, which it does when the process at its other end dies."""
 
     def watch() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
+        while os.read(pipe_fd, 4096):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="stdin-watch", daemon=True).start()
-
-
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m deepsearch_rl.retrieval.server", description=__doc__)
-    parser.add_argument("--index", type=Path, required=True, help="index folder of a corpus")
-    parser.add_argument("--chunks", type=Path, required=True, help="the chunk file that it was built from")
-    parser.add_argument("--retriever", choices=RETRIEVERS, required=True)
-    parser.add_argument("--top-k", type=int, required=True, help="passages per query where a request does not say")
-    parser.add_argument("--max-pending", type=int, default=4096, help="queries that may wait; more are answered 503")
-    parser.add_argument("--pages", type=Path, help="JSON Lines of {url, contents, ...} for /access")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--socket-fd", type=int, help="serve on this inherited listening socket instead")
-    parser.add_argument("--stop-with-stdin", action="store_true", help="stop when standard input ends")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser.parse_args(arguments)
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the server; an error that a user can mend ends it with status 1 and one paragraph on stderr."""
-    options = _parse(arguments)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    _LOG.setLevel(logging.INFO)
-    if options.stop_with_stdin:
-        _stop_with_stdin()
+    """Run the command; an error that a user can mend ends it with status 1 and one paragraph on stderr."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(serve_command)
     try:
-        serve(options)
+        app(arguments)
     except DeepsearchError as error:
-        if options.debug:
-            traceback.print_exc()
         sys.exit(f"error: {error}")
 
 

@@ -1,154 +1,165 @@
-"""The HTTP faces of a searcher: ``POST /retrieve``, ``POST /access``, ``GET /healthz``, and MCP at ``/mcp``.
+"""The faces of a searcher: ``/retrieve``, ``/access``, ``/healthz``, ``/metrics``, and MCP at ``/mcp`` and ``/sse``.
 
-Search-R1, veRL, RLinf and ASearcher clients work unchanged; the shapes are those of docs/contracts.md §1. Errors are
-``{"detail": message}``: 422 for a request that does not fit, 404 where no pages are configured, 503 with
-``Retry-After`` when too many queries wait. Nothing is ever padded, and no failure is answered with an empty list.
+Search-R1, veRL, RLinf and ASearcher clients work unchanged; the shapes are those of docs/contracts.md §1. Whatever the
+dialect, a query waits in the same queue and is answered from the same cache. Errors are ``{"detail": message}``: 4xx
+for a request that cannot be served as it is, 503 with ``Retry-After`` when too many queries wait, 500 when the search
+itself fails. Nothing is ever padded, and no failure is answered with an empty list.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+import logging
+from collections.abc import AsyncIterator
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from mcp.server.transport_security import TransportSecuritySettings
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
-from deepsearch_rl.files import read_jsonl
-from deepsearch_rl.records import NonEmpty
-from deepsearch_rl.retrieval.searcher import Hit
-from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue
+from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY
+from deepsearch_rl.retrieval.searcher import Searcher
+from deepsearch_rl.retrieval.server.asgi import (
+    App,
+    CountedSend,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    replayed,
+    respond,
+    respond_error,
+)
+from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchFailedError, SearchQueue
+from deepsearch_rl.retrieval.server.bodies import (
+    MAX_BODY_BYTES,
+    MAX_DOCUMENTS,
+    MAX_PAGES_BYTES,
+    AccessRequest,
+    RequestError,
+    RetrieveRequest,
+    check_json,
+    parse_body,
+)
+from deepsearch_rl.retrieval.server.config import ServiceConfig
+from deepsearch_rl.retrieval.server.guard import Guard
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
+from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
+from deepsearch_rl.retrieval.server.pages import normalise_url, read_pages
 
+_LOG = logging.getLogger(__name__)
 RETRY_AFTER_S = 1
-RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
-class RetrieveRequest(BaseModel):
-    """Body of ``POST /retrieve``. Unknown keys are ignored, as the original servers ignore them."""
-
-    model_config = ConfigDict(strict=True)
-
-    queries: list[str]
-    topk: int | None = Field(default=None, ge=1)
-    return_scores: bool = False
-
-
-class AccessRequest(BaseModel):
-    """Body of ``POST /access``."""
-
-    model_config = ConfigDict(strict=True)
-
-    urls: list[str]
-
-
-class Page(BaseModel):
-    """One page of a pages file; further keys are handed on as they are."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    url: NonEmpty
-    contents: str
-
-
-class RequestError(Exception):
-    """A request that cannot be served, with the status code that says so."""
-
-    def __init__(self, status_code: int, detail: str) -> None:
-        super().__init__(detail)
-        self.status_code = status_code
-
-
-@dataclass(frozen=True, slots=True)
-class RetrievalService:
-    """Answers HTTP requests from a search queue. ``pages`` maps normalised URLs to pages; None where there are none."""
-
-    queue: SearchQueue
-    top_k: int
-    pages: Mapping[str, Page] | None
-
-    async def retrieve(self, request: Request) -> Response:
-        """``{"result": [[hit, ...], ...]}``, one list per query; a hit is the document, or document and score."""
-        body = await _parse(request, RetrieveRequest)
-        found = await self.queue.search(body.queries, body.topk or self.top_k)
-        write = _scored_document if body.return_scores else _document
-        return JSONResponse({"result": [[write(hit) for hit in hits] for hits in found]})
-
-    async def access(self, request: Request) -> Response:
-        """``{"result": [page or null, ...]}``, one per URL."""
-        if self.pages is None:
-            raise RequestError(404, "this server has no pages: start it with a pages file to use /access.")
-        body = await _parse(request, AccessRequest)
-        found = [self.pages.get(normalise_url(url)) for url in body.urls]
-        return JSONResponse({"result": [page and page.model_dump(mode="json") for page in found]})
-
-    async def healthz(self, request: Request) -> Response:  # noqa: ARG002 - Starlette hands it over
-        """Served once the index is open and has answered a first search."""
-        return JSONResponse({"status": "ok"})
-
-
-def make_app(service: RetrievalService, host: str) -> Starlette:
-    """The ASGI application. A loopback ``host`` makes the MCP endpoint refuse foreign Host and Origin headers."""
-    mcp_server = make_mcp_server(service.queue, service.top_k)
-    # A search is one request and one answer: sessions and event streams would only cost round trips.
-    mcp_app = mcp_server.streamable_http_app(stateless_http=True, json_response=True, host=host)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with service.queue, mcp_server.session_manager.run():
-            yield
-
-    routes = [
-        Route("/retrieve", service.retrieve, methods=["POST"]),
-        Route("/access", service.access, methods=["POST"]),
-        Route("/healthz", service.healthz, methods=["GET"]),
-        *mcp_app.routes,
-    ]
-    handlers = {RequestError: _refused, OverloadedError: _overloaded}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
-
-
-def normalise_url(url: str) -> str:
-    """ASearcher's rule: both spellings of a wiki page's address mean the same page."""
-    return url.replace("index.php/", "index.php?title=")
-
-
-def read_pages(path: Path) -> dict[str, Page]:
-    """The pages of a JSON Lines file by normalised URL.
+class RetrievalApp:
+    """The ASGI application over one searcher.
 
     Raises:
-        ArtifactError: the file does not exist.
-        RecordError: a line has no ``url`` or no ``contents``.
+        ArtifactError: there is no pages file where ``config.pages`` says.
+        RecordError: a line of it is not a page.
     """
-    return {normalise_url(page.url): page for page in read_jsonl(path, Page)}
+
+    def __init__(self, searcher: Searcher, config: ServiceConfig, guard: Guard) -> None:
+        self._guard, self._top_k, self._rows = guard, config.top_k, len(searcher.chunks)
+        self._pages = read_pages(config.pages) if config.pages else None
+        self._metrics = Metrics()
+        self._queue = SearchQueue(searcher, config, self._metrics)
+        # The guard has checked Host and Origin for all routes. A search is one request and one answer, so sessions and
+        # event streams would only cost round trips.
+        checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+        self._mcp = make_mcp_server(self._queue, config.top_k, filters=_has_filters(searcher))
+        self._mcp.streamable_http_app(stateless_http=True, json_response=True, transport_security=checked)
+        sse = self._mcp.sse_app(transport_security=checked, max_request_body_size=MAX_BODY_BYTES)
+        self._routes: dict[str, tuple[str, App]] = {
+            "/retrieve": ("POST", self._retrieve),
+            "/access": ("POST", self._access),
+            "/healthz": ("GET", self._healthz),
+            "/metrics": ("GET", self._show_metrics),
+            "/mcp": ("POST", _strict(self._mcp.session_manager.handle_request)),
+            "/sse": ("GET", sse),
+            "/messages": ("POST", _strict(sse)),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the server's life, or one request."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        path = scope["path"].rstrip("/")
+        method, app = self._routes.get(path, ("", None))
+        counted = CountedSend(send, path if app else OTHER_ROUTE, self._metrics)
+        try:
+            self._check(scope, path, method)
+            assert app is not None
+            await app(scope, receive, counted)
+        except RequestError as error:
+            await respond_error(counted, error.status, str(error), error.headers)
+        except OverloadedError as error:
+            await respond_error(counted, 503, str(error), ((b"retry-after", b"%d" % RETRY_AFTER_S),))
+        except SearchFailedError as error:
+            await respond_error(counted, 500, str(error))
+        except Exception:
+            _LOG.exception("a request to %s failed", path if app else "an unknown route")
+            if counted.begun:
+                raise
+            await respond_error(counted, 500, "the server failed; its log says why.")
+
+    def _check(self, scope: Scope, path: str, method: str) -> None:
+        headers = dict(scope["headers"])
+        self._guard.check_names(headers)
+        if path != "/healthz":
+            self._guard.check_token(headers)
+        if not method:
+            raise RequestError(404, f"there is no such route; there are {', '.join(self._routes)}.")
+        asked = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if asked != method:
+            raise RequestError(405, f"this route answers {method}.", ((b"allow", method.encode()),))
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()  # lifespan.startup
+        async with self.running():
+            await send({"type": "lifespan.startup.complete"})
+            await receive()  # lifespan.shutdown: by now no request is left, or its time is up
+        await send({"type": "lifespan.shutdown.complete"})
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """What must run for requests to be served."""
+        async with self._queue, self._mcp.session_manager.run():
+            yield
+
+    async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = parse_body(RetrieveRequest, await read_body(scope, receive))
+        top_k = min(body.topk or self._top_k, self._rows)
+        if len(body.queries) * top_k > MAX_DOCUMENTS:
+            asked = f"{len(body.queries)} queries for {top_k} passages each"
+            raise RequestError(422, f"topk: {asked} are more than {MAX_DOCUMENTS} passages; send several requests.")
+        found = await self._queue.search(body.queries, top_k)
+        lists = [answer.scored_documents if body.return_scores else answer.documents for answer in found]
+        await respond(send, b'{"result":[%b]}' % b",".join(lists))
+
+    async def _access(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._pages is None:
+            raise RequestError(404, "this server has no pages: start it with a pages file to use /access.")
+        body = parse_body(AccessRequest, await read_body(scope, receive))
+        found = [self._pages.get(normalise_url(url), b"null") for url in body.urls]
+        if sum(map(len, found)) > MAX_PAGES_BYTES:
+            raise RequestError(422, f"urls: these pages are more than {MAX_PAGES_BYTES} bytes; ask for fewer at once.")
+        await respond(send, b'{"result":[%b]}' % b",".join(found))
+
+    async def _healthz(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - an ASGI application
+        await respond(send, b'{"status":"ok"}')
+
+    async def _show_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        await respond(send, self._metrics.render(), content_type=CONTENT_TYPE_PLAIN_0_0_4.encode())
 
 
-def _document(hit: Hit) -> dict[str, JsonValue]:
-    metadata: dict[str, JsonValue] = hit.chunk.metadata.model_dump(mode="json")
-    url = metadata.get("url") or hit.chunk.id  # clients read it from every document, whatever the corpus
-    return {"id": hit.chunk.id, "contents": hit.chunk.contents, "url": url, "metadata": metadata}
+def _has_filters(searcher: Searcher) -> bool:
+    return bool(searcher.rows.sources) or bool((searcher.rows.day_N != UNKNOWN_DAY).any())
 
 
-def _scored_document(hit: Hit) -> dict[str, JsonValue]:
-    return {"document": _document(hit), "score": hit.score}
+def _strict(app: App) -> App:
+    """Let only sound JSON through to ``app``, whose reader accepts texts that no answer can be made of."""
 
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive)
+        check_json(body)
+        await app(scope, replayed(body, receive), send)
 
-async def _parse(request: Request, model: type[RequestT]) -> RequestT:
-    try:
-        return model.model_validate_json(await request.body())
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "body"
-        raise RequestError(422, f"{field}: {first['msg']}") from error
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return JSONResponse({"detail": str(error)}, error.status_code)
-
-
-async def _overloaded(_: Request, error: Exception) -> Response:
-    return JSONResponse({"detail": str(error)}, 503, headers={"Retry-After": str(RETRY_AFTER_S)})
+    return checked

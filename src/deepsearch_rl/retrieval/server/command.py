@@ -1,0 +1,65 @@
+"""``deepsearch retrieve serve`` as a function of its options; what serves is loaded when it is called."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve_command(
+    index: Annotated[Path, typer.Option(help="Folder that `retrieve build` wrote.")],
+    chunks: Annotated[Path | None, typer.Option(help="The passage file, if it was moved since the build.")] = None,
+    retriever: Annotated[str, typer.Option(help="Which ranking: bm25, dense or hybrid.")] = "bm25",
+    top_k: Annotated[int, typer.Option(help="Passages per query where a request does not say.", min=1)] = 3,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    public: Annotated[bool, typer.Option("--public", help="Allow an address that other machines can reach.")] = False,
+    token_variable: Annotated[
+        str | None, typer.Option(help="Environment variable with a token that clients must send as `Bearer`.")
+    ] = None,
+    pages: Annotated[Path | None, typer.Option(help="JSON Lines of {url, contents, ...} for /access.")] = None,
+    window_ms: Annotated[float, typer.Option(help="How long a search waits for others to share it.", min=0)] = 0,
+    max_batch: Annotated[int, typer.Option(help="Queries that share a search at most.", min=1)] = 256,
+    max_pending: Annotated[int, typer.Option(help="Queries that may wait; more are answered 503.", min=1)] = 4096,
+    cache_entries: Annotated[int, typer.Option(help="Answers kept for repeated queries; 0: none.", min=0)] = 4096,
+    socket_fd: Annotated[int | None, typer.Option(hidden=True, help="Serve on this inherited socket.")] = None,
+    stop_with_stdin: Annotated[
+        bool, typer.Option("--stop-with-stdin", hidden=True, help="Stop when standard input ends.")
+    ] = False,
+) -> None:
+    """Serve an index to any trainer: Search-R1, veRL, RLinf, ASearcher, and agents over MCP.
+
+    One process answers POST /retrieve and /access, GET /healthz and /metrics, and MCP at /mcp (streamable HTTP) and
+    /sse. It stops on Ctrl-C or SIGTERM, once requests under way are answered.
+    """
+    from deepsearch_rl.errors import UnknownNameError  # noqa: PLC0415 - with the rest below
+    from deepsearch_rl.retrieval.searcher import RETRIEVERS  # noqa: PLC0415 - loads FAISS
+    from deepsearch_rl.retrieval.server import process  # noqa: PLC0415 - loads the MCP library
+    from deepsearch_rl.retrieval.server.config import ServerConfig, ServiceConfig  # noqa: PLC0415
+
+    if retriever not in RETRIEVERS:
+        raise UnknownNameError("retriever", retriever, RETRIEVERS)
+    service = ServiceConfig(
+        retriever=retriever,
+        top_k=top_k,
+        window_ms=window_ms,
+        max_batch=max_batch,
+        max_pending=max_pending,
+        cache_entries=cache_entries,
+        pages=pages,
+    )
+    config = ServerConfig(
+        index=index,
+        chunks=chunks,
+        service=service,
+        host=host,
+        port=port,
+        public=public,
+        token_variable=token_variable,
+    )
+    process.log_to_stderr()
+    if stop_with_stdin:
+        process.stop_with(sys.stdin.fileno())
+    with process.open_listener(config, socket_fd) as listener:
+        process.serve(config, listener)

@@ -1,0 +1,40 @@
+"""What a retrieval server can be told, for a user's command line and for the graph's stages alike."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.retrieval.searcher import RetrieverName
+
+LOOPBACK = "127.0.0.1"
+
+
+class ServiceConfig(Record):
+    """How searches are answered."""
+
+    retriever: RetrieverName
+    top_k: int = Field(ge=1, description="passages per search where a request does not say")
+    window_ms: float = Field(ge=0, description="how long a search waits for others to share it")
+    max_batch: int = Field(ge=1, description="queries that share a search at most")
+    max_pending: int = Field(ge=1, description="queries that may wait at the server; more are answered 503")
+    cache_entries: int = Field(ge=0, description="answers kept for repeated queries")
+    pages: Path | None = Field(description="JSON Lines of {url, contents} for /access; null where there are none")
+
+
+class RetrievalConfig(ServiceConfig):
+    """Section ``retrieval``: how passages are found wherever a model searches."""
+
+    startup_timeout_s: float = Field(gt=0, description="for opening the index")
+
+
+class ServerConfig(Record):
+    """One server process: what it serves, where, and to whom."""
+
+    index: Path = Field(description="index folder of a corpus")
+    chunks: Path | None = Field(description="the chunk file; null takes the one that the index names")
+    service: ServiceConfig
+    host: NonEmpty
+    port: int = Field(ge=0, le=65535, description="0 takes a free one")
+    public: bool = Field(description="whether an address that is not loopback may be listened on")
+    token_variable: NonEmpty | None = Field(description="environment variable with the token that clients must send")

@@ -1,0 +1,61 @@
+"""Searchers whose answers are known and whose pace a test decides."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deepsearch_rl.records import Chunk, ChunkMetadata
+from deepsearch_rl.retrieval.row_table import Filter, RowTable
+from deepsearch_rl.retrieval.searcher import Hit
+from deepsearch_rl.retrieval.server.config import ServiceConfig
+
+
+def service_config(**changes: object) -> ServiceConfig:
+    """A server's settings with changes."""
+    settings = {
+        "retriever": "bm25",
+        "top_k": 3,
+        "window_ms": 0,
+        "max_batch": 32,
+        "max_pending": 64,
+        "cache_entries": 100,
+        "pages": None,
+    }
+    return ServiceConfig.model_validate(settings | changes)
+
+
+def hit(text: str) -> Hit:
+    """A hit whose chunk's title and id are ``text``."""
+    where = ChunkMetadata(doc_id=text, doc_chunks=1, doc_chunk_id=0)
+    return Hit(0, 1.0, Chunk(id=text, contents=f"{text}\n.", metadata=where))
+
+
+@dataclass
+class GatedSearcher:
+    """Finds one chunk whose id tells query, top_k and filter, once the gate is open; remembers what it was asked."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    batches: list[list[str]] = field(default_factory=list)
+    started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    chunks: Sequence[Chunk] = tuple(hit(str(row)).chunk for row in range(100))
+    rows: RowTable = field(
+        default_factory=lambda: RowTable(np.full(100, -1, np.int32), (), np.full(100, np.iinfo(np.int32).min, np.int32))
+    )
+
+    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+        """One hit per query; OSError where one of the queries is "broken"."""
+        self.batches.append(list(queries))
+        self.started.release()
+        assert self.gate.wait(10)
+        if "broken" in queries:
+            raise OSError("secret path")
+        return [[hit(f"{query}/{top_k}/{where.source if where else ''}")] for query in queries]
+
+
+def open_searcher() -> GatedSearcher:
+    """One that does not wait."""
+    searcher = GatedSearcher()
+    searcher.gate.set()
+    return searcher
