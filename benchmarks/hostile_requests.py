@@ -1,0 +1,126 @@
+"""Malformed and hostile requests over all routes of the retrieval server: does it stay up, small and right?
+
+    .venv/bin/python -m benchmarks.hostile_requests                      # 10,000 requests, a few minutes
+    .venv/bin/python -m benchmarks.hostile_requests --count 1000 --seed 7
+
+Starts the server over a small hybrid index, asks some honest questions, sends the seeded requests of
+``benchmarks/load/hostile.py`` over many connections, and asks the same questions again. Status 1 if any request was
+answered 5xx (a full queue's 503 with Retry-After is none) or left without an answer, if anonymous memory grew by more
+than 50 MB, or if an honest answer changed.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import json
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from benchmarks.load import corpus
+from benchmarks.load.attack import Answers, attack
+from benchmarks.load.hostile import DIALECTS, JSON_HEADERS, hostile_requests
+from benchmarks.load.report import fill_section, markdown_table
+from benchmarks.load.server_process import ServerProcess, running_server, settled_rss_anon_bytes
+from deepsearch_rl.retrieval.build import IndexSection
+
+MAX_GROWTH_BYTES = 50 * 10**6
+CONNECTIONS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Siege:
+    """What hostile requests did to a server."""
+
+    answers: Answers
+    growth_bytes: int
+    """Of the server's anonymous memory, from before the first hostile request to after the last."""
+    changed: list[str]
+    """Routes whose honest answer was another one afterwards."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What must not be; empty where all is well."""
+        found = [
+            f"{hostile.kind}: {answer[:300]!r} to {hostile.payload[:300]!r}"
+            for hostile, answer in self.answers.failures
+        ]
+        found += [f"{hostile.kind}: no answer to {hostile.payload[:300]!r}" for hostile in self.answers.hung]
+        found += [f"{route} answers otherwise than before" for route in self.changed]
+        if self.growth_bytes > MAX_GROWTH_BYTES:
+            found.append(f"anonymous memory grew by {self.growth_bytes / 1e6:.0f} MB")
+        return found
+
+
+def besiege(server: ServerProcess, count: int, seed: int) -> Siege:
+    """Send ``count`` hostile requests to a running server and compare it with itself."""
+    before = honest_answers(server)
+    memory_bytes = settled_rss_anon_bytes(server)
+    answers = asyncio.run(attack(server.address, hostile_requests(count, seed), CONNECTIONS))
+    growth_bytes = settled_rss_anon_bytes(server) - memory_bytes
+    after = honest_answers(server)
+    return Siege(answers, growth_bytes, [route for route in before if before[route] != after[route]])
+
+
+def honest_answers(server: ServerProcess) -> dict[str, tuple[int, bytes]]:
+    """Status and body of an honest request per route; bodies carry nothing that changes from call to call."""
+    found = {}
+    for route in ("/retrieve", "/access", "/mcp"):
+        with contextlib.closing(http.client.HTTPConnection(*server.address, timeout=60)) as connection:
+            connection.request("POST", route, json.dumps(DIALECTS[route][0]), dict(JSON_HEADERS))
+            answer = connection.getresponse()
+            found[route] = answer.status, answer.read()
+    return found
+
+
+def report(siege: Siege, count: int, seed: int) -> str:
+    """Markdown: what came back by kind of request, and the verdict."""
+    statuses = sorted({status for counts in siege.answers.statuses.values() for status in counts})
+    rows = [
+        (kind, *(counts.get(status, 0) for status in statuses))
+        for kind, counts in sorted(siege.answers.statuses.items(), key=lambda item: -sum(item[1].values()))
+    ]
+    total = sum(siege.answers.statuses.values(), Counter())
+    rows.append(("all", *(total[status] for status in statuses)))
+    return (
+        f"{count:,} requests, seed {seed}: {len(siege.answers.failures)} answered 5xx, {len(siege.answers.hung)} "
+        f"without an answer, anonymous memory {siege.growth_bytes / 1e6:+.1f} MB, "
+        f"{'no honest answer changed' if not siege.changed else 'changed: ' + ', '.join(siege.changed)}.\n\n"
+        f"{markdown_table(('kind', *statuses), rows)}"
+    )
+
+
+def _index_folder(folder: Path) -> tuple[Path, Path]:
+    section = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))["index"]
+    config = IndexSection.model_validate(section).of("passages")
+    return corpus.prepare_index(corpus.passages(1000, seed=0), folder, config)
+
+
+def main() -> None:
+    """Besiege a server; print the table and, on stderr, every problem."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--docs", type=Path, help="document whose section hostile_requests is replaced by the table")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        index, chunks = _index_folder(Path(folder) / "hybrid")
+        pages = Path(folder) / "pages.jsonl"
+        pages.write_text('{"url": "http://w/index.php/Vienna", "contents": "A city."}\n', encoding="utf-8")
+        arguments = ["--retriever", "hybrid", "--top-k", "3", "--pages", str(pages)]
+        with running_server(index, chunks, arguments, core=None) as server:
+            siege = besiege(server, options.count, options.seed)
+    text = report(siege, options.count, options.seed)
+    if options.docs:
+        fill_section(options.docs, "hostile_requests", text)
+    sys.stdout.write(text)
+    sys.exit("\n".join(siege.problems) or 0)
+
+
+if __name__ == "__main__":
+    main()
