@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from deepsearch_rl.files import write_jsonl
@@ -11,6 +12,10 @@ from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
 
 WORDS = ["comet", "lander", "probe", "river", "city", "capital", "country", "moon", "orbit", "ship", "island", "port"]
+BM25 = {
+    "builtin": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
+    "lucene": {"engine": "lucene", "k1": 0.9, "b": 0.4, "heap_mb": 256},
+}
 TWINS = (3, 17, 20)
 """Rows with the same text."""
 
@@ -23,22 +28,27 @@ def text(row: int) -> str:
     )
 
 
-@pytest.fixture(scope="module", params=RETRIEVERS)
+@pytest.fixture(
+    scope="module",
+    params=[*(("builtin", name) for name in RETRIEVERS), pytest.param(("lucene", "bm25"), marks=pytest.mark.slow)],
+    ids="-".join,
+)
 def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Searcher:
+    engine, retriever = request.param
     folder: Path = tmp_path_factory.mktemp("contract")
     where = ChunkMetadata(doc_id="d", doc_chunks=1, doc_chunk_id=0)
     write_jsonl(
         folder / "c.jsonl", [Chunk(id=f"c{row}", contents=f"T{row}\n{text(row)}", metadata=where) for row in range(24)]
     )
     config = {
-        "bm25": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
+        "bm25": BM25[engine],
         "encoder": {"name": "tfidf_svd", "dimension": 16, "fit_rows": 1000, "max_terms": 1000},
         "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
         "vectors": {"kind": "flat"},
         "fusion": {"depth": 20, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 1.0},
     }
     build_index(folder / "c.jsonl", folder / "index", IndexConfig.model_validate(config), seed=0)
-    return open_index(folder / "index", folder / "c.jsonl", request.param)
+    return open_index(folder / "index", folder / "c.jsonl", retriever)
 
 
 def test_hits_are_distinct_rows_best_first_with_their_own_chunks(searcher):
@@ -78,3 +88,19 @@ def test_an_answer_does_not_depend_on_the_queries_beside_it(searcher):
 def test_a_smaller_top_k_gives_the_head_of_a_larger_one(searcher):
     [[*three], [*ten]] = (searcher.search(["comet probe"], top_k)[0] for top_k in (3, 10))
     assert [hit.row for hit in three] == [hit.row for hit in ten[:3]]
+
+
+def test_a_mask_leaves_the_best_allowed_rows_in_their_order(searcher):
+    allowed_N = np.zeros(24, dtype=np.bool_)
+    allowed_N[5:19:2] = True
+    for query in ("comet lander", "twin words", "river ship island"):
+        [everything] = searcher.retriever.search([query], 24)
+        expected = [row for row in everything.rows_K.tolist() if allowed_N[row]]
+        for top_k in (1, 3, 24):
+            [masked] = searcher.retriever.search([query], top_k, allowed_N)
+            assert masked.rows_K.tolist() == expected[:top_k]
+
+
+def test_a_mask_that_allows_nothing_finds_nothing(searcher):
+    [ranking] = searcher.retriever.search(["comet"], 3, np.zeros(24, dtype=np.bool_))
+    assert len(ranking.rows_K) == len(ranking.scores_K) == 0

@@ -23,7 +23,7 @@ from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest
 from deepsearch_rl.retrieval.quality import QualityConfig
 from deepsearch_rl.retrieval.row_table import write_rows
-from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.retrieval.sparse.choice import SparseConfig, build_sparse
 from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file
@@ -34,7 +34,7 @@ LIBRARIES = ("bm25s", "PyStemmer", "numpy", "scikit-learn")
 class IndexSection(Record):
     """Section ``index``: what is built over every corpus's chunks, and how it is measured."""
 
-    bm25: Bm25Config
+    bm25: SparseConfig
     encoder: EncoderConfig
     encoding: EncodingConfig
     vectors: VectorsConfig
@@ -109,7 +109,7 @@ def _fill(
     if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
         raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
     chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
-    Bm25Index.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+    build_sparse(chunks, folder / manifest.BM25_FOLDER, config.bm25)
     dimension = _build_dense(folder, chunks, sha256, config, seed, work)
     after = chunks_path.stat()
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):

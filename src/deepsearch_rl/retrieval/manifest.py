@@ -11,7 +11,7 @@ from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
 from deepsearch_rl.retrieval.encoders.encoding import EncodingConfig
 from deepsearch_rl.retrieval.fusion import FusionConfig
-from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config
+from deepsearch_rl.retrieval.sparse.choice import SparseConfig
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 
 FILE = "manifest.json"
@@ -25,7 +25,7 @@ ENCODER_FOLDER = "dense/encoder"
 class IndexConfig(Record):
     """What is built over one corpus's chunks."""
 
-    bm25: Bm25Config
+    bm25: SparseConfig
     encoder: EncoderConfig
     encoding: EncodingConfig
     vectors: VectorsConfig

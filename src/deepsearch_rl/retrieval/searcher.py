@@ -16,7 +16,7 @@ from deepsearch_rl.retrieval.fusion import HybridRetriever
 from deepsearch_rl.retrieval.manifest import IndexManifest, read_manifest
 from deepsearch_rl.retrieval.ranking import Ranking, Retriever
 from deepsearch_rl.retrieval.row_table import Filter, RowTable
-from deepsearch_rl.retrieval.sparse.bm25 import Bm25Index
+from deepsearch_rl.retrieval.sparse.choice import open_sparse
 from deepsearch_rl.retrieval.vectors.dense import DenseRetriever
 from deepsearch_rl.retrieval.vectors.opening import open_vector_index
 
@@ -102,11 +102,11 @@ def _check_chunks(path: Path, index_dir: Path, built: IndexManifest) -> None:
 
 def _open_retriever(index_dir: Path, built: IndexManifest, name: str) -> Retriever:
     if name == "bm25":
-        return Bm25Index.open(index_dir / manifest.BM25_FOLDER)
+        return open_sparse(index_dir / manifest.BM25_FOLDER, built.config.bm25)
     dense = _open_dense(index_dir, built)
     if name == "dense":
         return dense
-    return HybridRetriever(Bm25Index.open(index_dir / manifest.BM25_FOLDER), dense, built.config.fusion)
+    return HybridRetriever(open_sparse(index_dir / manifest.BM25_FOLDER, built.config.bm25), dense, built.config.fusion)
 
 
 def _open_dense(index_dir: Path, built: IndexManifest) -> Retriever:

@@ -128,7 +128,7 @@ class Bm25Index:
             postings = self._postings(term)
             np.add.at(scores_N, self.rows_P[postings], self.scores_P[postings])
         if allowed_N is not None:
-            scores_N[~allowed_N] = 0
+            np.multiply(scores_N, allowed_N, out=scores_N)
         return top_rows(scores_N, top_k)
 
     def score_rows(self, query: str, rows_K: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from deepsearch_rl.retrieval.ranking import Ranking, rank
 
 LANES = 64
+FEW_COLUMNS = 512
+"""Up to which the plain way is faster."""
 
 
 def top_rows(scores_N: NDArray[np.float32], top_k: int) -> Ranking:
     """The ``top_k`` best rows with a positive score, by score, then by row; fewer where fewer score."""
     columns = len(scores_N) // LANES
-    if columns <= top_k:
+    if columns <= max(top_k, FEW_COLUMNS):
         rows_M = np.flatnonzero(scores_N > 0)
         return rank(rows_M, scores_N[rows_M], top_k)
     scores_RC = scores_N[: LANES * columns].reshape(LANES, columns)

@@ -1,0 +1,161 @@
+"""BM25 by Lucene with Anserini's analysis: what pyserini searches with, for comparison with published baselines.
+
+Differences to the built-in index: words are cut by Unicode's rules and stemmed by Porter's algorithm, and lengths are
+rounded to one byte, so that rankings agree closely but not exactly (docs/retrieval.md). There is one field, the whole
+contents. Lucene writes random ids into its files: equal chunks give equal rankings, not equal bytes.
+
+Rows are Lucene's document numbers: one thread adds, and only neighbouring segments are merged, in order. Lucene breaks
+ties by document number, which is the order that this project promises.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.progress import Meter
+from deepsearch_rl.records import Chunk, Record
+from deepsearch_rl.retrieval.ranking import Ranking
+from deepsearch_rl.retrieval.sparse.jvm import JavaClasses, start_jvm
+
+FIELD = "contents"
+COUNTED_AT_ONCE = 1000
+BUFFER_SHARE = 0.25
+"""Of the heap, for documents not yet written."""
+OF_READER = "(Lorg/apache/lucene/index/IndexReader;)V"
+
+
+class LuceneConfig(Record):
+    """BM25 by Lucene (extra ``pyserini``)."""
+
+    engine: Literal["lucene"]
+    k1: float = Field(gt=0, description="how slowly repeated terms saturate")
+    b: float = Field(ge=0, le=1, description="how strongly long chunks are discounted; 0 is not at all")
+    heap_mb: int = Field(ge=64, description="memory that Java may use, MiB; Lucene maps its files outside of it")
+
+
+@dataclass(frozen=True, slots=True)
+class LuceneIndex:
+    """A Lucene index over N rows, which several threads may search at once."""
+
+    rows: int
+    _searcher: Any
+    _queries: Any
+    _analyser: Any
+
+    @classmethod
+    def build(cls, chunks: Collection[Chunk], folder: Path, config: LuceneConfig) -> Self:
+        """Index chunks, which are read once, into ``folder``.
+
+        Raises:
+            ConfigError: no chunk holds a single term.
+            ArtifactError: the index cannot be written, e.g. because the disk is full.
+            UnavailableError: pyserini is not installed.
+        """
+        java = start_jvm(config.heap_mb)
+        with _translated(f"the Lucene index cannot be written to {folder}"):
+            writer = _open_writer(java, folder, config)
+            try:
+                _add_chunks(java, writer, chunks)
+            finally:
+                writer.close()
+        index = cls.open(folder, config)
+        if not index._searcher.getIndexReader().getSumTotalTermFreq(FIELD):
+            raise ConfigError("there is nothing to index: no chunk holds a word that is not a stop word.")
+        return index
+
+    @classmethod
+    def open(cls, folder: Path, config: LuceneConfig) -> Self:
+        """Open what :meth:`build` wrote.
+
+        Raises:
+            ArtifactError: a file is missing or damaged.
+            UnavailableError: pyserini is not installed.
+        """
+        java = start_jvm(config.heap_mb)
+        with _translated(f"the Lucene index in {folder} cannot be read; build it again"):
+            reader = java("org.apache.lucene.index.DirectoryReader").open(_directory(java, folder))
+        searcher = java("org.apache.lucene.search.IndexSearcher")(reader, signature=OF_READER)
+        searcher.setSimilarity(_similarity(java, config))
+        searcher.setMaxClauseCount(2**31 - 1)  # a query may be as long as it likes
+        queries = java("io.anserini.search.query.BagOfWordsQueryGenerator")()
+        return cls(reader.maxDoc(), searcher, queries, _analyser(java))
+
+    def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
+        """Rank the allowed rows that share a term with the query; a query without a known term finds nothing.
+
+        A term that the query repeats counts as often.
+
+        Raises:
+            ArtifactError: a file of the index has become unreadable.
+        """
+        with _translated("the Lucene index cannot be searched; build it again"):
+            return [self._search_one(query, top_k, allowed_N) for query in queries]
+
+    def _search_one(self, query: str, top_k: int, allowed_N: NDArray[np.bool_] | None) -> Ranking:
+        depth = min(top_k, self.rows)
+        while True:
+            found = self._top(query, depth)
+            allowed_K = slice(None) if allowed_N is None else allowed_N[found.rows_K]
+            kept = Ranking(found.rows_K[allowed_K][:top_k], found.scores_K[allowed_K][:top_k])
+            if len(kept.rows_K) == top_k or len(found.rows_K) < depth or depth == self.rows:
+                return kept
+            depth = min(depth * 4, self.rows)  # Lucene knows nothing of masks: look further down
+
+    def _top(self, query: str, depth: int) -> Ranking:
+        lucene_query = self._queries.buildQuery(FIELD, self._analyser, query)
+        hits = self._searcher.search(lucene_query, depth).scoreDocs
+        rows_K = np.array([hit.doc for hit in hits], dtype=np.int64)
+        return Ranking(rows_K, np.array([hit.score for hit in hits], dtype=np.float32))
+
+
+def _open_writer(java: JavaClasses, folder: Path, config: LuceneConfig) -> Any:
+    settings = java("org.apache.lucene.index.IndexWriterConfig")(_analyser(java))
+    settings.setSimilarity(_similarity(java, config))
+    settings.setRAMBufferSizeMB(BUFFER_SHARE * config.heap_mb)
+    settings.setMergePolicy(java("org.apache.lucene.index.LogDocMergePolicy")())  # keeps the order of documents
+    settings.setMergeScheduler(java("org.apache.lucene.index.SerialMergeScheduler")())
+    return java("org.apache.lucene.index.IndexWriter")(_directory(java, folder), settings)
+
+
+def _add_chunks(java: JavaClasses, writer: Any, chunks: Collection[Chunk]) -> None:
+    document = java("org.apache.lucene.document.Document")()
+    contents = java("org.apache.lucene.document.TextField")(
+        FIELD, "", java("org.apache.lucene.document.Field$Store").NO
+    )
+    document.add(contents)  # one document for all rows, because every call into Java costs microseconds
+    with Meter("index with Lucene", len(chunks), "chunks") as meter:
+        for number, chunk in enumerate(chunks, 1):
+            contents.setStringValue(chunk.contents)
+            writer.addDocument(document)
+            if number % COUNTED_AT_ONCE == 0:
+                meter.advance(COUNTED_AT_ONCE)
+        meter.advance(len(chunks) % COUNTED_AT_ONCE)
+
+
+def _directory(java: JavaClasses, folder: Path) -> Any:
+    return java("org.apache.lucene.store.FSDirectory").open(java("java.nio.file.Paths").get(str(folder)))
+
+
+def _similarity(java: JavaClasses, config: LuceneConfig) -> Any:
+    return java("org.apache.lucene.search.similarities.BM25Similarity")(config.k1, config.b)
+
+
+def _analyser(java: JavaClasses) -> Any:
+    return java("io.anserini.analysis.DefaultEnglishAnalyzer").newDefaultInstance()
+
+
+@contextmanager
+def _translated(problem: str) -> Iterator[None]:
+    from jnius import JavaException  # noqa: PLC0415 # pyright: ignore[reportAttributeAccessIssue] - compiled
+
+    try:
+        yield
+    except JavaException as error:
+        raise ArtifactError(f"{problem} ({error.innermessage or error.classname}).") from error
