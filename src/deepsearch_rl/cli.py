@@ -17,6 +17,7 @@ from deepsearch_rl.corpora.cli import datasets_command
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.evaluation import cli as evaluation
 from deepsearch_rl.retrieval.cli import app as retrieval_commands
+from deepsearch_rl.trajectories.cli import app as trajectories_commands
 
 app = typer.Typer(
     name="deepsearch",
@@ -40,6 +41,7 @@ The graph runs with `dvc repro` (one profile: `dvc repro profiles/smoke/dvc.yaml
 )
 
 app.add_typer(retrieval_commands, name="retrieve")
+app.add_typer(trajectories_commands, name="trajectories")
 
 Profile = Annotated[str, typer.Argument(help="Profile: `tiny` (the root params.yaml) or a folder of profiles/.")]
 DEBUG = "--debug"

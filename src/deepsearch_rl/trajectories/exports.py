@@ -1,0 +1,164 @@
+"""Training rows for other trainers: TRL's conversations, and the RL questions of Search-R1, veRL and RLinf.
+
+Field names are theirs (docs/contracts.md, section 2). Conversations come from trajectories, RL rows from questions.
+"""
+
+import json
+from typing import Literal
+
+from pydantic import JsonValue
+
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.records import Message, Question, Record, Trajectory
+from deepsearch_rl.trajectories.convert import chat_messages
+
+ABILITY = "fact-reasoning"
+
+
+class TrlRow(Record):
+    """A conversation as TRL's SFT trainer reads it; a call's arguments are an object, not text."""
+
+    messages: tuple[dict[str, JsonValue], ...]
+    tools: tuple[dict[str, JsonValue], ...]
+
+
+class ChatTurn(Record):
+    """A message of a prompt."""
+
+    role: Literal["system", "user"]
+    content: str
+
+
+class GroundTruth(Record):
+    """The golden answers."""
+
+    target: tuple[str, ...]
+
+
+class RewardModel(Record):
+    """How an answer is rewarded: by the rule that knows the golden answers."""
+
+    style: Literal["rule"] = "rule"
+    ground_truth: GroundTruth
+
+
+class ExtraInfo(Record):
+    """Where a row comes from."""
+
+    split: str
+    index: int
+
+
+class SearchR1Row(Record):
+    """A row of Search-R1's parquet files."""
+
+    data_source: str
+    prompt: tuple[ChatTurn, ...]
+    ability: Literal["fact-reasoning"] = ABILITY
+    reward_model: RewardModel
+    extra_info: ExtraInfo
+
+
+class SearchArguments(Record):
+    """What veRL's search tool is created with."""
+
+    ground_truth: GroundTruth
+    question: str
+    data_source: str
+
+
+class CreateArguments(Record):
+    """veRL's wrapping of it."""
+
+    create_kwargs: SearchArguments
+
+
+class ToolsArguments(Record):
+    """By tool name."""
+
+    search: CreateArguments
+
+
+class VerlExtraInfo(ExtraInfo):
+    """veRL's additions for its search tool."""
+
+    need_tools_kwargs: Literal[True] = True
+    question: str
+    tools_kwargs: ToolsArguments
+
+
+class VerlRow(Record):
+    """A row of veRL's Search-R1-like parquet files: a system message first, and arguments for the tool."""
+
+    data_source: str
+    prompt: tuple[ChatTurn, ...]
+    ability: Literal["fact-reasoning"] = ABILITY
+    reward_model: RewardModel
+    extra_info: VerlExtraInfo
+
+
+class RlinfRow(Record):
+    """A line of RLinf's question files."""
+
+    prompt: str
+    solutions: tuple[str, ...]
+
+
+def trl_row(trajectory: Trajectory) -> TrlRow:
+    """The conversation of a trajectory, whose calls are valid (a filtered one's are)."""
+    messages = [
+        _with_object_arguments(message, sent)
+        for message, sent in zip(trajectory.messages, chat_messages(trajectory.messages), strict=True)
+    ]
+    return TrlRow(messages=tuple(messages), tools=(RETRIEVE_TOOL,))
+
+
+def _with_object_arguments(message: Message, sent: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if not message.tool_calls:
+        return sent
+    calls: list[JsonValue] = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+        for call in message.tool_calls
+    ]
+    return {**sent, "tool_calls": calls}
+
+
+def search_r1_row(question: Question, dataset: str, split: str, index: int, instruction: str) -> SearchR1Row:
+    """A question as one user message, the instruction before it."""
+    return SearchR1Row(
+        data_source=dataset,
+        prompt=(ChatTurn(role="user", content=f"{instruction}\n\nQuestion: {question.question}"),),
+        reward_model=_reward(question),
+        extra_info=ExtraInfo(split=split, index=index),
+    )
+
+
+def verl_row(question: Question, dataset: str, split: str, index: int, instruction: str) -> VerlRow:
+    """A question behind a system message, with what veRL's search tool is created with."""
+    source = f"searchR1_{dataset}"
+    created = SearchArguments(ground_truth=_golds(question), question=question.question, data_source=source)
+    turns = (ChatTurn(role="system", content=instruction), ChatTurn(role="user", content=question.question))
+    return VerlRow(
+        data_source=source,
+        prompt=turns,
+        reward_model=_reward(question),
+        extra_info=VerlExtraInfo(
+            split=split,
+            index=index,
+            question=question.question,
+            tools_kwargs=ToolsArguments(search=CreateArguments(create_kwargs=created)),
+        ),
+    )
+
+
+def rlinf_row(question: Question) -> RlinfRow:
+    """A question and its answers."""
+    return RlinfRow(prompt=question.question, solutions=question.golden_answers)
+
+
+def _golds(question: Question) -> GroundTruth:
+    return GroundTruth(target=question.golden_answers)
+
+
+def _reward(question: Question) -> RewardModel:
+    return RewardModel(ground_truth=_golds(question))

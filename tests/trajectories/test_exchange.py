@@ -1,0 +1,142 @@
+"""Rows for other trainers, read by their own loaders where those install here, and results of other systems."""
+
+import json
+from pathlib import Path
+
+import datasets
+import pandas as pd
+import pytest
+from transformers import AutoTokenizer
+from trl.data_utils import apply_chat_template
+from typer.testing import CliRunner
+
+from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.cli import app
+from deepsearch_rl.errors import CheckFailedError, RecordError, UnknownNameError
+from deepsearch_rl.files import read_jsonl, write_jsonl
+from deepsearch_rl.records import Question, StopReason, Trajectory
+from deepsearch_rl.trajectories.convert import SwiftRow, chat_messages
+from deepsearch_rl.trajectories.exchange import Source, export_rows, import_results
+from tests.trajectories.test_convert import ONE_CALL, conversation
+
+SOURCE = Source(dataset="multihoprag", split="train", prompt="multihoprag_nothink")
+PARALLEL = conversation(("", ["one", 'two "quoted" Zoë']), ("I look.", ["three"])).model_copy(update={"id": "q#1"})
+FAILED = ONE_CALL.model_copy(update={"id": "q#2", "stop_reason": StopReason.DEADLINE})
+QUESTIONS = [
+    Question(id="q1", question="Who is mayor?", golden_answers=("Kaspar Granger", "K. Granger")),
+    Question(id="q2", question="Wo liegt Zürich?", golden_answers=("Switzerland",)),
+]
+
+
+@pytest.fixture
+def trajectories(tmp_path: Path) -> Path:
+    write_jsonl(tmp_path / "t.jsonl", [ONE_CALL, PARALLEL, FAILED])
+    return tmp_path / "t.jsonl"
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    write_jsonl(tmp_path / "q.jsonl", QUESTIONS)
+    return tmp_path / "q.jsonl"
+
+
+def test_trl_renders_the_rows_as_the_server_renders_the_conversation(
+    trajectories: Path, tmp_path: Path, model_folder: Path
+) -> None:
+    assert export_rows(trajectories, tmp_path / "out.jsonl", "trl", SOURCE) == 2
+    rows = datasets.load_dataset(
+        "json", data_files=str(tmp_path / "out.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    texts = [apply_chat_template(row, tokenizer, tools=row["tools"])["text"] for row in rows]
+    served = [
+        tokenizer.apply_chat_template(chat_messages(one.messages), tools=[RETRIEVE_TOOL], tokenize=False)
+        for one in (ONE_CALL, PARALLEL)
+    ]
+    assert texts == served
+    for query in ("one", 'two \\"quoted\\" Zoë', "three"):
+        assert f'{{"name": "retrieve", "arguments": {{"query": "{query}"}}}}' in texts[1]
+
+
+def test_ms_swift_rows_are_those_of_the_graph(trajectories: Path, tmp_path: Path) -> None:
+    assert export_rows(trajectories, tmp_path / "out.jsonl", "ms-swift", SOURCE) == 2
+    assert [len(row.messages) for row in read_jsonl(tmp_path / "out.jsonl", SwiftRow)] == [5, 10]
+
+
+def test_search_r1_and_verl_rows_come_back_from_parquet_with_their_fields(questions: Path, tmp_path: Path) -> None:
+    for to in ("search-r1", "verl"):
+        assert export_rows(questions, tmp_path / f"{to}.parquet", to, SOURCE) == 2
+    search_r1, verl = (pd.read_parquet(tmp_path / f"{to}.parquet") for to in ("search-r1", "verl"))
+    first = search_r1.iloc[0]
+    assert (first.data_source, first.ability) == ("multihoprag", "fact-reasoning")
+    assert [turn["role"] for turn in first.prompt] == ["user"]
+    assert first.prompt[0]["content"].endswith("Question: Who is mayor?")
+    assert list(first.reward_model["ground_truth"]["target"]) == ["Kaspar Granger", "K. Granger"]
+    assert first.extra_info == {"split": "train", "index": 0}
+    second = verl.iloc[1]
+    assert second.data_source == "searchR1_multihoprag"
+    assert [turn["role"] for turn in second.prompt] == ["system", "user"]
+    assert second.prompt[0]["content"] == load_prompt("multihoprag_nothink")
+    assert second.extra_info["need_tools_kwargs"]
+    created = second.extra_info["tools_kwargs"]["search"]["create_kwargs"]
+    assert (created["question"], created["data_source"]) == ("Wo liegt Zürich?", "searchR1_multihoprag")
+    assert list(created["ground_truth"]["target"]) == ["Switzerland"]
+
+
+def test_rlinf_lines_have_prompt_and_solutions(questions: Path, tmp_path: Path) -> None:
+    export_rows(questions, tmp_path / "out.jsonl", "rlinf", SOURCE)
+    lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(lines[1]) == {"prompt": "Wo liegt Zürich?", "solutions": ["Switzerland"]}
+
+
+def test_rows_that_a_trainer_would_refuse_are_refused_before_the_file_appears(tmp_path: Path) -> None:
+    cut = ONE_CALL.model_copy(update={"messages": ONE_CALL.messages[:-1]})
+    write_jsonl(tmp_path / "t.jsonl", [cut])
+    with pytest.raises(CheckFailedError, match="ends in an assistant's answer"):
+        export_rows(tmp_path / "t.jsonl", tmp_path / "out.jsonl", "trl", SOURCE)
+    write_jsonl(tmp_path / "t.jsonl", [FAILED])
+    with pytest.raises(CheckFailedError, match="no rows"):
+        export_rows(tmp_path / "t.jsonl", tmp_path / "out.jsonl", "ms-swift", SOURCE)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_unknown_format_is_answered_with_the_known_ones(trajectories: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="'verl'"):
+        export_rows(trajectories, tmp_path / "out", "verll", SOURCE)
+
+
+RESULTS = [
+    {"id": 7, "question": "A?", "golden_answers": ["x"], "output": {"answer": "So <answer>x</answer>", "pred": "x"}},
+    {"id": "b", "question": "B?", "golden_answers": ["x"], "output": {"answer": "", "pred": "", "error": "timeout"}},
+    {"id": "c", "question": "C?", "golden_answers": ["x"], "output": {"pred": "x", "metric_score": {"em": 1.0}}},
+]
+
+
+@pytest.mark.parametrize("array", [False, True])
+def test_results_of_other_systems_become_trajectories_and_their_errors_failures(tmp_path: Path, array: bool) -> None:
+    path = tmp_path / "results.jsonl"
+    lines = "\n".join(map(json.dumps, RESULTS))
+    path.write_text(json.dumps(RESULTS) if array else lines)
+    assert import_results(path, tmp_path / "out.jsonl", "kimi-k2") == 3
+    read = {one.id: one for one in read_jsonl(tmp_path / "out.jsonl", Trajectory)}
+    assert {name: one.answer for name, one in read.items()} == {"7#0": "x", "b#0": "", "c#0": "x"}
+    assert (read["b#0"].stop_reason, read["b#0"].error) == (StopReason.MODEL_ERROR, "timeout")
+
+
+def test_a_malformed_result_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text(json.dumps([RESULTS[0], {"id": "x", "question": "?"}]))
+    with pytest.raises(RecordError) as caught:
+        import_results(tmp_path / "results.jsonl", tmp_path / "out.jsonl", "m")
+    assert (caught.value.line, caught.value.field) == (2, "golden_answers")
+
+
+def test_the_command_converts_there_and_back(questions: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert (
+        "2 rows"
+        in CliRunner().invoke(app, ["trajectories", "convert", str(questions), str(out), "--to", "rlinf"]).stdout
+    )
+    (tmp_path / "results.jsonl").write_text(json.dumps(RESULTS[0]))
+    arguments = ["trajectories", "convert", str(tmp_path / "results.jsonl"), str(out), "--to", "trajectories"]
+    assert "1 rows" in CliRunner().invoke(app, arguments).stdout
