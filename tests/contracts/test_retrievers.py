@@ -1,5 +1,6 @@
 """What every retriever promises, whichever it is."""
 
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.manifest import IndexConfig
+from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
 
 WORDS = ["comet", "lander", "probe", "river", "city", "capital", "country", "moon", "orbit", "ship", "island", "port"]
@@ -28,6 +30,13 @@ def text(row: int) -> str:
     )
 
 
+def chunk(row: int) -> Chunk:
+    """Every third chunk is of another source; all but every fifth have a day of May."""
+    known = {"doc_id": "d", "doc_chunks": 1, "doc_chunk_id": 0, "source": f"paper {row % 3}"}
+    dated = {"published_at": f"2024-05-{row + 1:02}"} if row % 5 else {}
+    return Chunk(id=f"c{row}", contents=f"T{row}\n{text(row)}", metadata=ChunkMetadata.model_validate(known | dated))
+
+
 @pytest.fixture(
     scope="module",
     params=[*(("builtin", name) for name in RETRIEVERS), pytest.param(("lucene", "bm25"), marks=pytest.mark.slow)],
@@ -36,16 +45,20 @@ def text(row: int) -> str:
 def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Searcher:
     engine, retriever = request.param
     folder: Path = tmp_path_factory.mktemp("contract")
-    where = ChunkMetadata(doc_id="d", doc_chunks=1, doc_chunk_id=0)
-    write_jsonl(
-        folder / "c.jsonl", [Chunk(id=f"c{row}", contents=f"T{row}\n{text(row)}", metadata=where) for row in range(24)]
-    )
+    write_jsonl(folder / "c.jsonl", map(chunk, range(24)))
     config = {
         "bm25": BM25[engine],
         "encoder": {"name": "tfidf_svd", "dimension": 16, "fit_rows": 1000, "max_terms": 1000},
         "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
         "vectors": {"kind": "flat"},
-        "fusion": {"depth": 20, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 1.0},
+        "fusion": {
+            "depth": 20,
+            "source_depth": 5,
+            "rrf_k": 60,
+            "bm25_weight": 1.0,
+            "dense_weight": 1.0,
+            "learning": None,
+        },
     }
     build_index(folder / "c.jsonl", folder / "index", IndexConfig.model_validate(config), seed=0)
     return open_index(folder / "index", folder / "c.jsonl", retriever)
@@ -104,3 +117,24 @@ def test_a_mask_leaves_the_best_allowed_rows_in_their_order(searcher):
 def test_a_mask_that_allows_nothing_finds_nothing(searcher):
     [ranking] = searcher.retriever.search(["comet"], 3, np.zeros(24, dtype=np.bool_))
     assert len(ranking.rows_K) == len(ranking.scores_K) == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "allowed"),
+    [
+        (Filter(source="paper 1"), set(range(1, 24, 3))),
+        (Filter(after=date(2024, 5, 4), before=date(2024, 5, 18)), {row for row in range(3, 18) if row % 5}),
+        (Filter(source="paper 0", before=date(2024, 5, 7)), {3, 6}),
+        (Filter(source="paper 3"), set()),
+    ],
+)
+def test_filters_allow_what_matches_and_nothing_else(searcher, where, allowed):
+    query = " ".join(WORDS)
+    [everything], [filtered] = searcher.search([query], 24), searcher.search([query], 24, where)
+    assert {hit.row for hit in filtered} == {hit.row for hit in everything} & allowed
+    assert len({hit.row for hit in everything}) > len(filtered)
+
+
+def test_a_filter_reaches_below_the_ranks_that_were_asked_for(searcher):
+    [hits] = searcher.search(["twin words"], 1, Filter(source="paper 2"))
+    assert [hit.row for hit in hits] == [17]

@@ -1,0 +1,77 @@
+import json
+from datetime import date
+
+import pytest
+from pydantic import ValidationError
+
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY, Filter, RowTable, parse_day, write_rows
+
+ROWS = [
+    {"source": "The Verge", "published_at": "2023-10-01T23:30:00+00:00"},
+    {"source": "Wired", "published_at": "2023-10-02"},
+    {"source": "The Verge", "published_at": "2023-12-31T00:00:00"},
+    {"source": "The Verge"},
+    {"published_at": "2023-10-02T08:00:00Z"},
+    {"source": ["no", "text"], "published_at": "last autumn"},
+]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> RowTable:
+    folder = tmp_path_factory.mktemp("rows")
+    lines = [json.dumps({"id": str(row), "contents": "t\nb", "metadata": ROWS[row]}) for row in range(len(ROWS))]
+    (folder / "chunks.jsonl").write_text("\n".join(lines))
+    assert write_rows(folder / "chunks.jsonl", folder / "rows") == len(ROWS)
+    return RowTable.open(folder / "rows")
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5]),
+        ({"source": "The Verge"}, [0, 2, 3]),
+        ({"source": "the verge"}, []),
+        ({"source": "Nowhere"}, []),
+        ({"after": "2023-10-02"}, [1, 2, 4]),
+        ({"before": "2023-10-02"}, [0, 1, 4]),
+        ({"after": "2023-10-02", "before": "2023-10-02"}, [1, 4]),
+        ({"source": "The Verge", "after": "2023-10-02"}, [2]),
+        ({"after": "2024-01-01"}, []),
+        ({"before": "0001-01-01"}, []),
+    ],
+)
+def test_both_bounds_belong_to_the_range_and_rows_without_the_field_never_match(rows, where, expected):
+    assert rows.mask(Filter.model_validate(where)).nonzero()[0].tolist() == expected
+
+
+def test_bounds_in_the_wrong_order_are_refused():
+    with pytest.raises(ValidationError, match="lies behind"):
+        Filter(after=date(2024, 1, 2), before=date(2024, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "day"),
+    [
+        ("1970-01-01", 0),
+        ("1970-01-02T23:59:59-11:00", 1),
+        ("1969-12-31", -1),
+        ("", UNKNOWN_DAY),
+        ("2023-02-30", UNKNOWN_DAY),
+        (None, UNKNOWN_DAY),
+        (1700000000, UNKNOWN_DAY),
+    ],
+)
+def test_a_day_is_the_one_that_the_text_says(text, day):
+    assert parse_day(text) == day
+
+
+def test_columns_of_another_kind_are_refused(rows, tmp_path):
+    assert rows.sources == ("The Verge", "Wired")
+    for name in ("source.npy", "day.npy"):
+        (tmp_path / name).write_bytes(
+            b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': (0,), }"
+        )
+    (tmp_path / "sources.json").write_text("[]")
+    with pytest.raises(ArtifactError, match="build the index again"):
+        RowTable.open(tmp_path)
