@@ -46,11 +46,11 @@ def test_a_corpus_of_stop_words_is_refused(tmp_path):
 
 def test_a_full_disk_is_named(tmp_path):
     (tmp_path / "scores.npy").symlink_to("/dev/full")
-    with pytest.raises(ArtifactError, match="is the disk full"):
+    with pytest.raises(ArtifactError, match="the disk is full"):
         Bm25Index.build(make_chunks(TEXTS), tmp_path, CONFIG)
 
 
-@pytest.mark.parametrize("name", ["index.json", "keys.npy", "ends.npy", "rows.npy", "scores.npy"])
+@pytest.mark.parametrize("name", ["index.json", "keys.npy", "offsets.npy", "rows.npy", "scores.npy"])
 def test_a_damaged_index_is_refused(tmp_path, name):
     Bm25Index.build(make_chunks(TEXTS), tmp_path / "bm25", CONFIG)
     path = tmp_path / "bm25" / name

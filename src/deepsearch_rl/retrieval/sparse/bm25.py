@@ -4,7 +4,7 @@ k1 = 0.9 and b = 0.4 are Pyserini's defaults, the setting of the published basel
 are. The folder of an index holds
 
     keys.npy     uint64 V    term keys, ascending (see :mod:`.terms`)
-    ends.npy     int64 V     where each term's postings end; they begin where the term before ends
+    offsets.npy  int64 V+1   where each term's postings begin; last, how many there are
     rows.npy     int32 P     rows that hold the term, ascending
     scores.npy   float32 P   what the term adds to the score of the row
     index.json               configuration, number of rows
@@ -12,7 +12,6 @@ are. The folder of an index holds
 All arrays are memory-mapped: an index opens at once, whatever its size, and processes that serve it share its pages.
 """
 
-import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.files import read_record, write_json
+from deepsearch_rl.files import full_disk_named, read_record, write_json
 from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import Chunk, Record
 from deepsearch_rl.retrieval.chunk_store import open_column
@@ -37,6 +36,7 @@ from deepsearch_rl.retrieval.sparse.runs import TOKENS_PER_RUN, Runs, RunWriter
 from deepsearch_rl.retrieval.sparse.terms import find_terms
 from deepsearch_rl.retrieval.sparse.top_rows import top_rows
 
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 COUNTED_AT_ONCE = 1000
 
 
@@ -64,7 +64,7 @@ class Bm25Index:
 
     summary: IndexSummary
     keys_V: NDArray[np.uint64]
-    ends_V: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     rows_P: NDArray[np.int32]
     scores_P: NDArray[np.float32]
 
@@ -79,18 +79,18 @@ class Bm25Index:
 
         Raises:
             ConfigError: no chunk holds a single term.
-            ArtifactError: the index cannot be written, e.g. because the disk is full.
+            ArtifactError: the disk is full.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder, prefix=".runs-") as work:
+        with full_disk_named(folder), TemporaryDirectory(dir=folder, prefix=".runs-") as work:
             writer = RunWriter(Path(work), len(config.fields), tokens_per_run)
-            _count_chunks(chunks, writer, config, folder)
-            with _writing(folder):
-                runs = writer.finish()
-                if runs is None:
-                    raise ConfigError("there is nothing to index: no chunk holds a word that is not a stop word.")
-                merge_runs(runs, _formula(runs, config), folder)
-                write_json(folder / "index.json", IndexSummary(rows=writer.rows, config=config).model_dump(mode="json"))
+            _count_chunks(chunks, writer, config)
+            runs = writer.finish()
+            if runs is None:
+                raise ConfigError("there is nothing to index: no chunk holds a word that is not a stop word.")
+            merge_runs(runs, _formula(runs, config), folder)
+        summary = IndexSummary(rows=writer.rows, config=config)
+        write_json(folder / "index.json", summary.model_dump(mode="json"))
         return cls.open(folder)
 
     @classmethod
@@ -103,12 +103,12 @@ class Bm25Index:
         index = cls(
             read_record(folder / "index.json", IndexSummary),
             _open(folder / "keys.npy", np.uint64),
-            _open(folder / "ends.npy", np.int64),
+            _open(folder / "offsets.npy", np.int64),
             _open(folder / "rows.npy", np.int32),
             _open(folder / "scores.npy", np.float32),
         )
-        postings = int(index.ends_V[-1]) if len(index.ends_V) else 0
-        if not 0 < len(index.keys_V) == len(index.ends_V) or not postings == len(index.rows_P) == len(index.scores_P):
+        terms, postings = len(index.keys_V), len(index.rows_P)
+        if len(index.offsets) != terms + 1 or not index.offsets[-1] == postings == len(index.scores_P) > 0:
             raise ArtifactError(f"the arrays of the BM25 index in {folder} do not fit each other; build it again.")
         return index
 
@@ -124,9 +124,8 @@ class Bm25Index:
         self, query: str, top_k: int, allowed_N: NDArray[np.bool_] | None, scores_N: NDArray[np.float32]
     ) -> Ranking:
         scores_N.fill(0)
-        for term in find_terms(self.keys_V, analyse(query)).tolist():
-            postings = self._postings(term)
-            np.add.at(scores_N, self.rows_P[postings], self.scores_P[postings])
+        for rows_M, scores_M in self._postings(query):
+            np.add.at(scores_N, rows_M, scores_M)
         if allowed_N is not None:
             np.multiply(scores_N, allowed_N, out=scores_N)
         return top_rows(scores_N, top_k)
@@ -134,30 +133,27 @@ class Bm25Index:
     def score_rows(self, query: str, rows_K: NDArray[np.int64]) -> NDArray[np.float32]:
         """The scores of the given rows, whether found or not; 0 where a row shares no term with the query."""
         scores_K = np.zeros(len(rows_K), dtype=np.float32)
-        for term in find_terms(self.keys_V, analyse(query)).tolist():
-            postings = self._postings(term)
-            rows_M = self.rows_P[postings]
-            places_K = np.minimum(np.searchsorted(rows_M, rows_K), len(rows_M) - 1)
-            scores_K += np.where(rows_M[places_K] == rows_K, self.scores_P[postings][places_K], np.float32(0))
+        wanted_K = rows_K.astype(np.int32)  # another type than the postings' would have them all converted
+        for rows_M, scores_M in self._postings(query):
+            places_K = np.minimum(np.searchsorted(rows_M, wanted_K), len(rows_M) - 1)
+            scores_K += np.where(rows_M[places_K] == wanted_K, scores_M[places_K], np.float32(0))
         return scores_K
 
-    def _postings(self, term: int) -> slice:
-        return slice(int(self.ends_V[term - 1]) if term else 0, int(self.ends_V[term]))
-
-
-ScalarT = TypeVar("ScalarT", bound=np.generic)
+    def _postings(self, query: str) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float32]]]:
+        """Rows and scores of each known term of the query."""
+        terms = find_terms(self.keys_V, analyse(query))
+        for start, end in zip(self.offsets[terms].tolist(), self.offsets[terms + 1].tolist(), strict=True):
+            yield self.rows_P[start:end], self.scores_P[start:end]
 
 
 def _open(path: Path, dtype: type[ScalarT]) -> NDArray[ScalarT]:
     return np.asarray(open_column(path, dtype))  # a plain view, because slices of np.memmap cost microseconds each
 
 
-def _count_chunks(chunks: Collection[Chunk], writer: RunWriter, config: Bm25Config, folder: Path) -> None:
+def _count_chunks(chunks: Collection[Chunk], writer: RunWriter, config: Bm25Config) -> None:
     with Meter("count terms", len(chunks), "chunks") as meter:
         for number, chunk in enumerate(chunks, 1):
-            texts_F = [field_text(chunk, name) for name in config.fields]
-            with _writing(folder):
-                writer.add(texts_F)
+            writer.add([field_text(chunk, name) for name in config.fields])
             if number % COUNTED_AT_ONCE == 0:
                 meter.advance(COUNTED_AT_ONCE)
         meter.advance(len(chunks) % COUNTED_AT_ONCE)
@@ -169,11 +165,3 @@ def _formula(runs: Runs, config: Bm25Config) -> Bm25Formula:
     return Bm25Formula(
         config.k1, config.b, tuple(config.fields.values()), tuple(total / rows for total in totals_F), rows
     )
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ArtifactError(f"the BM25 index cannot be written to {folder} ({error}); is the disk full?") from error

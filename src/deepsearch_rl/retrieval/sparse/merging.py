@@ -31,7 +31,7 @@ class Part:
 
 
 def merge_runs(runs: Runs, formula: Bm25Formula, folder: Path, postings_at_once: int = POSTINGS_AT_ONCE) -> None:
-    """Write ``keys.npy``, ``ends.npy``, ``rows.npy`` and ``scores.npy`` (see :mod:`.bm25`).
+    """Write ``keys.npy``, ``offsets.npy``, ``rows.npy`` and ``scores.npy`` (see :mod:`.bm25`).
 
     Raises:
         OSError: a file cannot be written.
@@ -40,15 +40,15 @@ def merge_runs(runs: Runs, formula: Bm25Formula, folder: Path, postings_at_once:
     with (
         Meter("merge BM25", len(runs.rows_P), "postings") as meter,
         GrowingArray(folder / "keys.npy", np.uint64) as keys,
-        GrowingArray(folder / "ends.npy", np.int64) as ends,
+        GrowingArray(folder / "offsets.npy", np.int64) as offsets,
         GrowingArray(folder / "rows.npy", np.int32) as rows,
         GrowingArray(folder / "scores.npy", np.float32) as scores,
     ):
-        written = 0
+        offsets.append(written := 0)
         for pieces in pieces_by_part:
             part = _merge(runs, pieces, formula)
             keys.extend(part.keys_V)
-            ends.extend(written + np.cumsum(part.frequencies_V))
+            offsets.extend(written + np.cumsum(part.frequencies_V))
             rows.extend(part.rows_P)
             scores.extend(part.scores_P)
             written += len(part.rows_P)

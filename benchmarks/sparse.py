@@ -1,0 +1,335 @@
+"""Sparse retrieval: the built-in BM25 beside bm25s and pyserini's Lucene: agreement, CPU time, memory and quality.
+
+    .venv/bin/python -m benchmarks.sparse                          # all tables, about five minutes on one core
+    .venv/bin/python -m benchmarks.sparse --tables engines --repetitions 1 --queries 100
+    .venv/bin/python -m benchmarks.sparse --tables scale --rows 100000 300000 1000000
+
+    engines   every engine builds and searches the same real passages in turn; CPU seconds of the whole process, Java's
+              threads among them, are of the fastest repetition; agreement is with the built-in index
+    scale     the built-in index over more and more rows: CPU time, peak anonymous memory of the build, disk, queries.
+              Passages are drawn from the real ones; every twentieth word is replaced by one from a growing vocabulary
+    fields    MultiHop-RAG's questions with known evidence, official scores, one field beside weighted ones
+
+Real data is read from ``--data`` (wiki18, searchr1 and multihoprag of it). Tables go to standard output and, as
+Markdown and CSV, to ``--out``.
+"""
+
+import argparse
+import gzip
+import json
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import bm25s
+import numpy as np
+from scipy.stats import kendalltau
+
+from benchmarks.load.report import markdown_table, write_csv
+from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
+from deepsearch_rl.files import read_jsonl, write_jsonl
+from deepsearch_rl.records import Chunk, ChunkMetadata, Document
+from deepsearch_rl.retrieval.quality import score_facts
+from deepsearch_rl.retrieval.ranking import Ranking, Retriever, rank
+from deepsearch_rl.retrieval.sparse.analysis import analyse
+from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.retrieval.sparse.lucene import LuceneConfig, LuceneIndex
+
+ResultT = TypeVar("ResultT")
+Table = tuple[Sequence[str], list[Sequence[object]]]
+
+ONE_FIELD = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})
+LUCENE = LuceneConfig(engine="lucene", k1=0.9, b=0.4, heap_mb=1024)
+TOP_K = 10
+DEPTH = 100
+NEW_WORD_EVERY = 20
+METRICS = ("mrr@10", "map@10", "hits@10", "hits@4", "evidence_recall@10")
+FIELDS: Sequence[tuple[float, Mapping[str, float]]] = (
+    (0.4, {"contents": 1.0}),
+    (0.4, {"contents": 1.0, "source": 1.0, "date": 1.0}),
+    (0.4, {"title": 1.0, "source": 1.0, "date": 1.0, "body": 1.0}),
+    (0.4, {"title": 0.5, "source": 0.5, "date": 0.25, "body": 1.0}),
+    (0.4, {"title": 2.0, "source": 1.0, "date": 0.5, "body": 1.0}),
+    (0.75, {"title": 1.0, "source": 1.0, "date": 1.0, "body": 1.0}),
+)
+
+
+def main() -> None:
+    """Parse the command line and print the tables that it names."""
+    arguments = _parser().parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    tables: dict[str, Callable[[argparse.Namespace], Table]] = {
+        "engines": measure_engines,
+        "scale": measure_scale,
+        "fields": measure_fields,
+    }
+    for name in arguments.tables:
+        header, rows = tables[name](arguments)
+        text = markdown_table(header, rows)
+        (arguments.out / f"sparse_{name}.md").write_text(text, encoding="utf-8")
+        write_csv(arguments.out / f"sparse_{name}.csv", header, rows)
+        sys.stdout.write(f"\n{text}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", nargs="+", choices=("engines", "scale", "fields"), default=["engines", "fields"])
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the real data")
+    parser.add_argument("--out", type=Path, default=Path("work/benchmarks"))
+    parser.add_argument("--repetitions", type=int, default=3, help="of building and searching, engines in turn")
+    parser.add_argument("--queries", type=int, default=700, help="at most so many of a set")
+    parser.add_argument("--rows", type=int, nargs="+", default=[30_000, 100_000, 300_000], help="for the table scale")
+    parser.add_argument("--skip", nargs="*", default=[], choices=("bm25s", "lucene"), help="engines to leave out")
+    return parser
+
+
+# --- engines --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bm25s:
+    """The library bm25s, given this project's terms, ranked as this project ranks."""
+
+    model: bm25s.BM25
+
+    @classmethod
+    def build(cls, chunks: Collection[Chunk], folder: Path) -> "Bm25s":
+        """Index and save."""
+        vocabulary: dict[str, int] = {}
+        ids = [[vocabulary.setdefault(term, len(vocabulary)) for term in analyse(chunk.contents)] for chunk in chunks]
+        model = bm25s.BM25(k1=ONE_FIELD.k1, b=ONE_FIELD.b, method="lucene")
+        model.index((ids, vocabulary), create_empty_token=False, show_progress=False)
+        model.save(folder, show_progress=False)
+        return cls(model)
+
+    def search(self, queries: Sequence[str], top_k: int, allowed_N: object = None) -> list[Ranking]:  # noqa: ARG002
+        """As the protocol says, without masks."""
+        return [self._search_one(query, top_k) for query in queries]
+
+    def _search_one(self, query: str, top_k: int) -> Ranking:
+        scores_N = self.model.get_scores_from_ids(self.model.get_tokens_ids(analyse(query)))
+        rows_M = np.flatnonzero(scores_N > 0)
+        return rank(rows_M, scores_N[rows_M], top_k)
+
+
+ENGINES: dict[str, Callable[[Collection[Chunk], Path], Retriever]] = {
+    "builtin": lambda chunks, folder: Bm25Index.build(chunks, folder, ONE_FIELD),
+    "bm25s": Bm25s.build,
+    "lucene": lambda chunks, folder: LuceneIndex.build(chunks, folder, LUCENE),
+}
+
+
+def measure_engines(arguments: argparse.Namespace) -> Table:
+    """One row per corpus and engine."""
+    header = ("passages", "engine", "build CPU s", "to builtin", "CPU ms/query", "to builtin", "disk MB",
+              "top-10 overlap", "equal top 1", "Kendall tau", "score correlation")  # fmt: skip
+    rows: list[Sequence[object]] = []
+    for name, chunks, queries in (_wiki18(arguments.data), _multihoprag(arguments.data)):
+        queries = queries[: arguments.queries]
+        sys.stderr.write(f"{name}: {len(chunks)} passages, {len(queries)} queries\n")
+        rows += _compare(f"{name} ({len(chunks)})", chunks, queries, arguments)
+    return header, rows
+
+
+def _compare(
+    name: str, chunks: Collection[Chunk], queries: Sequence[str], arguments: argparse.Namespace
+) -> Iterator[Sequence[object]]:
+    engines = [engine for engine in ENGINES if engine not in arguments.skip]
+    build_s, search_s = ({engine: float("inf") for engine in engines} for _ in range(2))
+    size_mb: dict[str, float] = {}
+    deep: dict[str, list[Ranking]] = {}
+    for _ in range(arguments.repetitions):
+        for engine in engines:
+            with TemporaryDirectory() as folder:
+                taken_s, retriever = _cpu_s(lambda e=engine, f=folder: ENGINES[e](chunks, Path(f) / e))
+                build_s[engine] = min(build_s[engine], taken_s)
+                taken_s, _ = _cpu_s(lambda r=retriever: [r.search([query], TOP_K) for query in queries])
+                search_s[engine] = min(search_s[engine], taken_s)
+                deep[engine] = retriever.search(queries, DEPTH)
+                size_mb[engine] = _size_mb(Path(folder))
+    for engine in engines:
+        yield (
+            name, engine, f"{build_s[engine]:.2f}", f"{build_s[engine] / build_s['builtin']:.2f}x",
+            f"{1e3 * search_s[engine] / len(queries):.3f}", f"{search_s[engine] / search_s['builtin']:.2f}x",
+            f"{size_mb[engine]:.1f}", *_agreement(deep["builtin"], deep[engine]),
+        )  # fmt: skip
+
+
+def _agreement(ours: Sequence[Ranking], theirs: Sequence[Ranking]) -> tuple[str, str, str, str]:
+    """Means over the queries for which both find something."""
+    pairs = [(one, other) for one, other in zip(ours, theirs, strict=True) if len(one.rows_K) and len(other.rows_K)]
+    overlap = fmean(
+        len(set(one.rows_K[:TOP_K].tolist()) & set(other.rows_K[:TOP_K].tolist()))
+        / max(len(one.rows_K[:TOP_K]), len(other.rows_K[:TOP_K]))
+        for one, other in pairs
+    )
+    first = fmean(float(one.rows_K[0] == other.rows_K[0]) for one, other in pairs)
+    taus, correlations = [], []
+    for one, other in pairs:
+        _, mine, its = np.intersect1d(one.rows_K, other.rows_K, return_indices=True)
+        if len(mine) > 2 and np.ptp(one.scores_K[mine]) > 0 and np.ptp(other.scores_K[its]) > 0:
+            taus.append(kendalltau(one.scores_K[mine], other.scores_K[its])[0])
+            correlations.append(np.corrcoef(one.scores_K[mine], other.scores_K[its])[0, 1])
+    return f"{overlap:.3f}", f"{first:.3f}", f"{np.mean(taus):.3f}", f"{np.mean(correlations):.4f}"
+
+
+# --- scale ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnChunks:
+    """Passages made as they are asked for, the same each time, so that they take no memory."""
+
+    texts: Sequence[str]
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __contains__(self, item: object) -> bool:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Chunk]:
+        rng = random.Random(0)
+        for row in range(self.rows):
+            words = rng.choice(self.texts).split(" ")
+            for position in range(rng.randrange(NEW_WORD_EVERY), len(words), NEW_WORD_EVERY):
+                words[position] = f"w{int(row * rng.random() ** 3)}"  # new words all along, old ones again and again
+            yield _chunk(row, " ".join(words))
+
+
+def measure_scale(arguments: argparse.Namespace) -> Table:
+    """One row per number of passages."""
+    header = ("passages", "build CPU s", "us/passage", "peak anonymous MB", "disk MB", "terms", "CPU ms/query")
+    _, real, queries = _wiki18(arguments.data)
+    texts = [chunk.contents for chunk in real]
+    queries = queries[: arguments.queries]
+    rows: list[Sequence[object]] = []
+    for count in arguments.rows:
+        making_s, _ = _cpu_s(lambda n=count: sum(1 for _ in DrawnChunks(texts, n)))
+        with TemporaryDirectory() as folder:
+            with PeakMemory() as peak:
+                taken_s, index = _cpu_s(
+                    lambda n=count, f=folder: Bm25Index.build(DrawnChunks(texts, n), Path(f), ONE_FIELD)
+                )
+            taken_s -= making_s
+            query_s, _ = _cpu_s(lambda i=index: [i.search([query], TOP_K) for query in queries])
+            rows.append((
+                count, f"{taken_s:.1f}", f"{1e6 * taken_s / count:.0f}", f"{peak.grown_mb:.0f}",
+                f"{_size_mb(Path(folder)):.0f}", len(index.keys_V), f"{1e3 * query_s / len(queries):.3f}",
+            ))  # fmt: skip
+    return header, rows
+
+
+class PeakMemory:
+    """How far this process's anonymous memory (RssAnon) rises above where it was, read every 20 ms."""
+
+    def __enter__(self) -> "PeakMemory":
+        self._before_kb = self._peak_kb = _anonymous_kb()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.02):
+            self._peak_kb = max(self._peak_kb, _anonymous_kb())
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def grown_mb(self) -> float:
+        """In MiB."""
+        return (self._peak_kb - self._before_kb) / 1024
+
+
+def _anonymous_kb() -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1])
+
+
+# --- fields ---------------------------------------------------------------------------------------------------------
+
+
+def measure_fields(arguments: argparse.Namespace) -> Table:
+    """One row per choice of fields."""
+    _, chunks, _ = _multihoprag(arguments.data)
+    asked = [row for row in _rows(arguments.data / "multihoprag/queries.jsonl.gz") if row["evidence_list"]]
+    facts = [["".join(evidence["fact"].split()) for evidence in row["evidence_list"]] for row in asked]
+    texts = ["".join(chunk.contents.split()) for chunk in chunks]
+    rows: list[Sequence[object]] = []
+    for b, fields in FIELDS:
+        with TemporaryDirectory() as folder:
+            config = Bm25Config.model_validate({"engine": "builtin", "k1": 0.9, "b": b, "fields": fields})
+            found = Bm25Index.build(chunks, Path(folder), config).search([row["query"] for row in asked], TOP_K)
+        scores = [
+            score_facts(
+                [{i for i, fact in enumerate(wanted) if fact in texts[row]} for row in ranking.rows_K],
+                len(wanted),
+                (4, TOP_K),
+            )
+            for wanted, ranking in zip(facts, found, strict=True)
+        ]
+        written = " ".join(f"{name}:{weight:g}" for name, weight in fields.items())
+        rows.append((written, b, *(f"{fmean(score[metric] for score in scores):.3f}" for metric in METRICS)))
+    return ("fields", "b", *METRICS), rows
+
+
+# --- data -----------------------------------------------------------------------------------------------------------
+
+
+def _wiki18(data: Path) -> tuple[str, list[Chunk], list[str]]:
+    passages = [*_rows(data / "wiki18/extra_passages.jsonl.gz"), *_rows(data / "wiki18/sample1000.jsonl.gz")]
+    chunks = [_chunk(number, passage["contents"]) for number, passage in enumerate(passages)]
+    return "wiki18 + NQ", chunks, [row["question"] for row in _rows(data / "searchr1/nq.jsonl.gz")]
+
+
+def _multihoprag(data: Path) -> tuple[str, list[Chunk], list[str]]:
+    """In chunks of 256 words and marks."""
+    articles = [
+        Document(
+            id=row["doc_id"],
+            contents=f"{row['title']}\n{row['body']}",
+            metadata={"source": row["source"], "published_at": row["published_at"]},
+        )
+        for row in _rows(data / "multihoprag/corpus.jsonl.gz")
+    ]
+    with TemporaryDirectory() as folder:
+        corpora, out = Path(folder) / "corpora", Path(folder) / "chunks"
+        write_jsonl(corpora / "news.jsonl", articles)
+        chunk_corpora(corpora, out, ChunkConfig(chunk_size=256, overlap=0, tokenizer="words", passages=()))
+        chunks = list(read_jsonl(out / "news.jsonl", Chunk))
+    return "MultiHop-RAG", chunks, [row["query"] for row in _rows(data / "multihoprag/queries.jsonl.gz")]
+
+
+def _chunk(row: int, contents: str) -> Chunk:
+    metadata = ChunkMetadata(doc_id=str(row), doc_chunks=1, doc_chunk_id=0)
+    return Chunk.model_construct(id=str(row), contents=contents, metadata=metadata)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _cpu_s(work: Callable[[], ResultT]) -> tuple[float, ResultT]:
+    before = time.process_time()
+    result = work()
+    return time.process_time() - before, result
+
+
+def _size_mb(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+
+
+if __name__ == "__main__":
+    main()
