@@ -4,8 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, RecordError
-from deepsearch_rl.files import AppendLog, atomic_directory, read_json, read_jsonl, sha256_json, write_json, write_jsonl
+from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError
+from deepsearch_rl.files import (
+    AppendLog,
+    atomic_directory,
+    full_disk_named,
+    only_writer,
+    read_json,
+    read_jsonl,
+    sha256_json,
+    write_json,
+    write_jsonl,
+)
 from deepsearch_rl.records import Document
 
 DOCUMENTS = [
@@ -72,6 +82,38 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         fill_and_fail()
     assert (target / "weights").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_leftovers_of_a_killed_writer_are_cleared_away(tmp_path: Path) -> None:
+    for leftover in (".model.partial", ".model.earlier"):
+        (tmp_path / leftover / "deep").mkdir(parents=True)
+    with atomic_directory(tmp_path / "model") as partial:
+        assert list(partial.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_only_one_writer_at_a_time_may_make_an_artifact(tmp_path: Path) -> None:
+    (tmp_path / ".index.lock").write_text("4711\n")  # of a killed process, which holds nothing any more
+    told = rf"another process \(pid {os.getpid()}\) is making .*index"
+    with (
+        only_writer(tmp_path / "index"),
+        only_writer(tmp_path / "other"),
+        pytest.raises(ConfigError, match=told),
+        only_writer(tmp_path / "index"),
+    ):
+        pytest.fail("there were two writers")
+    with only_writer(tmp_path / "index"):
+        assert [path.name for path in tmp_path.iterdir()] == [".index.lock"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSPC, ArtifactError), (errno.EDQUOT, ArtifactError), (errno.EACCES, OSError)]
+)
+def test_only_a_full_disk_is_called_one(tmp_path: Path, number: int, kind: type[Exception]) -> None:
+    with pytest.raises(kind) as caught, full_disk_named(tmp_path):
+        raise OSError(number, "what the system says", "some/file")
+    assert ("the disk is full (some/file)" in str(caught.value)) == (kind is ArtifactError)
 
 
 def test_a_log_that_a_kill_cut_short_goes_on_at_the_last_whole_line(tmp_path: Path) -> None:

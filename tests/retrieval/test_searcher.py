@@ -1,7 +1,12 @@
+import json
+import shutil
+
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
-from deepsearch_rl.retrieval.searcher import open_index
+from deepsearch_rl.retrieval import chunk_store
+from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.searcher import RETRIEVERS, open_index
 
 
 def test_a_hit_is_the_chunk_on_its_row(index_dir, chunks_path):
@@ -34,3 +39,33 @@ def test_an_unknown_retriever_is_refused_with_the_nearest_name(index_dir, chunks
 def test_a_top_k_below_one_is_refused(index_dir, chunks_path):
     with pytest.raises(ValueError, match="top_k"):
         open_index(index_dir, chunks_path, "bm25").search(["comet"], 0)
+
+
+@pytest.mark.parametrize("retriever", RETRIEVERS)
+def test_opening_an_index_parses_no_chunk_and_a_search_those_that_it_finds(index_dir, retriever, monkeypatch):
+    parsed: list[int] = []
+    parse = chunk_store.parse_chunk
+    monkeypatch.setattr(chunk_store, "parse_chunk", lambda *line: (parsed.append(line[2]), parse(*line))[1])
+    searcher = open_index(index_dir, retriever=retriever)
+    assert parsed == []
+    [hits] = searcher.search(["Danube"], 2)
+    assert parsed == [hit.row + 1 for hit in hits]
+
+
+def test_the_chunk_file_is_found_from_any_working_directory(index_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(open_index(index_dir).chunks) == 5
+
+
+def test_a_filter_without_conditions_allows_everything(index_dir):
+    searcher = open_index(index_dir)
+    assert searcher.search(["comet"], 5, Filter()) == searcher.search(["comet"], 5)
+    assert searcher.search(["comet"], 5, Filter(source="anyone")) == [[]]
+
+
+def test_an_index_of_an_earlier_format_says_how_to_build_it_again(index_dir, tmp_path):
+    shutil.copytree(index_dir, tmp_path / "index")
+    manifest = tmp_path / "index" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": 1}))
+    with pytest.raises(ArtifactError, match=r"has format 1, .* build it again with `deepsearch retrieve build`"):
+        open_index(tmp_path / "index")
