@@ -140,14 +140,21 @@ class Retrieval(Record):
     chunk_ids: tuple[str, ...]
 
 
+class TokenUsage(Record):
+    """Tokens of one model call, as the endpoint counted them."""
+
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+
+
 class Trajectory(Record):
     """One finished rollout. Scores are derived from it, never stored in it.
 
     ``id`` is ``<question id>#<sample>``. ``answer`` is the extracted answer, empty where there is none.
-    ``prompt_tokens`` and ``completion_tokens`` are sums over the model calls, as the endpoint counted them.
+    ``usage`` has an entry per model call whose tokens the endpoint counted.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     id: NonEmpty
     question_id: NonEmpty
     sample: int = Field(ge=0)
@@ -162,8 +169,17 @@ class Trajectory(Record):
     answer: str = ""
     stop_reason: StopReason
     error: str | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    usage: tuple[TokenUsage, ...] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of all model calls together."""
+        return sum(call.prompt_tokens for call in self.usage)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Completion tokens of all model calls together."""
+        return sum(call.completion_tokens for call in self.usage)
 
     @property
     def rounds(self) -> int:

@@ -39,7 +39,7 @@ from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT, search_tool
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
-from deepsearch_rl.agent.transcript import RolloutStopped, Transcript, parse_search
+from deepsearch_rl.agent.transcript import RolloutKey, RolloutStopped, Transcript, parse_search
 from deepsearch_rl.errors import EndpointError, UnknownNameError
 from deepsearch_rl.records import Message, Question, Record, StopReason, Trajectory
 
@@ -117,8 +117,9 @@ class SearchAgent:
         seed: int | None = None,
         first_wait_s: float = 0.5,
     ) -> None:
-        self._config, self._model, self._temperature = config, model, temperature
-        self._model_name = model_name or (model.model if isinstance(model, Endpoint) else "scripted")
+        self._config, self._model = config, model
+        name = model_name or (model.model if isinstance(model, Endpoint) else "scripted")
+        self._key = RolloutKey(name, config.prompt, temperature)
         self._first_wait_s, self._seed = first_wait_s, seed
         self._system = Message(role="system", content=load_prompt(config.prompt))
         self._server = MCPServerStreamableHttp(
@@ -174,24 +175,7 @@ class SearchAgent:
         """Answer one question; whatever goes wrong is in the trajectory's stop reason and error, nothing is raised."""
         transcript = Transcript([self._system, Message(role="user", content=question.question)])
         reason, detail = await self._outcome(question, sample, transcript)
-        return Trajectory(
-            id=f"{question.id}#{sample}",
-            question_id=question.id,
-            sample=sample,
-            question=question.question,
-            golden_answers=question.golden_answers,
-            question_type=question.metadata.question_type,
-            model=self._model_name,
-            prompt=self._config.prompt,
-            temperature=self._temperature,
-            messages=transcript.numbered_messages(),
-            retrievals=tuple(transcript.retrievals),
-            answer=transcript.answer if reason is StopReason.ANSWERED else "",
-            stop_reason=reason,
-            error=self._without_key(detail),
-            prompt_tokens=transcript.prompt_tokens,
-            completion_tokens=transcript.completion_tokens,
-        )
+        return transcript.finish(question, sample, self._key, reason, self._without_key(detail))
 
     async def _outcome(self, question: Question, sample: int, transcript: Transcript) -> tuple[StopReason, str | None]:
         try:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.answers import extract_answer
-from deepsearch_rl.records import Message, Retrieval, StopReason, ToolCall
+from deepsearch_rl.records import Message, Question, Retrieval, StopReason, TokenUsage, ToolCall, Trajectory
 
 _RAW_CALL = re.compile(r"\s*<tool_call>.*?</tool_call>\s*", re.DOTALL)
 _SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
@@ -40,16 +40,23 @@ class SearchArguments(BaseModel):
     query: str = Field(min_length=1)
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutKey:
+    """What a trajectory says of how it came about."""
+
+    model: str
+    prompt: str
+    temperature: float
+
+
 @dataclass(slots=True)
 class Transcript:
-    """A running rollout. Token counts are sums over the model calls, as the endpoint counted them."""
+    """A running rollout."""
 
     messages: list[Message]
     retrievals: list[Retrieval] = field(default_factory=list)
     searches: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    _last_call_tokens: int = 0
+    usage: list[TokenUsage] = field(default_factory=list)
     _characters_counted: int = 0
 
     def add_turn(self, response: ModelResponse) -> Message:
@@ -61,10 +68,13 @@ class Transcript:
         reasoning = "".join(_reasoning(item) for item in response.output if isinstance(item, ResponseReasoningItem))
         turn = Message(role="assistant", content=content, reasoning=reasoning or None, tool_calls=calls)
         self.messages.append(turn)
-        self.prompt_tokens += response.usage.input_tokens
-        self.completion_tokens += response.usage.output_tokens
-        self._last_call_tokens, self._characters_counted = response.usage.total_tokens, self._characters()
+        self.add_usage(response.usage.input_tokens, response.usage.output_tokens)
         return turn
+
+    def add_usage(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Count the tokens of the last turn's call."""
+        self.usage.append(TokenUsage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens))
+        self._characters_counted = self._characters()
 
     def add_tool_result(self, call_id: str, text: str) -> None:
         """Record what the model is shown for one of its calls."""
@@ -75,10 +85,11 @@ class Transcript:
 
         0 before the first call and where the endpoint counts nothing.
         """
-        if not self._last_call_tokens:
+        last_call_tokens = self.usage[-1].prompt_tokens + self.usage[-1].completion_tokens if self.usage else 0
+        if not last_call_tokens:
             return 0
         new = self._characters() - self._characters_counted
-        return self._last_call_tokens + math.ceil(new * self._last_call_tokens / self._characters_counted)
+        return last_call_tokens + math.ceil(new * last_call_tokens / self._characters_counted)
 
     def _characters(self) -> int:
         written = sum(len(message.content) for message in self.messages)
@@ -105,6 +116,28 @@ class Transcript:
         for message in self.messages[1:]:
             items.extend(_input_items(message))
         return items
+
+    def finish(
+        self, question: Question, sample: int, key: RolloutKey, reason: StopReason, error: str | None
+    ) -> Trajectory:
+        """The record of the rollout once it has ended."""
+        return Trajectory(
+            id=f"{question.id}#{sample}",
+            question_id=question.id,
+            sample=sample,
+            question=question.question,
+            golden_answers=question.golden_answers,
+            question_type=question.metadata.question_type,
+            model=key.model,
+            prompt=key.prompt,
+            temperature=key.temperature,
+            messages=self.numbered_messages(),
+            retrievals=tuple(self.retrievals),
+            answer=self.answer if reason is StopReason.ANSWERED else "",
+            stop_reason=reason,
+            error=error,
+            usage=tuple(self.usage),
+        )
 
     def numbered_messages(self) -> tuple[Message, ...]:
         """The messages with call ids counted from ``call_1``, since servers draw them at random."""

@@ -14,33 +14,23 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import openai
 from openai.types.chat import ChatCompletionMessage
 from openai.types.chat.chat_completion import Choice
-from pydantic import JsonValue
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.rollout import MODEL_RETRIES, AgentConfig
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL, format_passages
-from deepsearch_rl.answers import extract_answer
+from deepsearch_rl.agent.transcript import RolloutKey, Transcript
 from deepsearch_rl.records import Chunk, Message, Question, StopReason, ToolCall, Trajectory
+from deepsearch_rl.trajectories.convert import chat_messages
 
 GoldText: TypeAlias = Callable[[Question], str]
 """The text of the search result that a question's gold passages make."""
-
-
-@dataclass(slots=True)
-class _Conversation:
-    """A running rollout; token counts are sums over the model calls, as the endpoint counted them."""
-
-    messages: list[Message]
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 class ControlAgent:
@@ -64,8 +54,8 @@ class ControlAgent:
         gold_text: GoldText | None,
         seed: int,
     ) -> None:
-        self._config, self._endpoint, self._temperature = config, endpoint, temperature
-        self._model_name, self._gold_text, self._seed = model_name, gold_text, seed
+        self._config, self._endpoint, self._key = config, endpoint, RolloutKey(model_name, config.prompt, temperature)
+        self._gold_text, self._seed = gold_text, seed
 
     async def __aenter__(self) -> Self:
         self._client = openai.AsyncOpenAI(
@@ -84,30 +74,12 @@ class ControlAgent:
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Answer one question; whatever goes wrong is in the trajectory's stop reason and error, nothing is raised."""
         system = Message(role="system", content=load_prompt(self._config.prompt))
-        conversation = _Conversation([system, Message(role="user", content=question.question)])
+        conversation = Transcript([system, Message(role="user", content=question.question)])
         seed = random.Random(f"{self._seed}/{question.id}/{sample}").getrandbits(31)
         reason, error = await self._outcome(question, conversation, seed)
-        return Trajectory(
-            id=f"{question.id}#{sample}",
-            question_id=question.id,
-            sample=sample,
-            question=question.question,
-            golden_answers=question.golden_answers,
-            question_type=question.metadata.question_type,
-            model=self._model_name,
-            prompt=self._config.prompt,
-            temperature=self._temperature,
-            messages=tuple(conversation.messages),
-            answer=extract_answer(conversation.messages[-1].content) if reason is StopReason.ANSWERED else "",
-            stop_reason=reason,
-            error=error,
-            prompt_tokens=conversation.prompt_tokens,
-            completion_tokens=conversation.completion_tokens,
-        )
+        return conversation.finish(question, sample, self._key, reason, error)
 
-    async def _outcome(
-        self, question: Question, conversation: _Conversation, seed: int
-    ) -> tuple[StopReason, str | None]:
+    async def _outcome(self, question: Question, conversation: Transcript, seed: int) -> tuple[StopReason, str | None]:
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 return await self._converse(question, conversation, seed), None
@@ -116,7 +88,7 @@ class ControlAgent:
         except openai.APIError as error:
             return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}".replace(self._endpoint.api_key, "***")
 
-    async def _converse(self, question: Question, conversation: _Conversation, seed: int) -> StopReason:
+    async def _converse(self, question: Question, conversation: Transcript, seed: int) -> StopReason:
         if self._gold_text is None:
             return _reason(await self._turn(conversation, seed))
         passages, messages = self._gold_text(question), conversation.messages
@@ -132,21 +104,20 @@ class ControlAgent:
                 return _reason(choice)
         return StopReason.TURN_BUDGET
 
-    async def _turn(self, conversation: _Conversation, seed: int) -> Choice:
+    async def _turn(self, conversation: Transcript, seed: int) -> Choice:
         """Ask the model for one turn and append it."""
         completion = await self._client.chat.completions.create(
             model=self._endpoint.model,
-            messages=[_as_sent(message) for message in conversation.messages],  # type: ignore[arg-type]
-            temperature=self._temperature,
+            messages=chat_messages(tuple(conversation.messages)),  # type: ignore[arg-type]
+            temperature=self._key.temperature,
             max_tokens=self._config.max_tokens,
             seed=seed,
             **({} if self._gold_text is None else {"tools": [RETRIEVE_TOOL]}),  # type: ignore[dict-item]
         )
-        if completion.usage is not None:
-            conversation.prompt_tokens += completion.usage.prompt_tokens
-            conversation.completion_tokens += completion.usage.completion_tokens
         choice = completion.choices[0]
         conversation.messages.append(_as_record(choice.message, turns=len(conversation.messages)))
+        if completion.usage is not None:
+            conversation.add_usage(completion.usage.prompt_tokens, completion.usage.completion_tokens)
         return choice
 
 
@@ -155,18 +126,6 @@ def _reason(choice: Choice) -> StopReason:
     if 0 <= text.find("<answer>") < text.rfind("</answer>"):
         return StopReason.ANSWERED
     return StopReason.TOKEN_BUDGET if choice.finish_reason == "length" else StopReason.NO_ANSWER_TAG
-
-
-def _as_sent(message: Message) -> dict[str, JsonValue]:
-    sent: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        sent["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id:
-        sent["tool_call_id"] = message.tool_call_id
-    return sent
 
 
 def _as_record(message: ChatCompletionMessage, turns: int) -> Message:
