@@ -36,7 +36,7 @@ class Driver:
 
 
 def found(answers: list[Answer]) -> list[str]:
-    return [hit.chunk.id for answer in answers for hit in answer.hits]
+    return [passage.id for answer in answers for passage in answer.passages]
 
 
 @contextlib.asynccontextmanager

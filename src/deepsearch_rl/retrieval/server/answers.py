@@ -1,22 +1,26 @@
 """What a search found, in the form in which it is sent, and a bounded store of such answers.
 
-An answer is written as JSON once, when somebody first asks for that form: a repeated query is then a look-up and a copy
-of bytes.
+A document is written as JSON once, when it is found. A repeated query is then a look-up and a copy of bytes, and a kept
+answer takes half of the memory of its records.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
-from pydantic_core import to_json
+from pydantic import JsonValue
+from pydantic_core import from_json, to_json
 
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 
 MAX_CACHE_BYTES = 32 * 2**20
-"""Size of all kept answers, whatever their number: one client's long answers must not push the memory up."""
-_HIT_BYTES = 600
-"""What a hit takes beside its texts, roughly."""
+"""Size of all kept answers, whatever their number: long answers must not push the memory up."""
+MAX_KEPT_BYTES = MAX_CACHE_BYTES // 64
+"""Size of an answer that is kept. Who asks for hundreds of passages does not ask for them twice."""
+_PASSAGE_BYTES = 400
+"""What a passage takes beside its texts, roughly."""
 
 
 class Search(NamedTuple):
@@ -27,35 +31,44 @@ class Search(NamedTuple):
     where: Filter | None
 
 
+class Passage(NamedTuple):
+    """A hit as clients get it; ``document`` is its JSON."""
+
+    id: str
+    contents: str
+    score: float
+    document: bytes
+
+    @property
+    def metadata(self) -> JsonValue:
+        """The chunk's metadata."""
+        return from_json(self.document)["metadata"]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """The hits of one search, best first, and what is sent of them."""
+    """What was found for one search, best first."""
 
-    __slots__ = ("_documents", "_scored_documents", "hits")
+    passages: tuple[Passage, ...]
 
-    def __init__(self, hits: Sequence[Hit]) -> None:
-        self.hits = hits
-        self._documents: bytes | None = None
-        self._scored_documents: bytes | None = None
+    @classmethod
+    def of(cls, hits: Iterable[Hit]) -> Self:
+        """The answer that consists of these hits."""
+        return cls(tuple(Passage(hit.chunk.id, hit.chunk.contents, hit.score, _document(hit)) for hit in hits))
 
-    @property
-    def documents(self) -> bytes:
-        """``[document, ...]`` as JSON."""
-        if self._documents is None:
-            self._documents = b"[%b]" % b",".join(_document(hit) for hit in self.hits)
-        return self._documents
-
-    @property
-    def scored_documents(self) -> bytes:
-        """``[{"document": document, "score": score}, ...]`` as JSON."""
-        if self._scored_documents is None:
-            written = (b'{"document":%b,"score":%b}' % (_document(hit), to_json(hit.score)) for hit in self.hits)
-            self._scored_documents = b"[%b]" % b",".join(written)
-        return self._scored_documents
+    def as_json(self, with_scores: bool) -> bytes:
+        """``[document, ...]``, or ``[{"document": document, "score": score}, ...]``."""
+        if not with_scores:
+            return b"[%b]" % b",".join([passage.document for passage in self.passages])
+        scored = [
+            b'{"document":%b,"score":%b}' % (passage.document, to_json(passage.score)) for passage in self.passages
+        ]
+        return b"[%b]" % b",".join(scored)
 
     @property
     def size_bytes(self) -> int:
-        """About what the answer takes, both forms written."""
-        return sum(_HIT_BYTES + 4 * len(hit.chunk.contents) for hit in self.hits)
+        """About what the answer takes in memory."""
+        return sum(_PASSAGE_BYTES + len(passage.contents) + len(passage.document) for passage in self.passages)
 
 
 class AnswerCache:
@@ -65,9 +78,6 @@ class AnswerCache:
         self._max_entries = max_entries
         self._answers: OrderedDict[Search, tuple[Answer, int]] = OrderedDict()
         self._size_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._answers)
 
     def get(self, search: Search) -> Answer | None:
         """The answer, if it is kept; it then counts as used last."""
@@ -80,6 +90,8 @@ class AnswerCache:
     def put(self, search: Search, answer: Answer) -> None:
         """Keep an answer that is not kept yet, and drop those used longest ago until all fit."""
         size_bytes = answer.size_bytes + len(search.query)
+        if size_bytes > MAX_KEPT_BYTES:
+            return
         self._answers[search] = answer, size_bytes
         self._size_bytes += size_bytes
         while len(self._answers) > self._max_entries or self._size_bytes > MAX_CACHE_BYTES:

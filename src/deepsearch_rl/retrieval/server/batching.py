@@ -149,7 +149,7 @@ class SearchQueue:
         try:
             found = self._searcher.search([search.query for search in searches], top_k, where)
             answers: list[tuple[Search, Outcome]] = [
-                (search, Answer(hits)) for search, hits in zip(searches, found, strict=True)
+                (search, Answer.of(hits)) for search, hits in zip(searches, found, strict=True)
             ]
         except Exception as error:  # noqa: BLE001 - whatever it was belongs to the requests that asked
             if len(searches) > 1:

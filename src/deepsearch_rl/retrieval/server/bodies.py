@@ -12,7 +12,7 @@ from pydantic_core import from_json
 MAX_BODY_BYTES = 4 * 2**20
 MAX_QUERIES = 10_000
 MAX_QUERY_CHARS = 32_768
-MAX_DOCUMENTS = 100_000
+MAX_DOCUMENTS = 50_000
 """Queries times passages of one request."""
 MAX_URLS = 1_000
 MAX_PAGES_BYTES = 64 * 2**20

@@ -20,7 +20,7 @@ from deepsearch_rl import __version__
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.retrieval.passages import format_passages
 from deepsearch_rl.retrieval.row_table import Filter
-from deepsearch_rl.retrieval.searcher import Hit
+from deepsearch_rl.retrieval.server.answers import Passage
 from deepsearch_rl.retrieval.server.batching import SearchQueue
 from deepsearch_rl.retrieval.server.bodies import MAX_QUERY_CHARS
 
@@ -62,11 +62,11 @@ async def _search(queue: SearchQueue, query: str, top_k: int, where: Filter | No
         [answer] = await queue.search([query], top_k, where)
     except DeepsearchError as error:
         raise ToolError(str(error)) from error
-    text = format_passages([hit.chunk for hit in answer.hits])
-    found: list[JsonValue] = [_structured(hit, with_meta) for hit in answer.hits]
+    found: list[JsonValue] = [_structured(passage, with_meta) for passage in answer.passages]
+    text = format_passages(answer.passages)
     return CallToolResult(content=[TextContent(text=text)], structured_content={"result": found})
 
 
-def _structured(hit: Hit, with_meta: bool) -> dict[str, JsonValue]:
-    found: dict[str, JsonValue] = {"chunk": hit.chunk.contents, "chunk_id": hit.chunk.id, "score": hit.score}
-    return {**found, "metadata": hit.chunk.metadata.model_dump(mode="json")} if with_meta else found
+def _structured(passage: Passage, with_meta: bool) -> dict[str, JsonValue]:
+    found: dict[str, JsonValue] = {"chunk": passage.contents, "chunk_id": passage.id, "score": passage.score}
+    return {**found, "metadata": passage.metadata} if with_meta else found

@@ -131,7 +131,7 @@ class RetrievalApp:
             asked = f"{len(body.queries)} queries for {top_k} passages each"
             raise RequestError(422, f"topk: {asked} are more than {MAX_DOCUMENTS} passages; send several requests.")
         found = await self._queue.search(body.queries, top_k)
-        lists = [answer.scored_documents if body.return_scores else answer.documents for answer in found]
+        lists = [answer.as_json(body.return_scores) for answer in found]
         await respond(send, b'{"result":[%b]}' % b",".join(lists))
 
     async def _access(self, scope: Scope, receive: Receive, send: Send) -> None:
