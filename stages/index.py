@@ -3,7 +3,7 @@
 from deepsearch_rl.files import write_json
 from deepsearch_rl.records import RetrievalReport
 from deepsearch_rl.retrieval.build import IndexSection, build_indexes
-from deepsearch_rl.retrieval.quality import DatasetConfig, measure_datasets
+from deepsearch_rl.retrieval.quality import DatasetConfig, measure_datasets, training_questions
 from stages.entry import Params, run
 
 
@@ -12,8 +12,11 @@ def main(params: Params) -> None:
     section = params.section("index", IndexSection)
     datasets = params.mapping("datasets", DatasetConfig)
     chunks, index = params.data / "chunks", params.data / "index"
-    build_indexes(chunks, index, section, params.value("seed"), params.work / "index")
-    scores = measure_datasets(index, chunks, params.data / "questions", datasets, section.quality)
+    questions = params.data / "questions"
+    learning = section.fusion.learning
+    learnt_from = training_questions(questions, datasets, learning.split) if learning else {}
+    build_indexes(chunks, index, section, params.value("seed"), params.work / "index", learnt_from)
+    scores = measure_datasets(index, chunks, questions, datasets, section.quality)
     write_json(params.reports / "retrieval.json", RetrievalReport(scores).model_dump(mode="json"))
 
 

@@ -88,7 +88,7 @@ def test_every_corpus_gets_its_own_index_and_kind_of_vectors(chunks_path, sectio
         (chunks_root / f"{name}.jsonl").write_bytes(chunks_path.read_bytes())
     cells = IvfPqConfig(kind="ivf_pq", nlist=1, m=1, nbits=2, nprobe=1, train_rows=5, device="cpu")
     mixed = section.model_copy(update={"corpus_vectors": {"two": cells}})
-    build_indexes(chunks_root, tmp_path / "index", mixed, seed=0, work=tmp_path / "work")
+    build_indexes(chunks_root, tmp_path / "index", mixed, seed=0, work=tmp_path / "work", questions={})
     kinds = {name: read_manifest(tmp_path / "index" / name).config.vectors.kind for name in ("one", "two")}
     assert kinds == {"one": "flat", "two": "ivf_pq"}
 
@@ -96,9 +96,9 @@ def test_every_corpus_gets_its_own_index_and_kind_of_vectors(chunks_path, sectio
 def test_vectors_for_an_unknown_corpus_are_refused(chunks_path, section, tmp_path):
     misspelt = section.model_copy(update={"corpus_vectors": {"smal": section.vectors}})
     with pytest.raises(UnknownNameError, match="Did you mean 'small'"):
-        build_indexes(chunks_path.parent, tmp_path / "index", misspelt, seed=0, work=tmp_path / "work")
+        build_indexes(chunks_path.parent, tmp_path / "index", misspelt, seed=0, work=tmp_path / "work", questions={})
 
 
 def test_a_folder_without_chunk_files_is_refused(section, tmp_path):
     with pytest.raises(ArtifactError, match="no chunk files"):
-        build_indexes(tmp_path, tmp_path / "index", section, seed=0, work=tmp_path / "work")
+        build_indexes(tmp_path, tmp_path / "index", section, seed=0, work=tmp_path / "work", questions={})

@@ -3,8 +3,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from deepsearch_rl.retrieval.fusion import FusionConfig, HybridRetriever
+from deepsearch_rl.retrieval.fusion import FusionConfig, ReciprocalRankFusion
 from deepsearch_rl.retrieval.ranking import Ranking, rank
+
+RANKS = {"depth": 10, "source_depth": 5, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5, "learning": None}
 
 
 @dataclass
@@ -17,8 +19,8 @@ class FixedRetriever:
 
 
 def fuse(lexical: list[int], semantic: list[int], top_k: int, **changes) -> Ranking:
-    config = FusionConfig(**{"depth": 10, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5, **changes})
-    [ranking] = HybridRetriever(FixedRetriever(lexical), FixedRetriever(semantic), config).search(["q"], top_k)
+    config = FusionConfig(**{**RANKS, **changes})
+    [ranking] = ReciprocalRankFusion(FixedRetriever(lexical), FixedRetriever(semantic), config).search(["q"], top_k)
     return ranking
 
 

@@ -2,7 +2,8 @@ import pytest
 
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Evidence, Question, QuestionMetadata
-from deepsearch_rl.retrieval.quality import DatasetConfig, QualityConfig, measure, measure_datasets, score_facts
+from deepsearch_rl.retrieval.quality import DatasetConfig, QualityConfig, measure, measure_datasets, with_gold
+from deepsearch_rl.retrieval.scores import score_facts
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, open_index
 
 QUALITY = QualityConfig(split="val", cutoffs=(1,))
@@ -37,7 +38,7 @@ def test_what_is_found_below_rank_ten_counts_for_recall_alone():
 
 def test_white_space_is_ignored(index_dir, chunks_path):
     asked = [question("Where did Philae touch down?", ["Philae  touched\ndown on a comet"])]
-    scores = measure(open_index(index_dir, chunks_path, "bm25"), asked, [1])
+    scores = measure(open_index(index_dir, chunks_path, "bm25"), with_gold(asked), [1])
     assert scores == {"n": 1, "hits@1": 1, "evidence_recall@1": 1, "mrr@10": 1, "map@10": 1}
 
 

@@ -7,6 +7,7 @@ kill; all else is done again. Only one process builds a folder at a time.
 
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,13 +15,17 @@ import faiss
 
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.files import atomic_directory, full_disk_named, only_writer, sha256_file
-from deepsearch_rl.records import Record
+from deepsearch_rl.records import Question, Record
 from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.chunk_store import ChunkStore
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig, prepare_encoder
 from deepsearch_rl.retrieval.encoders.encoding import EncodingConfig, encode_to_file
 from deepsearch_rl.retrieval.fusion import FusionConfig
+from deepsearch_rl.retrieval.hybrid.learning import learn_fusion
+from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
+from deepsearch_rl.retrieval.hybrid.weights import FusionWeights
 from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest
+from deepsearch_rl.retrieval.opening import open_finder
 from deepsearch_rl.retrieval.quality import QualityConfig
 from deepsearch_rl.retrieval.row_table import write_rows
 from deepsearch_rl.retrieval.sparse.choice import SparseConfig, build_sparse
@@ -54,8 +59,17 @@ class IndexSection(Record):
         )
 
 
-def build_indexes(chunks_root: Path, index_root: Path, section: IndexSection, seed: int, work: Path) -> None:
+def build_indexes(
+    chunks_root: Path,
+    index_root: Path,
+    section: IndexSection,
+    seed: int,
+    work: Path,
+    questions: Mapping[str, Sequence[Question]],
+) -> None:
     """Index every ``<corpus>.jsonl`` of a folder into a folder of the corpus's name; ``work`` is for unfinished work.
+
+    ``questions`` are those that the hybrid learns from, by corpus.
 
     Raises:
         ArtifactError: there are no chunk files, or one is empty.
@@ -68,11 +82,16 @@ def build_indexes(chunks_root: Path, index_root: Path, section: IndexSection, se
         if name not in corpora:
             raise UnknownNameError("corpus", name, corpora)
     for name, path in corpora.items():
-        build_index(path, index_root / name, section.of(name), seed, work / name)
+        build_index(path, index_root / name, section.of(name), seed, work / name, questions.get(name, ()))
 
 
 def build_index(
-    chunks_path: Path, index_dir: Path, config: IndexConfig, seed: int, work: Path | None = None
+    chunks_path: Path,
+    index_dir: Path,
+    config: IndexConfig,
+    seed: int,
+    work: Path | None = None,
+    questions: Sequence[Question] = (),
 ) -> IndexManifest:
     """Index a chunk file, or a corpus in FlashRAG's layout, into ``index_dir``, replacing what is there.
 
@@ -83,6 +102,7 @@ def build_index(
         seed: of whatever is drawn.
         work: where encoding goes on after a kill, on the disk of ``index_dir``; a hidden folder beside it where not
             given. Removed at the end.
+        questions: what the hybrid learns from; without gold evidence it learns nothing.
 
     Raises:
         ArtifactError: the chunk file is missing, empty, or changed meanwhile; or the disk is full.
@@ -92,14 +112,20 @@ def build_index(
     work = work or index_dir.with_name(f".{index_dir.name}.work")
     with only_writer(index_dir), full_disk_named(index_dir):
         with atomic_directory(index_dir) as folder:
-            built = _fill(folder, chunks_path, index_dir, config, seed, work)
+            built = _fill(folder, chunks_path, index_dir, config, seed, work, questions)
             manifest.write_manifest(folder, built)
         shutil.rmtree(work, ignore_errors=True)
     return built
 
 
 def _fill(
-    folder: Path, chunks_path: Path, index_dir: Path, config: IndexConfig, seed: int, work: Path
+    folder: Path,
+    chunks_path: Path,
+    index_dir: Path,
+    config: IndexConfig,
+    seed: int,
+    work: Path,
+    questions: Sequence[Question],
 ) -> IndexManifest:
     """Make every file but the manifest, and return that."""
     if not chunks_path.is_file():
@@ -111,6 +137,7 @@ def _fill(
     chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
     build_sparse(chunks, folder / manifest.BM25_FOLDER, config.bm25)
     dimension = _build_dense(folder, chunks, sha256, config, seed, work)
+    weights = _learn(folder, chunks, config, seed, questions)
     after = chunks_path.stat()
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise ArtifactError(f"{chunks_path} was changed while it was being indexed; run this again.")
@@ -121,7 +148,7 @@ def _fill(
         rows=len(chunks),
         config=config,
         dimension=dimension,
-        fusion_weights=None,
+        fusion_weights=weights,
         seed=seed,
         sizes_bytes=_sizes(folder),
         versions={"faiss": faiss.__version__, **{library: version(library) for library in LIBRARIES}},
@@ -138,6 +165,21 @@ def _build_dense(
     dimension = open_vector_file(vectors).dimension
     build_vector_index(vectors, folder / manifest.DENSE_FOLDER, config.vectors, seed)
     return dimension
+
+
+def _learn(
+    folder: Path, chunks: ChunkStore, config: IndexConfig, seed: int, questions: Sequence[Question]
+) -> FusionWeights | None:
+    """Learn the hybrid's weights, and keep the sentences' terms only where searching will use them."""
+    if config.fusion.learning is None or not questions:
+        return None
+    terms = folder / manifest.TERMS_FOLDER
+    write_sentence_terms(chunks, terms)
+    finder = open_finder(folder, config, terms)
+    weights = learn_fusion(finder, chunks, questions, config.fusion.learning, seed)
+    if weights is None or weights.ranking != "learned":
+        shutil.rmtree(terms)
+    return weights
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deepsearch_rl.retrieval.server.command import serve_command
+from deepsearch_rl.retrieval.vectors.frontier_command import frontier_command
 
 if TYPE_CHECKING:
+    from deepsearch_rl.retrieval.manifest import IndexManifest
     from deepsearch_rl.retrieval.searcher import Hit
 
 app = typer.Typer(
@@ -50,27 +52,67 @@ def build_command(
     dimension: Annotated[int, typer.Option(help="Dimension of the TF-IDF + SVD vectors.", min=1)] = 256,
     k1: Annotated[float, typer.Option(help="BM25: how slowly repeated terms saturate.", min=0.01)] = 0.9,
     b: Annotated[float, typer.Option(help="BM25: how strongly long passages are discounted.", min=0, max=1)] = 0.4,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What BM25 searches and how much a word there counts: title, source, date, body or contents, as "
+            "`title=2`. Repeatable.",
+            show_default="contents=1",
+        ),
+    ] = None,
+    questions: Annotated[
+        Path | None, typer.Option(help="Questions with gold evidence, JSON Lines, that the hybrid learns from.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of whatever is drawn.")] = 0,
 ) -> None:
-    """Index a file of passages: BM25 and vectors.
+    """Index a file of passages: BM25 and vectors, and a ranking learnt from questions where there are any.
 
     The folder appears when the index is whole. The passages stay where they are: searching reads them from there.
     """
+    from pydantic import ValidationError  # noqa: PLC0415 - with the rest below
+
+    from deepsearch_rl.errors import ConfigError  # noqa: PLC0415
+    from deepsearch_rl.files import read_jsonl  # noqa: PLC0415
+    from deepsearch_rl.records import Question  # noqa: PLC0415
     from deepsearch_rl.retrieval.build import build_index  # noqa: PLC0415 - loads FAISS and SciPy
     from deepsearch_rl.retrieval.manifest import IndexConfig  # noqa: PLC0415
 
-    config = IndexConfig.model_validate(
-        {
-            "bm25": {"engine": "builtin", "k1": k1, "b": b, "fields": {"contents": 1.0}},
-            "encoder": {"name": "tfidf_svd", "dimension": dimension, "fit_rows": 50_000, "max_terms": 50_000},
-            "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
-            "vectors": {"kind": "flat"},
-            "fusion": {"depth": 50, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5},
-        }
-    )
-    built = build_index(corpus, out, config, seed)
+    values = {
+        "bm25": {"engine": "builtin", "k1": k1, "b": b, "fields": _field_weights(field)},
+        "encoder": {"name": "tfidf_svd", "dimension": dimension, "fit_rows": 50_000, "max_terms": 50_000},
+        "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
+        "vectors": {"kind": "flat"},
+        "fusion": {
+            "depth": 100,
+            "source_depth": 30,
+            "rrf_k": 60,
+            "bm25_weight": 1.0,
+            "dense_weight": 0.5,
+            "learning": {"split": "train", "questions": 5000, "ridge": 0.001, "folds": 5},
+        },
+    }
+    try:
+        config = IndexConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"--field is NAME=WEIGHT, e.g. title=2: {error.errors()[0]['msg']}.") from error
+    known = list(read_jsonl(questions, Question)) if questions else []
+    built = build_index(corpus, out, config, seed, questions=known)
     size_mb = sum(built.sizes_bytes.values()) / 1e6
     typer.echo(f"{out}: {built.rows} passages, {built.dimension}-d vectors, {size_mb:.1f} MB")
+    if questions:
+        typer.echo(_learnt(built))
+
+
+def _field_weights(fields: list[str] | None) -> dict[str, str]:
+    return {name: weight for name, _, weight in (field.partition("=") for field in fields or ["contents=1"])}
+
+
+def _learnt(built: "IndexManifest") -> str:
+    weights = built.fusion_weights
+    if weights is None:
+        return "the hybrid has learnt nothing: there are too few questions with gold evidence."
+    held_out = ", ".join(f"{name} {scores['mrr@10']:.3f}" for name, scores in weights.held_out.items())
+    return f"the hybrid ranks by {weights.ranking}; MRR@10 on {weights.questions} held-out questions: {held_out}"
 
 
 @app.command("search")
@@ -108,6 +150,7 @@ def search_command(
 
 
 app.command("serve")(serve_command)
+app.command("frontier")(frontier_command)
 
 
 def _as_text(hits: "list[Hit]") -> str:

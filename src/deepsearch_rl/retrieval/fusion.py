@@ -1,7 +1,9 @@
-"""Hybrid retrieval: weighted reciprocal rank fusion of BM25 and dense rankings (Cormack, Clarke and Buettcher 2009).
+"""How a hybrid is made of BM25 and dense retrieval, and what it does before it has learnt anything.
 
-A row's score is the sum over the rankings of ``weight / (rrf_k + rank)``, rank from 1. Ranks need no common scale, so
-that one retriever's scores cannot drown the other's.
+An index that was built with training questions has learnt weights (:mod:`.hybrid`). One that was not fuses both
+rankings by weighted reciprocal ranks (Cormack, Clarke and Buettcher 2009): a row's score is the sum over the rankings
+of ``weight / (rrf_k + rank)``, rank from 1. Ranks need no common scale, so that one retriever's scores cannot drown the
+other's; but a weak half drags a strong one down, which is why learning is better (docs/retrieval.md).
 """
 
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from deepsearch_rl.records import Record
+from deepsearch_rl.retrieval.hybrid.weights import LearningConfig
 from deepsearch_rl.retrieval.ranking import Ranking, Retriever, rank
 
 
@@ -19,22 +22,22 @@ class FusionConfig(Record):
     """How two rankings become one."""
 
     depth: int = Field(ge=1, description="rows taken from each retriever; at least top_k are always taken")
+    source_depth: int = Field(ge=1, description="rows taken from BM25 within each source that a question names")
     rrf_k: float = Field(gt=0, description="how little the first ranks stand out; 60 in the paper")
     bm25_weight: float = Field(ge=0)
     dense_weight: float = Field(ge=0)
+    learning: LearningConfig | None = Field(description="null: nothing is learnt, and reciprocal ranks are fused")
 
 
 @dataclass(frozen=True, slots=True)
-class HybridRetriever:
-    """Asks two retrievers and fuses what they find."""
+class ReciprocalRankFusion:
+    """Asks two retrievers and fuses what they find by rank."""
 
     bm25: Retriever
     dense: Retriever
     config: FusionConfig
 
-    def search(
-        self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None
-    ) -> list[Ranking]:
+    def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
         """Rank the rows that either retriever found; equal scores are ordered by row."""
         depth = max(self.config.depth, top_k)
         found = zip(

@@ -11,6 +11,7 @@ from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
 from deepsearch_rl.retrieval.encoders.encoding import EncodingConfig
 from deepsearch_rl.retrieval.fusion import FusionConfig
+from deepsearch_rl.retrieval.hybrid.weights import FusionWeights
 from deepsearch_rl.retrieval.sparse.choice import SparseConfig
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 
@@ -20,6 +21,7 @@ ROWS_FOLDER = "rows"
 BM25_FOLDER = "bm25"
 DENSE_FOLDER = "dense"
 ENCODER_FOLDER = "dense/encoder"
+TERMS_FOLDER = "terms"
 
 
 class IndexConfig(Record):
@@ -46,7 +48,7 @@ class IndexManifest(Record):
     dimension: int
     """Of the vectors, which can be lower than configured where the corpus is small."""
     metric: Literal["inner_product"] = "inner_product"
-    fusion_weights: dict[str, float] | None
+    fusion_weights: FusionWeights | None
     """What the hybrid learnt from training questions; null where it learnt nothing."""
     seed: int
     sizes_bytes: dict[str, int]

@@ -1,11 +1,10 @@
-"""How well retrieval finds the gold evidence, scored as MultiHop-RAG's official script does (Tang and Yang 2024).
+"""How well an index's retrievers find the gold evidence of questions, for the report of the index stage.
 
-White space is stripped from facts and chunks; a chunk is relevant if it contains a fact. Questions without known
-evidence (unanswerable ones among them) are left out. Added to the official figures: evidence recall, the mean share of
-a question's facts that the top k contain.
+Questions without known evidence (unanswerable ones among them) are left out. :mod:`.gold` says what counts as found,
+:mod:`.scores` how it is scored; :mod:`.comparison` gives the same figures with intervals.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -15,10 +14,9 @@ from pydantic import Field
 
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import NonEmpty, Question, Record
-from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
-
-RANKED = 10
-"""Depth of MRR@10 and MAP@10."""
+from deepsearch_rl.retrieval.gold import Gold, gold_of
+from deepsearch_rl.retrieval.scores import RANKED, score_facts
+from deepsearch_rl.retrieval.searcher import RETRIEVERS, SearchesChunks, open_index
 
 
 class QualityConfig(Record):
@@ -34,36 +32,26 @@ class DatasetConfig(Record):
     corpus: NonEmpty = Field(description="the corpus that the questions are answered from")
 
 
-def measure(searcher: Searcher, questions: Sequence[Question], cutoffs: Sequence[int]) -> dict[str, float]:
-    """Mean scores in [0, 1] over at least one question, all with evidence, and their number ``n``."""
-    found = searcher.search([question.question for question in questions], max(*cutoffs, RANKED))
-    rows = []
-    for question, hits in zip(questions, found, strict=True):
-        facts = [_stripped(evidence.fact) for evidence in question.metadata.evidence_list or ()]
-        rows.append(
-            score_facts([_found_facts(facts, _stripped(hit.chunk.contents)) for hit in hits], len(facts), cutoffs)
-        )
+def with_gold(questions: Sequence[Question]) -> list[tuple[str, Gold]]:
+    """The texts and gold evidence of the questions that have any."""
+    return [(question.question, gold) for question in questions if (gold := gold_of(question))]
+
+
+def score_search(
+    searcher: SearchesChunks, asked: Sequence[tuple[str, Gold]], cutoffs: Sequence[int]
+) -> list[dict[str, float]]:
+    """The scores of every question, each in [0, 1]."""
+    found = searcher.search([text for text, _ in asked], max(*cutoffs, RANKED))
+    return [
+        score_facts([gold.found_in(hit.chunk) for hit in hits], len(gold.items), cutoffs)
+        for hits, (_, gold) in zip(found, asked, strict=True)
+    ]
+
+
+def measure(searcher: SearchesChunks, asked: Sequence[tuple[str, Gold]], cutoffs: Sequence[int]) -> dict[str, float]:
+    """Mean scores in [0, 1] over at least one question, and their number ``n``."""
+    rows = score_search(searcher, asked, cutoffs)
     return {"n": len(rows), **{name: round(fmean(row[name] for row in rows), 4) for name in rows[0]}}
-
-
-def score_facts(found_by_rank: Sequence[set[int]], facts: int, cutoffs: Sequence[int]) -> dict[str, float]:
-    """Scores of one question, whose ranked chunks contain the given facts (by position, of ``facts`` in all).
-
-    MAP@10 is the sum over ranks of newly found facts / rank, divided by min(facts, 10).
-    """
-    scores: dict[str, float] = {}
-    for cutoff in cutoffs:
-        seen = set().union(*found_by_rank[:cutoff])
-        scores[f"hits@{cutoff}"] = float(bool(seen))
-        scores[f"evidence_recall@{cutoff}"] = len(seen) / facts
-    relevant = [rank for rank, found in enumerate(found_by_rank[:RANKED], 1) if found]
-    scores[f"mrr@{RANKED}"] = 1 / relevant[0] if relevant else 0.0
-    seen, gain = set[int](), 0.0
-    for rank, found in enumerate(found_by_rank[:RANKED], 1):
-        gain += len(found - seen) / rank
-        seen |= found
-    scores[f"map@{RANKED}"] = gain / min(facts, RANKED)
-    return scores
 
 
 def measure_datasets(
@@ -72,13 +60,12 @@ def measure_datasets(
     """Scores by dataset and retriever, each dataset searched in its corpus's index."""
 
     @cache  # an index is opened once, and only where a question has evidence to look for
-    def searcher(corpus: str, retriever: str) -> Searcher:
+    def searcher(corpus: str, retriever: str) -> SearchesChunks:
         return open_index(index_root / corpus, chunks_root / f"{corpus}.jsonl", retriever)
 
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for name, dataset in datasets.items():
-        rows = read_jsonl(questions_root / name / f"{config.split}.jsonl", Question)
-        asked = [question for question in rows if question.metadata.evidence_list]
+        asked = with_gold(list(read_jsonl(questions_root / name / f"{config.split}.jsonl", Question)))
         scores[name] = {
             retriever: measure(searcher(dataset.corpus, retriever), asked, config.cutoffs) if asked else {"n": 0}
             for retriever in RETRIEVERS
@@ -86,9 +73,13 @@ def measure_datasets(
     return scores
 
 
-def _stripped(text: str) -> str:
-    return "".join(text.split())
-
-
-def _found_facts(facts: Sequence[str], chunk: str) -> set[int]:
-    return {position for position, fact in enumerate(facts) if fact in chunk}
+def training_questions(
+    questions_root: Path, datasets: Mapping[str, DatasetConfig], split: str
+) -> dict[str, list[Question]]:
+    """The questions of a split by the corpus that answers them; a dataset without that split has none."""
+    by_corpus: dict[str, list[Question]] = {}
+    for name, dataset in datasets.items():
+        path = questions_root / name / f"{split}.jsonl"
+        if path.is_file():
+            by_corpus.setdefault(dataset.corpus, []).extend(read_jsonl(path, Question))
+    return by_corpus

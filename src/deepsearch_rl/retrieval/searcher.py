@@ -11,14 +11,10 @@ from deepsearch_rl.files import sha256_file
 from deepsearch_rl.records import Chunk
 from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.chunk_store import ChunkStore
-from deepsearch_rl.retrieval.encoders.choice import open_encoder
-from deepsearch_rl.retrieval.fusion import HybridRetriever
 from deepsearch_rl.retrieval.manifest import IndexManifest, read_manifest
+from deepsearch_rl.retrieval.opening import open_retriever
 from deepsearch_rl.retrieval.ranking import Ranking, Retriever
 from deepsearch_rl.retrieval.row_table import Filter, RowTable
-from deepsearch_rl.retrieval.sparse.choice import open_sparse
-from deepsearch_rl.retrieval.vectors.dense import DenseRetriever
-from deepsearch_rl.retrieval.vectors.opening import open_vector_index
 
 RetrieverName = Literal["bm25", "dense", "hybrid"]
 RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)
@@ -84,7 +80,7 @@ def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str 
     _check_chunks(path, index_dir, built)
     chunks = ChunkStore(path, index_dir / manifest.ROWS_FOLDER)
     rows = RowTable.open(index_dir / manifest.ROWS_FOLDER)
-    return Searcher(_open_retriever(index_dir, built, retriever), chunks, rows)
+    return Searcher(open_retriever(index_dir, built.config, built.fusion_weights, retriever), chunks, rows)
 
 
 def _check_chunks(path: Path, index_dir: Path, built: IndexManifest) -> None:
@@ -98,17 +94,3 @@ def _check_chunks(path: Path, index_dir: Path, built: IndexManifest) -> None:
             f"the index in {index_dir} was built from other chunks than {path}, so its rows would name the "
             f"wrong passages; build it again from this file (`dvc repro` does)."
         )
-
-
-def _open_retriever(index_dir: Path, built: IndexManifest, name: str) -> Retriever:
-    if name == "bm25":
-        return open_sparse(index_dir / manifest.BM25_FOLDER, built.config.bm25)
-    dense = _open_dense(index_dir, built)
-    if name == "dense":
-        return dense
-    return HybridRetriever(open_sparse(index_dir / manifest.BM25_FOLDER, built.config.bm25), dense, built.config.fusion)
-
-
-def _open_dense(index_dir: Path, built: IndexManifest) -> Retriever:
-    encoder = open_encoder(built.config.encoder, index_dir / manifest.ENCODER_FOLDER)
-    return DenseRetriever(encoder, open_vector_index(index_dir / manifest.DENSE_FOLDER, built.config.vectors))

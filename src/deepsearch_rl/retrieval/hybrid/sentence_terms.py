@@ -1,0 +1,161 @@
+"""The terms of every sentence of every chunk, memory-mapped, so that candidates can be looked into without their text.
+
+    rows.npy         int64 N+1: the first sentence of a row; last, the number of sentences
+    sentences.npy    int64 S+1: the first term of a sentence; last, the number of terms
+    terms.npy        uint32: the distinct terms of one sentence after the other, ascending within each
+    frequency.npy    int32: in how many chunks a term occurs, by the term modulo the array's length
+    doc_chunks.npy   int32 N: into how many chunks the row's document was cut
+
+A term is the CRC-32 of its spelling, so that no vocabulary needs to be held; two of 100,000 terms meet by chance. A
+chunk's title is its first sentence, because its contents begin with the title on a line of its own.
+"""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepsearch_rl.corpora.spans import sentence_spans
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.records import Chunk
+from deepsearch_rl.retrieval.chunk_store import open_column
+from deepsearch_rl.retrieval.growing_array import GrowingArray
+from deepsearch_rl.retrieval.sparse.analysis import analyse
+
+BUCKETS = 1 << 20
+
+
+def term_ids(text: str) -> NDArray[np.uint32]:
+    """The distinct terms of a text, ascending."""
+    return np.array(sorted({zlib.crc32(term.encode()) for term in analyse(text)}), dtype=np.uint32)
+
+
+def write_sentence_terms(chunks: Iterable[Chunk], folder: Path) -> None:
+    """Write the terms of a stream of chunks to a new folder; one chunk is held at a time."""
+    folder.mkdir()
+    frequency = np.zeros(BUCKETS, dtype=np.int32)
+    sentences = terms = 0
+    with (
+        GrowingArray(folder / "rows.npy", np.int64) as row_starts,
+        GrowingArray(folder / "sentences.npy", np.int64) as sentence_starts,
+        GrowingArray(folder / "terms.npy", np.uint32) as all_terms,
+        GrowingArray(folder / "doc_chunks.npy", np.int32) as doc_chunks,
+    ):
+        for chunk in chunks:
+            row_starts.append(sentences)
+            doc_chunks.append(chunk.metadata.doc_chunks)
+            found = _sentences(chunk.contents)
+            for one in found:
+                sentence_starts.append(terms)
+                terms += len(one)
+                for term in one.tolist():
+                    all_terms.append(term)
+            sentences += len(found)
+            frequency[np.unique(np.concatenate(found) % BUCKETS)] += 1
+        row_starts.append(sentences)
+        sentence_starts.append(terms)
+    np.save(folder / "frequency.npy", frequency)
+
+
+def _sentences(contents: str) -> list[NDArray[np.uint32]]:
+    """At least one, so that every row has a sentence; it may be empty."""
+    return [term_ids(contents[start:end]) for start, end in sentence_spans(contents)] or [term_ids("")]
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Where the U terms of a query occur among C candidates, whose S sentences stand one after the other."""
+
+    starts_C: NDArray[np.int64]
+    """The first sentence of each candidate."""
+    sentence_M: NDArray[np.int64]
+    """Of each match: in which sentence..."""
+    term_M: NDArray[np.int64]
+    """...which term of the query."""
+    counts_CU: NDArray[np.int64]
+    """In how many of its sentences a candidate has a term."""
+    length_C: NDArray[np.int64]
+    """Terms of a candidate, summed over its sentences."""
+    length_S: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceTerms:
+    """The opened arrays of a folder, over N rows."""
+
+    row_starts: NDArray[np.int64]
+    sentence_starts: NDArray[np.int64]
+    terms: NDArray[np.uint32]
+    frequency: NDArray[np.int32]
+    doc_chunks_N: NDArray[np.int32]
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open what :func:`write_sentence_terms` wrote.
+
+        Raises:
+            ArtifactError: a file is missing or damaged.
+        """
+        rows, sentences = (open_column(folder / f"{name}.npy", np.int64) for name in ("rows", "sentences"))
+        terms = open_column(folder / "terms.npy", np.uint32)
+        frequency, doc_chunks = (open_column(folder / f"{name}.npy", np.int32) for name in ("frequency", "doc_chunks"))
+        fit = len(rows) == len(doc_chunks) + 1 > 1 and len(frequency) == BUCKETS
+        if not fit or rows[-1] != len(sentences) - 1 or sentences[-1] != len(terms):
+            raise ArtifactError(f"the files in {folder} do not fit each other; build the index again.")
+        # Plain views, because slices of np.memmap cost microseconds each.
+        return cls(
+            row_starts=np.asarray(rows),
+            sentence_starts=np.asarray(sentences),
+            terms=np.asarray(terms),
+            frequency=np.asarray(frequency),
+            doc_chunks_N=np.asarray(doc_chunks),
+        )
+
+    def __len__(self) -> int:
+        return len(self.doc_chunks_N)
+
+    @property
+    def terms_per_row(self) -> float:
+        """Mean length of a chunk, at least 1."""
+        return max(len(self.terms) / len(self), 1.0)
+
+    @property
+    def terms_per_sentence(self) -> float:
+        """Mean length of a sentence, at least 1."""
+        return max(len(self.terms) / (len(self.sentence_starts) - 1), 1.0)
+
+    def idf(self, terms_U: NDArray[np.uint32]) -> NDArray[np.float64]:
+        """Lucene's inverse document frequency of terms that n of N chunks have: ln(1 + (N - n + 0.5) / (n + 0.5))."""
+        counts_U = self.frequency[terms_U % BUCKETS].astype(np.float64)
+        return np.log1p((len(self) - counts_U + 0.5) / (counts_U + 0.5))
+
+    def match(self, rows_C: NDArray[np.int64], terms_U: NDArray[np.uint32]) -> Matches:
+        """Look for at least one term, ascending, in the sentences of at least one row."""
+        sentences_S, starts_C = _ranges(self.row_starts[rows_C], self.row_starts[rows_C + 1])
+        places, starts_S = _ranges(self.sentence_starts[sentences_S], self.sentence_starts[sentences_S + 1])
+        length_S = np.diff(starts_S, append=len(places))
+        found = self.terms[places]
+        term = np.minimum(np.searchsorted(terms_U, found), len(terms_U) - 1)
+        matching_M = np.flatnonzero(terms_U[term] == found)
+        sentence_M, term_M = np.repeat(np.arange(len(sentences_S)), length_S)[matching_M], term[matching_M]
+        row_M = np.searchsorted(starts_C, sentence_M, side="right") - 1
+        counts = np.bincount(row_M * len(terms_U) + term_M, minlength=len(rows_C) * len(terms_U))
+        return Matches(
+            starts_C=starts_C,
+            sentence_M=sentence_M,
+            term_M=term_M,
+            counts_CU=counts.reshape(len(rows_C), len(terms_U)),
+            length_C=np.add.reduceat(length_S, starts_C),
+            length_S=length_S,
+        )
+
+
+def _ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The numbers of several ranges one after the other, and where each range begins among them."""
+    lengths = ends - starts
+    begins = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) - np.repeat(begins - starts, lengths), begins
