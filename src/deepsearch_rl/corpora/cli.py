@@ -9,12 +9,12 @@ Name = Annotated[str | None, typer.Argument(help="A data set; without one, all a
 
 
 def datasets_command(name: Name = None) -> None:
-    r"""List the data sets that can be read, or show one: source, licence, a row, and the params that fetch it.
+    """List the data sets that can be read, or show one: source, licence, a row, and the params that fetch it.
 
     \b
         deepsearch datasets
         deepsearch datasets popqa
-    """
+    """  # noqa: D301 - \b keeps the lines below it apart
     from deepsearch_rl.corpora.catalogue import CARDS, find_card  # noqa: PLC0415 - imports every loader
 
     if name is None:

@@ -15,7 +15,7 @@ Seed = Annotated[int, typer.Option(help="Of the resamples.")]
 
 
 def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draws = 1000, seed: Seed = 0) -> None:
-    r"""Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.
+    """Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.
 
     A row is {"id", "question", "golden_answers": [...], "pred"}, with "sample" where a question was answered several
     times (it then counts once, with the mean of its answers) and "question_type" where types are known. Files of
@@ -26,7 +26,7 @@ def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draw
         deepsearch score predictions.jsonl
         deepsearch score predictions.jsonl --json | jq .metrics.f1
         deepsearch score data/tiny/evaluate/sft/multihoprag.search.t0.7.jsonl
-    """
+    """  # noqa: D301 - \b keeps the lines below it apart
     from deepsearch_rl.evaluation.predictions import score_predictions  # noqa: PLC0415 - numpy and scipy
     from deepsearch_rl.evaluation.score_report import report_scores  # noqa: PLC0415
 
@@ -49,13 +49,13 @@ def compare_command(
     draws: ComparisonDraws = 10_000,
     seed: Seed = 0,
 ) -> None:
-    r"""First minus second, question by question, with 95 % intervals and permutation p-values.
+    """First minus second, question by question, with 95 % intervals and permutation p-values.
 
     Both files must answer the same questions; files as for `deepsearch score`.
 
     \b
         deepsearch compare rl.jsonl sft.jsonl
-    """
+    """  # noqa: D301 - \b keeps the lines below it apart
     from deepsearch_rl.evaluation.predictions import score_predictions  # noqa: PLC0415 - numpy and scipy
     from deepsearch_rl.evaluation.score_report import report_comparison  # noqa: PLC0415
 

@@ -1,11 +1,15 @@
 """`deepsearch trajectories`: what became of rollouts, and files for other trainers."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Convert trajectories and questions to other systems' files, and back.")
+if TYPE_CHECKING:
+    from deepsearch_rl.trajectories.statistics import Spread, TrajectoryStatistics
+
+app = typer.Typer(no_args_is_help=True, help="What became of rollouts, and files for other trainers.")
 
 In = Annotated[Path, typer.Argument(help="Trajectories, questions, or another system's results.", show_default=False)]
 Out = Annotated[Path, typer.Argument(help="File to write.", show_default=False)]
@@ -29,7 +33,7 @@ def convert_command(
     prompt: Prompt = "multihoprag_nothink",
     model: Model = "imported",
 ) -> None:
-    r"""Write rows for another trainer, or read FlashRAG's and DeepSearch-RL's results back as trajectories.
+    """Write rows for another trainer, or read FlashRAG's and DeepSearch-RL's results back as trajectories.
 
     Rows are checked before the file gets its name. Failed rollouts are left out of training rows.
 
@@ -37,7 +41,7 @@ def convert_command(
         deepsearch trajectories convert data/tiny/trajectories/teacher.jsonl rows.jsonl --to trl
         deepsearch trajectories convert data/tiny/questions/multihoprag/train.jsonl train.parquet --to verl
         deepsearch trajectories convert results.jsonl trajectories.jsonl --to trajectories --model kimi-k2
-    """
+    """  # noqa: D301 - \b keeps the lines below it apart
     from deepsearch_rl.trajectories.exchange import Source, export_rows, import_results  # noqa: PLC0415 - pandera
 
     if to == "trajectories":
@@ -45,3 +49,87 @@ def convert_command(
     else:
         count = export_rows(source, out, to, Source(dataset, split, prompt))
     typer.echo(f"{count} rows in {out}")
+
+
+Trajectories = Annotated[Path, typer.Argument(help="JSON Lines of trajectories.", show_default=False)]
+Questions = Annotated[Path | None, typer.Option(help="Their questions, for what is said about gold evidence.")]
+AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("stats")
+def stats_command(
+    trajectories: Trajectories, questions: Questions = None, as_markdown: AsMarkdown = False, as_json: AsJson = False
+) -> None:
+    """Rounds, tool calls, tokens, evidence and failures: of all rollouts, of the successes, and of the failures.
+
+    A success has an F1 of 0.8 or more. Cells are mean ± standard deviation over the rollouts that have the figure.
+
+    \b
+        deepsearch trajectories stats data/tiny/trajectories/teacher.jsonl
+        deepsearch trajectories stats data/tiny/evaluate/sft/multihoprag.search.t0.7.jsonl \\
+            --questions data/tiny/questions/multihoprag/val.jsonl --markdown
+    """  # noqa: D301 - \b keeps the lines below it apart
+    from deepsearch_rl.trajectories.statistics import read_statistics  # noqa: PLC0415
+
+    found = read_statistics(trajectories, questions)
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        for title, header, rows in _tables(found):
+            _print_markdown(title, header, rows) if as_markdown else _print_table(title, header, rows)
+
+
+Table = tuple[str, list[str], list[list[str]]]
+
+
+def _tables(found: "TrajectoryStatistics") -> Iterator[Table]:
+    groups = found.groups
+    names = [f"{name} ({group.rollouts})" for name, group in groups.items()]
+    rows = [
+        [
+            figure,
+            *(
+                f"{one.mean:.3f} ± {one.std:.3f}" if (one := group.figures.get(figure)) else "-"
+                for group in groups.values()
+            ),
+        ]
+        for figure in groups["all"].figures
+    ]
+    yield f"Rollouts of {found.questions} questions", ["mean ± std", *names], rows
+    for what in ("rounds", "tool_calls"):
+        counted = {name: getattr(group, what) for name, group in groups.items()}
+        rows = [
+            [str(value), *(_share(counts.get(value, 0), groups[name].rollouts) for name, counts in counted.items())]
+            for value in counted["all"]
+        ]
+        yield f"Rollouts by {what.replace('_', ' ')}", [what.replace("_", " "), *names], rows
+    total = groups["all"].rollouts
+    yield (
+        "Why rollouts ended",
+        ["stop reason", "rollouts"],
+        [[reason, _share(count, total)] for reason, count in found.stop_reasons.items()],
+    )
+
+
+def _spread(found: "Spread | None") -> str:
+    return f"{found.mean:.3f} ± {found.std:.3f}" if found else "-"
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count} ({count / total:.1%})" if total else "-"
+
+
+def _print_markdown(title: str, header: list[str], rows: list[list[str]]) -> None:
+    lines = [header, ["---"] * len(header), *rows]
+    typer.echo(f"## {title}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n")
+
+
+def _print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - only where a table is drawn
+    from rich.table import Table as Drawn  # noqa: PLC0415
+
+    table = Drawn(*header, title=title, title_justify="left")
+    for cells in rows:
+        table.add_row(*cells)
+    Console().print(table)

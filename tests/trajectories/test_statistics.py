@@ -1,0 +1,99 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deepsearch_rl.cli import app
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.files import write_jsonl
+from deepsearch_rl.records import Evidence, Question, QuestionMetadata, Retrieval, StopReason, TokenUsage, Trajectory
+from deepsearch_rl.trajectories.statistics import read_statistics
+from tests.trajectories.test_convert import ONE_CALL, conversation
+
+FACT = "The mayor of Northgate  is\nKaspar Granger."
+"""As in the passage of the test conversations, but for white space."""
+
+
+def usage(*calls: tuple[int, int]) -> tuple[TokenUsage, ...]:
+    return tuple(TokenUsage(prompt_tokens=prompt, completion_tokens=completion) for prompt, completion in calls)
+
+
+def rollout(number: int, trajectory: Trajectory, **changes: object) -> Trajectory:
+    return trajectory.model_copy(update={"id": f"q{number}#0", "question_id": f"q{number}", **changes})
+
+
+RIGHT = rollout(
+    1,
+    conversation(("", ["mayor"]), ("", ["the mayor!"])),
+    answer="Kaspar Granger",
+    usage=usage((100, 10), (200, 20), (300, 7)),
+    retrievals=(Retrieval(query="mayor", chunk_ids=("a",)), Retrieval(query="The mayor!", chunk_ids=("a",))),
+)
+WRONG = rollout(2, ONE_CALL, answer="Stoke", usage=usage((100, 10), (200, 5)))
+LATE = rollout(3, ONE_CALL, stop_reason=StopReason.DEADLINE)
+QUESTIONS = [
+    Question(
+        id=f"q{number}",
+        question="?",
+        golden_answers=("x",),
+        metadata=QuestionMetadata(evidence_list=tuple(Evidence(fact=fact) for fact in facts)),
+    )
+    for number, facts in ((1, [FACT]), (2, [FACT, "never shown"]), (3, []))
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    write_jsonl(tmp_path / "t.jsonl", [RIGHT, WRONG, LATE])
+    write_jsonl(tmp_path / "q.jsonl", QUESTIONS)
+    return tmp_path / "t.jsonl", tmp_path / "q.jsonl"
+
+
+def test_figures_are_means_and_deviations_of_all_of_successes_and_of_failures(files: tuple[Path, Path]) -> None:
+    found = read_statistics(*files)
+    means = {name: {figure: one.mean for figure, one in group.figures.items()} for name, group in found.groups.items()}
+    assert {name: group.rollouts for name, group in found.groups.items()} == {"all": 3, "success": 1, "failure": 2}
+    assert means["success"]["rounds"] == 3
+    assert means["failure"]["rounds"] == 2
+    assert means["all"]["em"] == pytest.approx(1 / 3)
+    assert (means["success"]["last_prompt_tokens"], means["success"]["last_completion_tokens"]) == (300, 7)
+    assert (means["success"]["prompt_tokens"], means["success"]["completion_tokens"]) == (600, 37)
+    assert found.groups["all"].figures["prompt_tokens"].std == 150  # of 600 and 300
+    assert found.groups["all"].rounds == {2: 2, 3: 1}
+    assert found.groups["all"].tool_calls == {1: 2, 2: 1}
+    assert found.stop_reasons == {"answered": 2, "deadline": 1}
+
+
+def test_a_rollout_without_counted_tokens_is_left_out_of_their_mean_alone(files: tuple[Path, Path]) -> None:
+    figures = read_statistics(*files).groups["failure"].figures
+    assert (figures["prompt_tokens"].n, figures["rounds"].n) == (1, 2)
+
+
+def test_repeated_queries_are_counted_whatever_their_case_and_punctuation(files: tuple[Path, Path]) -> None:
+    assert read_statistics(*files).groups["success"].figures["repeated_queries"].mean == 1
+
+
+def test_evidence_counts_where_it_is_known_and_answers_without_it_are_told(files: tuple[Path, Path]) -> None:
+    groups = read_statistics(*files).groups
+    assert groups["success"].figures["evidence_shown"].mean == 1
+    assert groups["failure"].figures["evidence_shown"].mean == 0.5
+    assert groups["failure"].figures["evidence_shown"].n == 1  # the third question has no evidence
+    assert groups["success"].figures["answered_without_evidence"].mean == 0
+    assert groups["failure"].figures["answered_without_evidence"].mean == 1
+    assert "evidence_shown" not in read_statistics(files[0], None).groups["all"].figures
+
+
+def test_the_command_prints_tables_markdown_and_json(files: tuple[Path, Path]) -> None:
+    arguments = ["trajectories", "stats", str(files[0]), "--questions", str(files[1])]
+    assert "deadline" in CliRunner().invoke(app, arguments, env={"COLUMNS": "150"}).stdout
+    markdown = CliRunner().invoke(app, [*arguments, "--markdown"]).stdout
+    assert "| rounds | 2.333 ± 0.471 | 3.000 ± 0.000 | 2.000 ± 0.000 |" in markdown
+    printed = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert printed["questions"] == 3
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").touch()
+    with pytest.raises(ArtifactError):
+        read_statistics(tmp_path / "t.jsonl", None)
