@@ -1,0 +1,223 @@
+"""Half an hour of mixed load at 64 clients: is memory flat, and is p99 at the end what it was at the start?
+
+    .venv/bin/python -m benchmarks.soak                                   # 30 minutes
+    .venv/bin/python -m benchmarks.soak --minutes 0.5 --period 5          # a trial
+
+The server runs over a hybrid index with its cache on. Clients speak every dialect at once: /retrieve with and without
+scores, one query or eight, fresh or repeated; /access; MCP at /mcp; and beside them one client opens an MCP session over
+SSE for every question, as DeepSearch-RL's original does. Each period ends all connections and samples the server.
+
+Status 1 if an answer was wrong or missing, if the last third's mean anonymous memory is more than ``--max-growth-mb``
+above the first third's, or its median p99 more than half above the first third's. Results go to
+``work/benchmarks/soak.{md,csv,png}``.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mcp
+import uvloop
+import yaml
+from mcp.client.sse import sse_client
+
+from benchmarks.load import corpus
+from benchmarks.load.hostile import JSON_HEADERS, MCP_ENVELOPE
+from benchmarks.load.http_load import Load, Request, drive, retrieve_request
+from benchmarks.load.report import fill_section, markdown_table, write_csv
+from benchmarks.load.server_process import ServerProcess, running_server
+from deepsearch_rl.retrieval.build import IndexSection
+
+PAGE = "http://w/index.php/Vienna"
+MAX_P99_RATIO = 1.5
+HEADER = ("minute", "requests/s", "p50 ms", "p99 ms", "SSE questions", "errors", "RssAnon MB", "server CPU %")
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """What one stretch of the soak was like."""
+
+    end_minute: float
+    load: Load
+    sse_questions: int
+    rss_anon_bytes: int
+    server_cpu_s: float
+
+
+def mixed_requests(texts: list[str], count: int, seed: int) -> list[Request]:
+    """Requests of all dialects in random order, about half of them with queries that were asked before."""
+    rng = random.Random(seed)
+    fresh = corpus.queries(texts, seed)
+    known = list(itertools.islice(corpus.queries(texts, seed + 1), 500))
+    return [_request(rng, lambda: rng.choice(known) if rng.random() < 0.5 else next(fresh)) for _ in range(count)]
+
+
+def _request(rng: random.Random, query: Callable[[], str]) -> Request:
+    drawn = rng.random()
+    if drawn < 0.5:
+        body: dict[str, object] = {"queries": [query()], "topk": 3, "return_scores": True}
+        return retrieve_request(json.dumps(body).encode(), expected=b'{"result":[[')
+    if drawn < 0.65:
+        body = {"queries": [query() for _ in range(8)], "topk": 5, "return_scores": False}
+        return retrieve_request(json.dumps(body).encode(), expected=b'{"result":[[')
+    if drawn < 0.75:
+        return retrieve_request(json.dumps({"urls": [PAGE]}).encode(), path="/access", expected=b"A city.")
+    call = {"name": "retrieve", "arguments": {"query": query()}}
+    headers = "".join(f"{name}: {value}\r\n" for name, value in JSON_HEADERS if name != "Content-Type")
+    message = json.dumps({**MCP_ENVELOPE, "method": "tools/call", "params": call}).encode()
+    return retrieve_request(message, path="/mcp", headers=headers, expected=b'"structuredContent"')
+
+
+async def ask_over_sse(url: str, queries: Sequence[str], seconds: float) -> int:
+    """A new session for every question, one after the other; the number of questions that were answered."""
+    end = time.monotonic() + seconds
+    for number, query in enumerate(itertools.cycle(queries)):
+        if time.monotonic() > end:
+            return number
+        async with sse_client(f"{url}/sse") as streams, mcp.ClientSession(*streams) as session:
+            await session.initialize()
+            answer = await session.call_tool("retrieve", {"query": query})
+            if answer.is_error:
+                raise RuntimeError(f"the server answered a question over SSE with an error: {answer.content}")
+    raise AssertionError("a cycle has no end")
+
+
+async def run_period(
+    server: ServerProcess, requests: Iterator[Request], queries: Sequence[str], clients: int, seconds: float
+) -> tuple[Load, int]:
+    """All clients for one period."""
+    load = drive(server.address, requests, clients, sys.maxsize, seconds)
+    return await asyncio.gather(load, ask_over_sse(server.url, queries, seconds))
+
+
+def soak(server: ServerProcess, texts: list[str], options: argparse.Namespace) -> list[Period]:
+    """Load the server until the time is up, period by period; progress goes to stderr."""
+    requests = itertools.cycle(mixed_requests(texts, count=50_000, seed=0))
+    queries = list(itertools.islice(corpus.queries(texts, seed=2), 1000))
+    started = time.monotonic()
+    periods: list[Period] = []
+    while time.monotonic() - started < options.minutes * 60:
+        cpu_s = server.cpu_s()
+        load, asked = uvloop.run(run_period(server, requests, queries, options.clients, options.period))
+        elapsed_minutes = (time.monotonic() - started) / 60
+        periods.append(Period(elapsed_minutes, load, asked, server.rss_anon_bytes(), server.cpu_s() - cpu_s))
+        sys.stderr.write(" ".join(map(str, _row(periods[-1]))) + "\n")
+    return periods
+
+
+def _row(period: Period) -> tuple[object, ...]:
+    load = period.load
+    return (
+        f"{period.end_minute:.1f}",
+        f"{load.rate_per_s:.0f}",
+        f"{load.percentile_ms(50):.1f}",
+        f"{load.percentile_ms(99):.1f}",
+        period.sse_questions,
+        load.errors,
+        f"{period.rss_anon_bytes / 1e6:.1f}",
+        f"{100 * period.server_cpu_s / load.elapsed_s:.0f}",
+    )
+
+
+def problems(periods: Sequence[Period], max_growth_mb: float) -> list[str]:
+    """What went wrong; empty where memory was flat, p99 stable and every answer right."""
+    third = max(1, len(periods) // 3)
+    first, last = periods[:third], periods[-third:]
+    growth_mb = (_mean_memory(last) - _mean_memory(first)) / 1e6
+    slower = _median_p99(last) / _median_p99(first)
+    errors = sum(period.load.errors for period in periods)
+    found = [f"{errors} requests without a right answer"] if errors else []
+    if growth_mb > max_growth_mb:
+        found.append(f"anonymous memory grew by {growth_mb:.1f} MB from the first third to the last")
+    if slower > MAX_P99_RATIO:
+        found.append(f"p99 of the last third is {slower:.2f} times that of the first")
+    return found
+
+
+def _mean_memory(periods: Sequence[Period]) -> float:
+    return statistics.mean(period.rss_anon_bytes for period in periods)
+
+
+def _median_p99(periods: Sequence[Period]) -> float:
+    return statistics.median(period.load.percentile_ms(99) for period in periods)
+
+
+def report(periods: Sequence[Period], found: Sequence[str], clients: int) -> str:
+    """Markdown: a sentence with the verdict, and about thirty rows."""
+    third = max(1, len(periods) // 3)
+    first, last = periods[:third], periods[-third:]
+    shown = periods[:: max(1, len(periods) // 30)]
+    total = sum(period.load.answered for period in periods)
+    return (
+        f"{periods[-1].end_minute:.1f} minutes at {clients} clients, {total:,} requests: mean anonymous memory "
+        f"{_mean_memory(first) / 1e6:.1f} MB in the first third and {_mean_memory(last) / 1e6:.1f} MB in the last, "
+        f"median p99 {_median_p99(first):.1f} ms and {_median_p99(last):.1f} ms. {'; '.join(found) or 'Flat and stable'}.\n\n"
+        f"{markdown_table(HEADER, [_row(period) for period in shown])}"
+    )
+
+
+def write_plot(periods: Sequence[Period], path: Path) -> None:
+    """Memory and p99 over time."""
+    import matplotlib  # noqa: PLC0415 - a second to import, needed once everything is measured
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    minutes = [period.end_minute for period in periods]
+    figure, (memory, latency) = plt.subplots(2, 1, figsize=(9, 5), sharex=True, layout="constrained")
+    memory.plot(minutes, [period.rss_anon_bytes / 1e6 for period in periods])
+    memory.set(ylabel="anonymous memory, MB", ylim=(0, None))
+    latency.plot(minutes, [period.load.percentile_ms(99) for period in periods])
+    latency.set(ylabel="p99, ms", xlabel="minutes", ylim=(0, None))
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--period", type=float, default=60, help="seconds between two samples")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--passages", type=int, default=10_000, help="rows of the index")
+    parser.add_argument("--max-growth-mb", type=float, default=5)
+    parser.add_argument("--work", type=Path, default=Path("work/benchmarks"), help="index and results")
+    parser.add_argument("--docs", type=Path, help="document whose section soak is replaced by the table")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Soak the server, write the results and print them; status 1 if something went wrong."""
+    options = _parse()
+    texts = corpus.passages(options.passages, seed=0)
+    section = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))["index"]
+    config = IndexSection.model_validate(section).of("passages")
+    index, chunks = corpus.prepare_index(texts, options.work / f"{options.passages}" / "weightless", config)
+    pages = options.work / "pages.jsonl"
+    pages.write_text(json.dumps({"url": PAGE, "contents": "A city."}) + "\n", encoding="utf-8")
+    core = max(os.sched_getaffinity(0)) if len(os.sched_getaffinity(0)) > 1 else None
+    with running_server(
+        index, chunks, ["--retriever", "hybrid", "--top-k", "3", "--pages", str(pages)], core
+    ) as server:
+        periods = soak(server, texts, options)
+    found = problems(periods, options.max_growth_mb)
+    text = report(periods, found, options.clients)
+    (options.work / "soak.md").write_text(text, encoding="utf-8")
+    write_csv(options.work / "soak.csv", HEADER, [_row(period) for period in periods])
+    write_plot(periods, options.work / "soak.png")
+    if options.docs:
+        fill_section(options.docs, "soak", text)
+    sys.stdout.write(text)
+    sys.exit("\n".join(found) or 0)
+
+
+if __name__ == "__main__":
+    main()
