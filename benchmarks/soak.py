@@ -4,8 +4,8 @@
     .venv/bin/python -m benchmarks.soak --minutes 0.5 --period 5          # a trial
 
 The server runs over a hybrid index with its cache on. Clients speak every dialect at once: /retrieve with and without
-scores, one query or eight, fresh or repeated; /access; MCP at /mcp; and beside them one client opens an MCP session over
-SSE for every question, as DeepSearch-RL's original does. Each period ends all connections and samples the server.
+scores, one query or eight, fresh or repeated; /access; MCP at /mcp. Beside them one client opens an MCP session over SSE
+for every question, as DeepSearch-RL's original does. Each period ends all connections and samples the server.
 
 Status 1 if an answer was wrong or missing, if the last third's mean anonymous memory is more than ``--max-growth-mb``
 above the first third's, or its median p99 more than half above the first third's. Results go to
@@ -160,7 +160,8 @@ def report(periods: Sequence[Period], found: Sequence[str], clients: int) -> str
     return (
         f"{periods[-1].end_minute:.1f} minutes at {clients} clients, {total:,} requests: mean anonymous memory "
         f"{_mean_memory(first) / 1e6:.1f} MB in the first third and {_mean_memory(last) / 1e6:.1f} MB in the last, "
-        f"median p99 {_median_p99(first):.1f} ms and {_median_p99(last):.1f} ms. {'; '.join(found) or 'Flat and stable'}.\n\n"
+        f"median p99 {_median_p99(first):.1f} ms and {_median_p99(last):.1f} ms. "
+        f"{'; '.join(found) or 'Flat and stable'}.\n\n"
         f"{markdown_table(HEADER, [_row(period) for period in shown])}"
     )
 
