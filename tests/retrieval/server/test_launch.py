@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from deepsearch_rl.errors import ConfigError, EndpointError
+from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.retrieval.server.launch import serve_index
-from deepsearch_rl.retrieval.server.process import listen, main
 
 SERVE_UNTIL_KILLED = """
 import sys
@@ -54,24 +53,3 @@ def test_a_server_that_cannot_start_tells_why(chunks_path, retrieval_config, tmp
     with pytest.raises(EndpointError, match=r"did not start.*manifest\.json does not exist") as raised:
         serving.__enter__()
     assert "Traceback" not in str(raised.value)
-
-
-def test_a_port_in_use_is_one_clear_paragraph(index_dir):
-    with listen("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(SystemExit) as raised:
-            main(["--index", str(index_dir), "--port", str(port)])
-    assert str(raised.value.code).startswith(f"error: port {port} on 127.0.0.1 is in use; ")
-    assert "\n" not in str(raised.value.code)
-
-
-def test_an_address_of_another_machine_is_refused():
-    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
-        listen("192.0.2.1", 0)
-
-
-def test_answers_are_not_held_back_for_an_acknowledgement():
-    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
-        accepted, _ = listener.accept()
-        with accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

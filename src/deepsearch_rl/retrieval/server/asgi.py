@@ -3,6 +3,7 @@
 A framework's request and response objects would cost a cached answer more time than all the rest of it.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
@@ -19,6 +20,8 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON = b"application/json"
+BODY_TIMEOUT_S = 30
+"""How long a client may take to send a body: one that stops halfway must not be waited for forever."""
 _Header: TypeAlias = tuple[bytes, bytes]
 
 
@@ -44,7 +47,8 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
     """The whole body of a request.
 
     Raises:
-        RequestError: 413 if it is longer than ``MAX_BODY_BYTES``, 415 if it is said to be something else than JSON.
+        RequestError: 413 if it is longer than ``MAX_BODY_BYTES``, 415 if it is said to be something else than JSON,
+            408 if it does not arrive in time.
     """
     headers: Mapping[bytes, bytes] = dict(scope["headers"])
     content_type = headers.get(b"content-type", JSON).partition(b";")[0].strip().lower()
@@ -53,7 +57,16 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
         raise _too_long()
-    parts, size_bytes = [], 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _receive_all(receive)
+    except TimeoutError as error:
+        raise RequestError(408, f"the body did not arrive in {BODY_TIMEOUT_S} s.") from error
+
+
+async def _receive_all(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    size_bytes = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -84,6 +97,26 @@ async def respond(
 async def respond_error(send: Send, status: int, detail: str, headers: tuple[_Header, ...] = ()) -> None:
     """Send ``{"detail": detail}``."""
     await respond(send, to_json({"detail": detail}), status, headers=headers)
+
+
+def answering_once(send: Send) -> Send:
+    """A ``send`` that takes the beginning of a second answer for the end of the first, and drops the rest of it.
+
+    An event stream that is cut off when the server stops would otherwise answer once more, in the middle of itself.
+    """
+    begun = ended = False
+
+    async def send_one_answer(message: Message) -> None:
+        nonlocal begun, ended
+        if ended:
+            return
+        if begun and message["type"] == "http.response.start":
+            message = {"type": "http.response.body", "body": b""}
+        begun = True
+        ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await send(message)
+
+    return send_one_answer
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

@@ -86,8 +86,9 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
             ws="none",
             lifespan="on",
             log_config=None,
-            log_level="error",
+            log_level="critical",  # the application logs its own failures, and a stranger's bytes are no news
             access_log=False,
+            proxy_headers=False,
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -6,6 +6,7 @@ for a request that cannot be served as it is, 503 with ``Retry-After`` when too 
 itself fails. Nothing is ever padded, and no failure is answered with an empty list.
 """
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ from deepsearch_rl.retrieval.server.asgi import (
     Receive,
     Scope,
     Send,
+    answering_once,
     read_body,
     replayed,
     respond,
@@ -44,7 +46,7 @@ from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
 from deepsearch_rl.retrieval.server.pages import normalise_url, read_pages
 
 _LOG = logging.getLogger(__name__)
-RETRY_AFTER_S = 1
+_RETRY = ((b"retry-after", b"1"),)
 
 
 class RetrievalApp:
@@ -72,7 +74,7 @@ class RetrievalApp:
             "/healthz": ("GET", self._healthz),
             "/metrics": ("GET", self._show_metrics),
             "/mcp": ("POST", _strict(self._mcp.session_manager.handle_request)),
-            "/sse": ("GET", sse),
+            "/sse": ("GET", lambda scope, receive, send: sse(scope, receive, answering_once(send))),
             "/messages": ("POST", _strict(sse)),
         }
 
@@ -91,9 +93,13 @@ class RetrievalApp:
         except RequestError as error:
             await respond_error(counted, error.status, str(error), error.headers)
         except OverloadedError as error:
-            await respond_error(counted, 503, str(error), ((b"retry-after", b"%d" % RETRY_AFTER_S),))
+            await respond_error(counted, 503, str(error), _RETRY)
         except SearchFailedError as error:
             await respond_error(counted, 500, str(error))
+        except asyncio.CancelledError:  # its time was up when the server stopped
+            if not counted.begun:
+                await respond_error(counted, 503, "the server is stopping.", _RETRY)
+            raise
         except Exception:
             _LOG.exception("a request to %s failed", path if app else "an unknown route")
             if counted.begun:
