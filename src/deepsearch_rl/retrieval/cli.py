@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deepsearch_rl.retrieval.eval_command import eval_command
 from deepsearch_rl.retrieval.server.command import serve_command
 from deepsearch_rl.retrieval.vectors.frontier_command import frontier_command
 
@@ -32,6 +33,7 @@ Any file of passages in FlashRAG's layout will do, one JSON object a line: {"id"
     deepsearch retrieve search --index index --source "The Verge" --after 2023-10-01 "chip exports"
     deepsearch retrieve search --index index --retriever hybrid --json "comet" | jq .[0].id
     deepsearch retrieve serve --index index --port 8000
+    deepsearch retrieve eval --index index --questions questions.jsonl
 """,
 )
 IndexFolder = Annotated[Path, typer.Option("--index", help="Folder that `retrieve build` wrote.")]
@@ -150,6 +152,7 @@ def search_command(
 
 
 app.command("serve")(serve_command)
+app.command("eval")(eval_command)
 app.command("frontier")(frontier_command)
 
 
