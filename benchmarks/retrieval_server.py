@@ -39,6 +39,7 @@ from deepsearch_rl.retrieval.build import IndexSection
 from deepsearch_rl.retrieval.manifest import IndexConfig
 
 TOP_K = 3
+BATCH_TOKENS = 1024
 DISTINCT_QUERIES = 20_000
 REPEATED_QUERIES = 64
 JUDGED_CLIENTS = 64
@@ -96,10 +97,18 @@ def index_config(workload: Workload, encoder_folder: Path) -> IndexConfig:
     section = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))["index"] | {"vectors": {"kind": "flat"}}
     if workload.dtype:
         section["encoder"] = {
-            "name": "transformers", "model": str(encoder_folder.resolve()), "revision": None, "query_prefix": "",
-            "passage_prefix": "", "max_tokens": corpus.MAX_TOKENS, "batch_size": 64, "device": "cpu",
+            "name": "transformers",
+            "model": str(encoder_folder.resolve()),
+            "revision": None,
+            "pooling": "mean",
+            "query_prefix": "",
+            "passage_prefix": "",
+            "max_tokens": corpus.MAX_TOKENS,
+            "batch_tokens": BATCH_TOKENS,
+            "threads": 1,
+            "device": "cpu",
             "dtype": workload.dtype,
-        }  # fmt: skip
+        }
     return IndexSection.model_validate(section).of("passages")
 
 

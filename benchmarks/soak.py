@@ -4,8 +4,8 @@
     .venv/bin/python -m benchmarks.soak --minutes 0.5 --period 5          # a trial
 
 The server runs over a hybrid index with its cache on. Clients speak every dialect at once: /retrieve with and without
-scores, one query or eight, fresh or repeated; /access; MCP at /mcp. Beside them one client opens an MCP session over SSE
-for every question, as DeepSearch-RL's original does. Each period ends all connections and samples the server.
+scores, one query or eight, fresh or repeated; /access; MCP at /mcp. Beside them one client opens an MCP session over
+SSE for every question, as DeepSearch-RL's original does. Each period ends all connections and samples the server.
 
 Status 1 if an answer was wrong or missing, if the last third's mean anonymous memory is more than ``--max-growth-mb``
 above the first third's, or its median p99 more than half above the first third's. Results go to

@@ -12,7 +12,7 @@ from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.manifest import FILE, IndexConfig
 
 WIKI18 = Path("../shared/data/wiki18")
-MAX_TOKENS = 64
+MAX_TOKENS = 32
 """Of a passage, as the random encoder reads it: it understands nothing, so that reading all would only cost time."""
 QUERY_WORDS = (4, 12)
 """Agents search with a few key words, people ask in nine."""
