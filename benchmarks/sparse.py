@@ -36,8 +36,8 @@ from benchmarks.load.report import markdown_table, write_csv
 from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata, Document
-from deepsearch_rl.retrieval.quality import score_facts
 from deepsearch_rl.retrieval.ranking import Ranking, Retriever, rank
+from deepsearch_rl.retrieval.scores import score_facts
 from deepsearch_rl.retrieval.sparse.analysis import analyse
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
 from deepsearch_rl.retrieval.sparse.lucene import LuceneConfig, LuceneIndex
@@ -220,6 +220,7 @@ def measure_scale(arguments: argparse.Namespace) -> Table:
                     lambda n=count, f=folder: Bm25Index.build(DrawnChunks(texts, n), Path(f), ONE_FIELD)
                 )
             taken_s -= making_s
+            index.search(queries, TOP_K)  # its pages into memory
             query_s, _ = _cpu_s(lambda i=index: [i.search([query], TOP_K) for query in queries])
             rows.append((
                 count, f"{taken_s:.1f}", f"{1e6 * taken_s / count:.0f}", f"{peak.grown_mb:.0f}",

@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -101,12 +102,14 @@ def test_the_doctor_names_every_lack_with_its_remedy(monkeypatch: pytest.MonkeyP
         "- disk: 50 of 200 GiB free",
         "- a GPU with 40 GiB (found: none)",
         "- Java 21",
-        "apt-get install openjdk-21-jre-headless",
+        "uv sync --extra pyserini",
         "export DEEPSEARCH_TEST_KEY=...",
     ):
         assert line in text
     monkeypatch.setenv("DEEPSEARCH_TEST_KEY", "sk-hidden")
     assert doctor.lacks_of_machine(GPU_PROFILE, SERVER) == []
+    too_old = dataclasses.replace(SERVER, java='openjdk version "17.0.15" 2025-04-15')
+    assert [lack.what for lack in doctor.lacks_of_machine(GPU_PROFILE, too_old)] == ["Java 21"]
 
 
 def test_the_doctor_fails_where_the_tiny_profile_cannot_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

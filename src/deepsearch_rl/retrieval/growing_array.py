@@ -56,7 +56,7 @@ class GrowingArray(Generic[ScalarT]):
 
     def _write(self, values_N: NDArray[np.generic]) -> None:
         # Not tofile: its error of a full disk carries no errno.
-        self._file.write(values_N.astype(self._dtype, copy=False).tobytes())
+        self._file.write(np.ascontiguousarray(values_N, dtype=self._dtype).data)
         self._rows += len(values_N)
 
 

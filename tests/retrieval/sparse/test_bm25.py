@@ -1,24 +1,77 @@
+import gzip
+import json
 import math
 import os
+import threading
 
+import bm25s
+import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.records import Chunk, ChunkMetadata
-from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.files import sha256_file
+from deepsearch_rl.retrieval.ranking import rank
+from deepsearch_rl.retrieval.sparse.analysis import analyse
+from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index, _formula
+from deepsearch_rl.retrieval.sparse.merging import merge_runs
+from deepsearch_rl.retrieval.sparse.runs import RunWriter
+from tests.retrieval.sparse.chunks import make_chunk, make_chunks
 
 CONFIG = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})
 TEXTS = ["lander comet comet", "river country", "comet probe orbit river"]
 
 
-def make_chunks(texts):
-    where = ChunkMetadata(doc_id="d", doc_chunks=1, doc_chunk_id=0)
-    return [Chunk(id=str(row), contents=text, metadata=where) for row, text in enumerate(texts)]
-
-
 @pytest.fixture
 def index(tmp_path):
     return Bm25Index.build(make_chunks(TEXTS), tmp_path / "bm25", CONFIG)
+
+
+def random_texts(rng, rows):
+    """Texts of 1 to 60 words drawn as natural language draws them, some of them empty of terms."""
+    words = np.array([f"word{number}" for number in range(400)] + ["the", "Zürich", "東京"])
+    chances = 1 / np.arange(1, len(words) + 1)
+    return [" ".join(rng.choice(words, rng.integers(1, 60), p=chances / chances.sum())) for _ in range(rows)]
+
+
+def oracle(texts, queries, config, top_k):
+    """The rankings of bm25s."""
+    vocabulary = {}
+    ids = [[vocabulary.setdefault(term, len(vocabulary)) for term in analyse(text)] for text in texts]
+    model = bm25s.BM25(k1=config.k1, b=config.b, method="lucene")
+    model.index((ids, vocabulary), create_empty_token=False, show_progress=False)
+    for query in queries:
+        scores_N = model.get_scores_from_ids(model.get_tokens_ids(analyse(query)))
+        rows_M = np.flatnonzero(scores_N > 0)
+        yield rank(rows_M, scores_N[rows_M], top_k)
+
+
+def assert_equal_rankings(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.rows_K.tolist() == other.rows_K.tolist()
+        np.testing.assert_allclose(one.scores_K, other.scores_K, rtol=1e-6)
+
+
+def digests(folder):
+    return {path.name: sha256_file(path) for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(("seed", "k1", "b"), [(0, 0.9, 0.4), (1, 1.5, 0.75), (2, 0.1, 0.0), (3, 2.0, 1.0)])
+def test_with_one_field_it_ranks_and_scores_as_bm25s(tmp_path, seed, k1, b):
+    rng = np.random.default_rng(seed)
+    texts, queries = random_texts(rng, 200), random_texts(rng, 20)
+    config = CONFIG.model_copy(update={"k1": k1, "b": b})
+    found = Bm25Index.build(make_chunks(texts), tmp_path, config).search(queries, 50)
+    assert_equal_rankings(found, oracle(texts, queries, config, 50))
+
+
+@pytest.mark.realdata
+def test_on_real_passages_it_ranks_and_scores_as_bm25s(tmp_path, real_data):
+    with gzip.open(real_data / "wiki18/sample1000.jsonl.gz", "rt", encoding="utf-8") as lines:
+        texts = [json.loads(line)["contents"] for line in lines]
+    queries = [text[40:140] for text in texts[::5]]
+    found = Bm25Index.build(make_chunks(texts), tmp_path, CONFIG).search(queries, 20)
+    assert_equal_rankings(found, oracle(texts, queries, CONFIG, 20))
 
 
 def lucene_bm25(term_count: int, length: int, mean_length: float, documents: int, containing: int) -> float:
@@ -33,15 +86,130 @@ def test_scores_are_those_of_lucenes_formula(index):
     assert ranking.scores_K.tolist() == pytest.approx([lucene_bm25(2, 3, 3, 3, 2), lucene_bm25(1, 4, 3, 3, 2)])
 
 
+def test_fields_are_weighted_before_they_saturate(tmp_path):
+    chunks = [
+        make_chunk("Comet\nA comet and a probe.", source="Nature", published_at="2023-10-30"),
+        make_chunk("River\nThe comet.", published_at="2023-10-30"),
+        make_chunk("Port\nShip ship."),
+    ]
+    config = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"title": 2.0, "body": 1.0, "source": 3.0, "date": 1.0})
+    index = Bm25Index.build(chunks, tmp_path, config)
+    # Title: one term each, mean 1. Body: 2 (comet, probe), 1 (comet) and 2 (ship, ship), mean 5/3.
+    of_title_and_body = 2.0 * 1 / 1.0 + 1.0 * 1 / (0.6 + 0.4 * 2 / (5 / 3))
+    of_body = 1.0 * 1 / (0.6 + 0.4 * 1 / (5 / 3))
+    idf = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
+    [comet, nature, date] = index.search(["comet", "nature", "On October 30, 2023"], 10)
+    assert comet.rows_K.tolist() == [0, 1]
+    assert comet.scores_K.tolist() == pytest.approx([idf * tf / (0.9 + tf) for tf in (of_title_and_body, of_body)])
+    assert (nature.rows_K.tolist(), date.rows_K.tolist()) == ([0], [0, 1])
+    of_source = 3.0 * 1 / (0.6 + 0.4 * 1 / (1 / 3))
+    assert nature.scores_K.tolist() == pytest.approx([math.log(1 + 2.5 / 1.5) * of_source / (0.9 + of_source)])
+
+
+def test_a_field_that_no_chunk_has_changes_nothing(tmp_path):
+    fields = {"contents": 1.0, "source": 5.0}
+    with_source = Bm25Index.build(make_chunks(TEXTS), tmp_path / "with", CONFIG.model_copy(update={"fields": fields}))
+    without = Bm25Index.build(make_chunks(TEXTS), tmp_path / "without", CONFIG)
+    assert with_source.scores_P.tolist() == without.scores_P.tolist()
+
+
+@pytest.mark.parametrize("fields", [{}, {"contents": 0.0}, {"author": 1.0}])
+def test_fields_that_cannot_work_are_refused(fields):
+    with pytest.raises(ValidationError):
+        Bm25Config(engine="builtin", k1=0.9, b=0.4, fields=fields)
+
+
 def test_queries_are_analysed_as_documents_are(index):
     inflected, plain = index.search(["The LANDERS, and countries!", "lander country"], 10)
     assert inflected.rows_K.tolist() == plain.rows_K.tolist()
     assert set(plain.rows_K.tolist()) == {0, 1}
 
 
-def test_a_corpus_of_stop_words_is_refused(tmp_path):
+def test_a_repeated_term_counts_as_often(index):
+    [once, twice] = index.search(["comet", "comet comet"], 10)
+    assert twice.rows_K.tolist() == once.rows_K.tolist()
+    assert twice.scores_K.tolist() == (2 * once.scores_K).tolist()
+
+
+def test_words_of_any_script_are_found(tmp_path):
+    texts = ["東京 タワー", "Füße und Straße", "emoji 😀 \x00 nul", "\ud800 lone"]
+    index = Bm25Index.build(make_chunks(texts[:3]), tmp_path, CONFIG)
+    found = index.search(["東京", "FÜSSE füße", "nul", texts[3]], 5)
+    assert [ranking.rows_K.tolist() for ranking in found] == [[0], [1], [2], []]
+
+
+@pytest.mark.parametrize("tokens_per_run", [1, 7, 100])
+def test_many_runs_give_the_bytes_of_one(tmp_path, tokens_per_run):
+    fields = {"contents": 1.0, "title": 0.5, "source": 2.0}
+    config = CONFIG.model_copy(update={"fields": fields})
+    texts = random_texts(np.random.default_rng(5), 60)
+    chunks = [make_chunk(f"{text[:9]}\n{text}", source=text[:5]) for text in texts]
+    Bm25Index.build(chunks, tmp_path / "one", config)
+    Bm25Index.build(chunks, tmp_path / "many", config, tokens_per_run)
+    assert digests(tmp_path / "many") == digests(tmp_path / "one")
+
+
+def test_merging_in_parts_gives_the_same_bytes(tmp_path):
+    writer = RunWriter(tmp_path, 1, tokens_per_run=200)
+    for text in random_texts(np.random.default_rng(6), 60):
+        writer.add([text])
+    runs = writer.finish()
+    assert runs is not None
+    assert len(runs.runs) > 3
+    for name, postings_at_once in (("whole", 10**9), ("parts", 40)):
+        (tmp_path / name).mkdir()
+        merge_runs(runs, _formula(runs, CONFIG), tmp_path / name, postings_at_once)
+    assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
+
+
+def test_an_opened_index_is_mapped_and_ranks_as_the_built_one(index, tmp_path):
+    opened = Bm25Index.open(tmp_path / "bm25")
+    [before], [after] = (which.search(["comet river"], 3) for which in (index, opened))
+    assert (after.rows_K.tolist(), after.scores_K.tolist()) == (before.rows_K.tolist(), before.scores_K.tolist())
+    for array in (opened.keys_V, opened.offsets, opened.rows_P, opened.scores_P):
+        assert isinstance(array.base, np.memmap)
+        assert not array.flags.writeable
+
+
+def test_only_the_index_is_left_in_the_folder(index, tmp_path):
+    names = {path.name for path in (tmp_path / "bm25").iterdir()}
+    assert names == {"index.json", "keys.npy", "offsets.npy", "rows.npy", "scores.npy"}
+    assert index.summary.rows == 3
+
+
+def test_the_scores_of_given_rows_are_those_of_a_search(tmp_path):
+    texts = random_texts(np.random.default_rng(7), 100)
+    index = Bm25Index.build(make_chunks(texts), tmp_path, CONFIG)
+    query = f"{texts[3]} {texts[4]} unheard"
+    [ranking] = index.search([query], 100)
+    expected_N = np.zeros(100, dtype=np.float32)
+    expected_N[ranking.rows_K] = ranking.scores_K
+    rows_K = np.array([99, 0, 3, 57, 3])
+    np.testing.assert_allclose(index.score_rows(query, rows_K), expected_N[rows_K], rtol=1e-6)
+    assert index.score_rows("unheard", rows_K).tolist() == [0.0] * 5
+
+
+def test_threads_do_not_meet(tmp_path):
+    texts = random_texts(np.random.default_rng(8), 300)
+    index = Bm25Index.build(make_chunks(texts), tmp_path, CONFIG)
+    expected = [index.search([text], 10)[0].rows_K.tolist() for text in texts]
+    found: dict[int, list[list[int]]] = {}
+
+    def ask(thread: int) -> None:
+        found[thread] = [index.search([text], 10)[0].rows_K.tolist() for text in texts]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == dict.fromkeys(range(4), expected)
+
+
+@pytest.mark.parametrize("texts", [[], ["the of", "and ..."]])
+def test_a_corpus_without_terms_is_refused(tmp_path, texts):
     with pytest.raises(ConfigError):
-        Bm25Index.build(make_chunks(["the of", "and ..."]), tmp_path, CONFIG)
+        Bm25Index.build(make_chunks(texts), tmp_path, CONFIG)
 
 
 def test_a_full_disk_is_named(tmp_path):
@@ -59,4 +227,12 @@ def test_a_damaged_index_is_refused(tmp_path, name):
         Bm25Index.open(tmp_path / "bm25")
     path.unlink()
     with pytest.raises(ArtifactError, match=name):
+        Bm25Index.open(tmp_path / "bm25")
+
+
+def test_arrays_of_two_indexes_are_refused(index, tmp_path):
+    Bm25Index.build(make_chunks(TEXTS[:2]), tmp_path / "other", CONFIG)
+    (tmp_path / "other" / "scores.npy").replace(tmp_path / "bm25" / "scores.npy")
+    assert index.summary.rows == 3
+    with pytest.raises(ArtifactError, match="do not fit"):
         Bm25Index.open(tmp_path / "bm25")

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,8 @@ class TermCounter:
         self._numbers = array("i")  # the term of every word, in the order of the texts
         self._text_ends = array("q", [0])
         self._numbers_by_key: dict[int, int] = {}
-        self._number = cache(self._number_new_word)
+        # Not a method: a counter that refers to itself would stay in memory until the garbage collector comes by.
+        self._number = cache(partial(_number_word, self._numbers_by_key))
 
     def __len__(self) -> int:
         """Words and texts held, which is what memory is used for."""
@@ -49,10 +50,6 @@ class TermCounter:
         for text in texts_F:
             self._numbers.extend(map(self._number, split_words(text)))
             self._text_ends.append(len(self._numbers))
-
-    def _number_new_word(self, word: str) -> int:
-        term = stem(word)
-        return self._numbers_by_key.setdefault(term_key(term), len(self._numbers_by_key)) if term else STOP_WORD
 
     def sort(self) -> SortedCounts:
         """The counts of what was added."""
@@ -84,6 +81,11 @@ class TermCounter:
         frequencies_V = np.bincount((cells[first] >> SHIFT).astype(np.int64), minlength=len(keys_V)).astype(np.int32)
         rows_P = (rows[first] + self._first_row).astype(np.int32)
         return SortedCounts(keys_V, frequencies_V, rows_P, counts_PF, lengths_NF)
+
+
+def _number_word(numbers_by_key: dict[int, int], word: str) -> int:
+    term = stem(word)
+    return numbers_by_key.setdefault(term_key(term), len(numbers_by_key)) if term else STOP_WORD
 
 
 def _begins(sorted_T: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -17,7 +17,7 @@ from deepsearch_rl.retrieval.growing_array import GrowingArray
 from deepsearch_rl.retrieval.sparse.formula import Bm25Formula
 from deepsearch_rl.retrieval.sparse.runs import Run, Runs
 
-POSTINGS_AT_ONCE = 8_000_000
+POSTINGS_AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from deepsearch_rl.retrieval.sparse.counting import SortedCounts, TermCounter
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
-TOKENS_PER_RUN = 4_000_000
-"""Words counted in memory, about 200 MB with what sorting them takes."""
+TOKENS_PER_RUN = 2_000_000
+"""Words counted in memory, about 100 MB with what sorting them takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class RunWriter:
         }
         for name, column in columns.items():
             with (self._folder / f"{name}.bin").open("ab") as file:
-                file.write(column.tobytes())
+                file.write(column.data)
 
     def _map(self, name: str, dtype: type[ScalarT]) -> NDArray[ScalarT]:
         return np.asarray(np.memmap(self._folder / f"{name}.bin", dtype=dtype, mode="r"))
