@@ -39,7 +39,7 @@ from deepsearch_rl.retrieval.build import IndexSection
 from deepsearch_rl.retrieval.manifest import IndexConfig
 
 TOP_K = 3
-BATCH_TOKENS = 1024
+BATCH_TOKENS = 256
 DISTINCT_QUERIES = 20_000
 REPEATED_QUERIES = 64
 JUDGED_CLIENTS = 64
