@@ -1,0 +1,74 @@
+"""``deepsearch retrieve search`` as a function of its options; what searches is loaded when it is called."""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deepsearch_rl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from deepsearch_rl.retrieval.searcher import Hit
+
+
+class RetrieverOption(StrEnum):
+    """The retrievers of an index, as an option's values."""
+
+    BM25 = "bm25"
+    DENSE = "dense"
+    HYBRID = "hybrid"
+
+
+def search_command(
+    index: Annotated[Path, typer.Option(help="Folder that `retrieve build` wrote.")],
+    query: Annotated[str, typer.Argument(help="What to look for.")],
+    top_k: Annotated[int, typer.Option(help="Passages to show, at most.", min=1)] = 5,
+    retriever: Annotated[RetrieverOption, typer.Option(help="Which ranking.")] = RetrieverOption.BM25,
+    source: Annotated[str | None, typer.Option(help="Only passages of this source, exactly as written there.")] = None,
+    after: Annotated[
+        datetime | None, typer.Option(help="Only passages published on this day or later.", formats=["%Y-%m-%d"])
+    ] = None,
+    before: Annotated[
+        datetime | None, typer.Option(help="Only passages published on this day or earlier.", formats=["%Y-%m-%d"])
+    ] = None,
+    chunks: Annotated[Path | None, typer.Option(help="The passage file, if it was moved since the build.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list of {id, score, contents, metadata}.")] = False,
+) -> None:
+    """Print the best passages for a query, numbered, with their scores.
+
+    Passages without a source or a date are never found by a search that filters on it. The passage file is read once
+    before, to prove that it is the one that was indexed: seconds for many gigabytes.
+    """
+    from pydantic import ValidationError  # noqa: PLC0415 - with the rest
+
+    from deepsearch_rl.retrieval.row_table import Filter  # noqa: PLC0415
+    from deepsearch_rl.retrieval.searcher import open_index  # noqa: PLC0415 - loads FAISS
+
+    try:
+        where = Filter(source=source, after=after and after.date(), before=before and before.date())
+    except ValidationError as error:
+        raise ConfigError(f"these filters cannot be: {error.errors()[0]['msg']}.") from error
+    [hits] = open_index(index, chunks, retriever.value).search([query], top_k, where)
+    typer.echo(_as_json(hits) if as_json else _as_text(hits))
+
+
+def _as_text(hits: Sequence["Hit"]) -> str:
+    shown = [f"[{rank}] {hit.score:.4f}  {hit.chunk.contents}" for rank, hit in enumerate(hits, 1)]
+    return "\n\n".join(shown) or "No passages found."
+
+
+def _as_json(hits: Sequence["Hit"]) -> str:
+    rows = [
+        {
+            "id": hit.chunk.id,
+            "score": hit.score,
+            "contents": hit.chunk.contents,
+            "metadata": hit.chunk.metadata.model_dump(mode="json"),
+        }
+        for hit in hits
+    ]
+    return json.dumps(rows, ensure_ascii=False, indent=2)

@@ -1,0 +1,103 @@
+"""``deepsearch retrieve build`` and ``search``, as a user calls them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deepsearch_rl.cli import app
+from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.retrieval.manifest import read_manifest
+from tests.conftest import ROOT
+from tests.retrieval.encoders.folders import write_bert
+
+PASSAGES = [
+    {"id": "0", "contents": '"Philae"\nThe lander Philae touched down on a comet in 2014.'},
+    {
+        "id": "1",
+        "title": "Danube",
+        "text": "A river of ten countries.",
+        "source": "Atlas",
+        "published_at": "2020-05-01",
+    },
+    {"id": "2", "title": "Comet", "text": "A comet is a small icy body.", "metadata": {"source": "Atlas"}},
+]
+
+
+def retrieve(*arguments: object) -> str:
+    """What a command prints; what it raises goes through."""
+    result = CliRunner().invoke(app, ["retrieve", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    path.write_text("".join(json.dumps(passage) + "\n" for passage in PASSAGES))
+    return path
+
+
+@pytest.fixture(scope="module")
+def index(corpus: Path) -> Path:
+    assert "3 passages, 3-d vectors" in retrieve("build", "--corpus", corpus, "--out", corpus.parent / "index")
+    return corpus.parent / "index"
+
+
+@pytest.mark.parametrize("retriever", ["bm25", "dense", "hybrid"])
+def test_passages_are_printed_numbered_with_scores_and_as_json(index, retriever):
+    text = retrieve("search", "--index", index, "--retriever", retriever, "lander on a comet")
+    assert re.match(r'\[1\] \d+\.\d{4}  "Philae"\nThe lander', text)
+    first, *_ = json.loads(retrieve("search", "--index", index, "--retriever", retriever, "--json", "lander"))
+    assert first["id"] == "0"
+    assert (first["contents"], first["metadata"]["doc_id"]) == (PASSAGES[0]["contents"], "0")
+
+
+def test_filters_leave_out_what_is_of_another_source_or_day_or_of_none(index):
+    found = [passage["id"] for passage in json.loads(retrieve("search", "--index", index, "--json", "comet"))]
+    assert sorted(found) == ["0", "2"]
+    assert '"id": "2"' in retrieve("search", "--index", index, "--source", "Atlas", "--json", "comet")
+    dated = ("--after", "2020-05-01", "--before", "2020-05-01")
+    assert "[1]" in retrieve("search", "--index", index, *dated, "river")
+    assert retrieve("search", "--index", index, *dated, "comet") == "No passages found.\n"
+    with pytest.raises(ConfigError, match="lies behind"):
+        retrieve("search", "--index", index, "--after", "2021-01-01", "--before", "2020-01-01", "comet")
+
+
+def test_an_encoder_folder_and_a_kind_of_vectors_can_be_chosen(corpus, tmp_path):
+    write_bert(tmp_path / "encoder")
+    options = ("--encoder", tmp_path / "encoder", "--pooling", "mean", "--half", "--vectors", "hnsw")
+    retrieve("build", "--corpus", corpus, "--out", tmp_path / "index", *options)
+    config = read_manifest(tmp_path / "index").config
+    assert (config.encoder.name, config.encoding.dtype, config.vectors.kind) == ("transformers", "float16", "hnsw")
+    assert "[1]" in retrieve("search", "--index", tmp_path / "index", "--retriever", "dense", "comet")
+
+
+def test_settings_can_come_from_a_params_file(corpus, tmp_path):
+    retrieve("build", "--corpus", corpus, "--out", tmp_path / "index", "--params", ROOT / "params.yaml")
+    assert read_manifest(tmp_path / "index").config.encoder.name == "tfidf_svd"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--field", "title"), r"bm25\..*title.*--field is NAME=WEIGHT"),
+        (("--pooling", "max", "--encoder", "models/e5"), r"encoder\.transformers\.pooling"),
+        (("--params", "absent.yaml"), r"absent\.yaml has no section `index`"),
+        (("--vectors", "ivf_pq"), "too few for nlist"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(corpus, tmp_path, options, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        retrieve("build", "--corpus", corpus, "--out", tmp_path / "index", *options)
+
+
+def test_help_shows_a_session_that_works(corpus, tmp_path, monkeypatch):
+    shown = re.findall(r"^ +deepsearch retrieve ((?:build|search) .*?)(?: \|.*)?$", retrieve("--help"), re.MULTILINE)
+    assert len(shown) >= 4
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.jsonl").write_bytes(corpus.read_bytes())
+    for line in shown:
+        retrieve(*(part.strip('"') for part in re.findall(r'"[^"]*"|\S+', line)))
