@@ -4,12 +4,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from deepsearch_rl.records import Chunk, ChunkMetadata
-from deepsearch_rl.retrieval.row_table import Filter, RowTable
+from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 from deepsearch_rl.retrieval.server.config import ServiceConfig
+from deepsearch_rl.retrieval.server.engine import SearchEngine
 
 
 def service_config(**changes: object) -> ServiceConfig:
@@ -39,10 +38,6 @@ class GatedSearcher:
     gate: threading.Event = field(default_factory=threading.Event)
     batches: list[list[str]] = field(default_factory=list)
     started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    chunks: Sequence[Chunk] = tuple(hit(str(row)).chunk for row in range(100))
-    rows: RowTable = field(
-        default_factory=lambda: RowTable(np.full(100, -1, np.int32), (), np.full(100, np.iinfo(np.int32).min, np.int32))
-    )
 
     def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
         """One hit per query; OSError where one of the queries is "broken"."""
@@ -59,3 +54,8 @@ def open_searcher() -> GatedSearcher:
     searcher = GatedSearcher()
     searcher.gate.set()
     return searcher
+
+
+def engine(searcher: GatedSearcher) -> SearchEngine:
+    """The searcher as a server takes it."""
+    return SearchEngine(searcher, passages=100, takes_filters=True)

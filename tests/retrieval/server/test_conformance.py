@@ -24,7 +24,7 @@ from deepsearch_rl.agent.tool import NO_PASSAGES
 from deepsearch_rl.retrieval.server.guard import Guard
 from deepsearch_rl.retrieval.server.process import listen
 from deepsearch_rl.retrieval.server.service import RetrievalApp
-from tests.retrieval.server.searchers import GatedSearcher, service_config
+from tests.retrieval.server.searchers import GatedSearcher, engine, service_config
 
 VIENNA = "Vienna\nVienna is the capital of Austria, on the Danube."
 VERL_RETRIES = {500, 502, 503, 504}
@@ -146,7 +146,7 @@ def running(app: RetrievalApp) -> Iterator[str]:
 
 def test_verl_gets_through_to_a_server_that_was_full():
     searcher = GatedSearcher()
-    app = RetrievalApp(searcher, service_config(max_pending=1), Guard(token=None, loopback=True))
+    app = RetrievalApp(engine(searcher), service_config(max_pending=1), Guard(token=None, loopback=True))
     with running(app) as url:
         blocking = threading.Thread(target=verl_search_tool, args=(url, ["first"], 1, no_wait))
         blocking.start()
@@ -163,7 +163,7 @@ def test_verl_gets_through_to_a_server_that_was_full():
 
 
 def test_a_server_without_pages_tells_rlinf_so_instead_of_finding_nothing():
-    app = RetrievalApp(GatedSearcher(), service_config(pages=None), Guard(token=None, loopback=True))
+    app = RetrievalApp(engine(GatedSearcher()), service_config(pages=None), Guard(token=None, loopback=True))
     with running(app) as url, pytest.raises(urllib.error.HTTPError) as raised:
         rlinf_access(url, "http://w/index.php/Vienna")
     assert raised.value.code == 404

@@ -4,7 +4,7 @@ from starlette.testclient import TestClient
 from deepsearch_rl.retrieval.server.bodies import RequestError
 from deepsearch_rl.retrieval.server.guard import Guard, is_loopback
 from deepsearch_rl.retrieval.server.service import RetrievalApp
-from tests.retrieval.server.searchers import open_searcher, service_config
+from tests.retrieval.server.searchers import engine, open_searcher, service_config
 
 ROUTES = [
     ("POST", "/retrieve"),
@@ -20,14 +20,18 @@ ROUTES = [
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sesame"}])
 def test_every_route_wants_the_token(method, path, header):
-    with TestClient(RetrievalApp(open_searcher(), service_config(), Guard(b"sesame", loopback=False))) as client:
+    with TestClient(
+        RetrievalApp(engine(open_searcher()), service_config(), Guard(b"sesame", loopback=False))
+    ) as client:
         answer = client.request(method, path, headers=header)
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
     assert "sesame" not in answer.text
 
 
 def test_the_token_opens_and_health_needs_none():
-    with TestClient(RetrievalApp(open_searcher(), service_config(), Guard(b"sesame", loopback=False))) as client:
+    with TestClient(
+        RetrievalApp(engine(open_searcher()), service_config(), Guard(b"sesame", loopback=False))
+    ) as client:
         assert client.get("/healthz").json() == {"status": "ok"}
         answer = client.post("/retrieve", json={"queries": ["a"]}, headers={"Authorization": "bearer sesame"})
     assert answer.status_code == 200

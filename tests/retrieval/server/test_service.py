@@ -17,7 +17,7 @@ from deepsearch_rl.retrieval.server.bodies import MAX_BODY_BYTES, MAX_QUERIES, M
 from deepsearch_rl.retrieval.server.guard import Guard
 from deepsearch_rl.retrieval.server.pages import read_pages
 from deepsearch_rl.retrieval.server.service import RetrievalApp
-from tests.retrieval.server.searchers import GatedSearcher, open_searcher, service_config
+from tests.retrieval.server.searchers import GatedSearcher, engine, open_searcher, service_config
 
 OPEN = Guard(token=None, loopback=False)
 
@@ -33,7 +33,7 @@ def post(url: str, body: object) -> tuple[int, dict]:
 
 @contextlib.contextmanager
 def serving(searcher: GatedSearcher, guard: Guard = OPEN, **settings: object) -> Iterator[TestClient]:
-    with TestClient(RetrievalApp(searcher, service_config(**settings), guard)) as client:
+    with TestClient(RetrievalApp(engine(searcher), service_config(**settings), guard)) as client:
         yield client
 
 
@@ -174,7 +174,7 @@ def test_a_pages_file_without_contents_names_file_line_and_field(tmp_path):
 def test_an_overloaded_server_says_when_to_come_back():
     async def scenario():
         searcher = GatedSearcher()
-        app = RetrievalApp(searcher, service_config(max_pending=1), OPEN)
+        app = RetrievalApp(engine(searcher), service_config(max_pending=1), OPEN)
         async with app.running():
             first = asyncio.create_task(call(app, "/retrieve", b'{"queries": ["a"]}'))
             assert await asyncio.to_thread(searcher.started.acquire, timeout=10)

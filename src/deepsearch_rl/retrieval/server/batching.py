@@ -16,11 +16,11 @@ import queue
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from deepsearch_rl.errors import DeepsearchError, EndpointError
 from deepsearch_rl.retrieval.row_table import Filter
-from deepsearch_rl.retrieval.searcher import Hit
+from deepsearch_rl.retrieval.searcher import SearchesChunks
 from deepsearch_rl.retrieval.server.answers import Answer, AnswerCache, Search
 from deepsearch_rl.retrieval.server.config import ServiceConfig
 from deepsearch_rl.retrieval.server.metrics import Metrics
@@ -36,14 +36,6 @@ class SearchFailedError(EndpointError):
     """The index, or something behind it, raised an error; the server's log says which."""
 
 
-class Searching(Protocol):
-    """The part of a searcher that is used here."""
-
-    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
-        """One list of hits per query."""
-        ...
-
-
 Outcome: TypeAlias = Answer | SearchFailedError
 
 
@@ -54,7 +46,7 @@ class SearchQueue:
     waited for.
     """
 
-    def __init__(self, searcher: Searching, config: ServiceConfig, metrics: Metrics) -> None:
+    def __init__(self, searcher: SearchesChunks, config: ServiceConfig, metrics: Metrics) -> None:
         self._searcher, self._config, self._metrics = searcher, config, metrics
         self._cache = AnswerCache(config.cache_entries)
         self._in_flight: dict[Search, asyncio.Future[Answer]] = {}

@@ -8,10 +8,13 @@ import typer
 
 
 def serve_command(
-    index: Annotated[Path, typer.Option(help="Folder that `retrieve build` wrote.")],
+    index: Annotated[Path | None, typer.Option(help="Folder that `retrieve build` wrote.")] = None,
+    online: Annotated[Path | None, typer.Option(help="YAML file of a search endpoint, instead of an index.")] = None,
     chunks: Annotated[Path | None, typer.Option(help="The passage file, if it was moved since the build.")] = None,
     retriever: Annotated[str, typer.Option(help="Which ranking: bm25, dense or hybrid.")] = "bm25",
     top_k: Annotated[int, typer.Option(help="Passages per query where a request does not say.", min=1)] = 3,
+    reranker: Annotated[Path | None, typer.Option(help="Cross-encoder folder for the best hits.")] = None,
+    rerank_depth: Annotated[int, typer.Option(help="How many hits the reranker puts in order.", min=1)] = 50,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     public: Annotated[bool, typer.Option("--public", help="Allow an address that other machines can reach.")] = False,
@@ -33,11 +36,13 @@ def serve_command(
     One process answers POST /retrieve and /access, GET /healthz and /metrics, and MCP at /mcp (streamable HTTP) and
     /sse. It stops on Ctrl-C or SIGTERM, once requests under way are answered.
     """
-    from deepsearch_rl.errors import UnknownNameError  # noqa: PLC0415 - with the rest below
+    from deepsearch_rl.errors import ConfigError, UnknownNameError  # noqa: PLC0415 - with the rest below
     from deepsearch_rl.retrieval.searcher import RETRIEVERS  # noqa: PLC0415 - loads FAISS
     from deepsearch_rl.retrieval.server import process  # noqa: PLC0415 - loads the MCP library
     from deepsearch_rl.retrieval.server.config import ServerConfig, ServiceConfig  # noqa: PLC0415
 
+    if (index is None) == (online is None):
+        raise ConfigError("say what to serve: --index with an index folder, or --online with a search endpoint.")
     if retriever not in RETRIEVERS:
         raise UnknownNameError("retriever", retriever, RETRIEVERS)
     service = ServiceConfig(
@@ -52,6 +57,9 @@ def serve_command(
     config = ServerConfig(
         index=index,
         chunks=chunks,
+        online=online,
+        reranker=reranker,
+        rerank_depth=rerank_depth,
         service=service,
         host=host,
         port=port,

@@ -1,8 +1,9 @@
 """What a retrieval server can be told, for a user's command line and for the graph's stages alike."""
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.searcher import RetrieverName
@@ -31,10 +32,19 @@ class RetrievalConfig(ServiceConfig):
 class ServerConfig(Record):
     """One server process: what it serves, where, and to whom."""
 
-    index: Path = Field(description="index folder of a corpus")
+    index: Path | None = Field(description="index folder of a corpus")
     chunks: Path | None = Field(description="the chunk file; null takes the one that the index names")
+    online: Path | None = Field(description="YAML file of a search endpoint, instead of an index")
+    reranker: Path | None = Field(description="cross-encoder folder that puts the best hits in order")
+    rerank_depth: int = Field(ge=1, description="how many hits the reranker sees")
     service: ServiceConfig
     host: NonEmpty
     port: int = Field(ge=0, le=65535, description="0 takes a free one")
     public: bool = Field(description="whether an address that is not loopback may be listened on")
     token_variable: NonEmpty | None = Field(description="environment variable with the token that clients must send")
+
+    @model_validator(mode="after")
+    def _one_to_search(self) -> Self:
+        if (self.index is None) == (self.online is None):
+            raise ValueError("an index or an online search, one of them")
+        return self

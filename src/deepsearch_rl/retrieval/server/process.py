@@ -16,9 +16,9 @@ import typer
 import uvicorn
 
 from deepsearch_rl.errors import ConfigError, DeepsearchError
-from deepsearch_rl.retrieval.searcher import open_index
 from deepsearch_rl.retrieval.server.command import serve_command
 from deepsearch_rl.retrieval.server.config import ServerConfig
+from deepsearch_rl.retrieval.server.engine import open_engine
 from deepsearch_rl.retrieval.server.guard import Guard, is_loopback
 from deepsearch_rl.retrieval.server.service import RetrievalApp
 
@@ -71,13 +71,11 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
     """Open the index and serve it on a socket until a signal comes.
 
     Raises:
-        ArtifactError: the index or the pages are missing, incomplete or of other chunks.
-        ConfigError: the environment variable that should hold the token is not set.
+        ArtifactError: the index, the pages or the reranker are missing, incomplete or of other chunks.
+        ConfigError: the environment variable that should hold the token, or the online search's key, is not set.
     """
     guard = Guard(_read_token(config.token_variable), loopback=not config.public)
-    searcher = open_index(config.index, config.chunks, config.service.retriever)
-    app = RetrievalApp(searcher, config.service, guard)
-    searcher.search(["warm up"], config.service.top_k)
+    app = RetrievalApp(open_engine(config), config.service, guard)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -103,7 +101,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
     _log_start(config, listener)
     server.run(sockets=[listener])
-    _LOG.info("stopped serving %s", config.index)
+    _LOG.info("stopped serving %s", config.index or config.online)
 
 
 def _read_token(variable: str | None) -> bytes | None:
@@ -119,7 +117,8 @@ def _log_start(config: ServerConfig, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     auth = "with a token" if config.token_variable else "without a token"
-    _LOG.info("serving %s by %s at %s (MCP at /mcp), %s", config.index, config.service.retriever, address, auth)
+    how = config.service.retriever if config.index else "online search"
+    _LOG.info("serving %s by %s at %s (MCP at /mcp), %s", config.index or config.online, how, address, auth)
 
 
 def log_to_stderr() -> None:

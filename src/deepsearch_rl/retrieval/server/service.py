@@ -14,8 +14,6 @@ from collections.abc import AsyncIterator
 from mcp.server.transport_security import TransportSecuritySettings
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
-from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY
-from deepsearch_rl.retrieval.searcher import Searcher
 from deepsearch_rl.retrieval.server.asgi import (
     App,
     CountedSend,
@@ -40,6 +38,7 @@ from deepsearch_rl.retrieval.server.bodies import (
     parse_body,
 )
 from deepsearch_rl.retrieval.server.config import ServiceConfig
+from deepsearch_rl.retrieval.server.engine import SearchEngine
 from deepsearch_rl.retrieval.server.guard import Guard
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
 from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
@@ -50,22 +49,22 @@ _RETRY = ((b"retry-after", b"1"),)
 
 
 class RetrievalApp:
-    """The ASGI application over one searcher.
+    """The ASGI application over one engine.
 
     Raises:
         ArtifactError: there is no pages file where ``config.pages`` says.
         RecordError: a line of it is not a page.
     """
 
-    def __init__(self, searcher: Searcher, config: ServiceConfig, guard: Guard) -> None:
-        self._guard, self._top_k, self._rows = guard, config.top_k, len(searcher.chunks)
+    def __init__(self, engine: SearchEngine, config: ServiceConfig, guard: Guard) -> None:
+        self._guard, self._top_k, self._max_top_k = guard, config.top_k, engine.passages
         self._pages = read_pages(config.pages) if config.pages else None
         self._metrics = Metrics()
-        self._queue = SearchQueue(searcher, config, self._metrics)
+        self._queue = SearchQueue(engine.searcher, config, self._metrics)
         # The guard has checked Host and Origin for all routes. A search is one request and one answer, so sessions and
         # event streams would only cost round trips.
         checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-        self._mcp = make_mcp_server(self._queue, config.top_k, filters=_has_filters(searcher))
+        self._mcp = make_mcp_server(self._queue, config.top_k, filters=engine.takes_filters)
         self._mcp.streamable_http_app(stateless_http=True, json_response=True, transport_security=checked)
         sse = self._mcp.sse_app(transport_security=checked, max_request_body_size=MAX_BODY_BYTES)
         self._routes: dict[str, tuple[str, App]] = {
@@ -132,7 +131,7 @@ class RetrievalApp:
 
     async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = parse_body(RetrieveRequest, await read_body(scope, receive))
-        top_k = min(body.topk or self._top_k, self._rows)
+        top_k = min(body.topk or self._top_k, self._max_top_k)
         if len(body.queries) * top_k > MAX_DOCUMENTS:
             asked = f"{len(body.queries)} queries for {top_k} passages each"
             raise RequestError(422, f"topk: {asked} are more than {MAX_DOCUMENTS} passages; send several requests.")
@@ -154,10 +153,6 @@ class RetrievalApp:
 
     async def _show_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         await respond(send, self._metrics.render(), content_type=CONTENT_TYPE_PLAIN_0_0_4.encode())
-
-
-def _has_filters(searcher: Searcher) -> bool:
-    return bool(searcher.rows.sources) or bool((searcher.rows.day_N != UNKNOWN_DAY).any())
 
 
 def _strict(app: App) -> App:

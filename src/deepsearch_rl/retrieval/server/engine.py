@@ -1,0 +1,63 @@
+"""What a server answers from: an index or an online search, with a reranker behind it where one is named."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepsearch_rl.retrieval.online.config import read_online_config
+from deepsearch_rl.retrieval.online.searcher import open_online
+from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher, RerankerConfig
+from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY
+from deepsearch_rl.retrieval.searcher import SearchesChunks, open_index
+from deepsearch_rl.retrieval.server.config import ServerConfig
+
+RERANKER_MAX_TOKENS = 512
+RERANKER_BATCH_TOKENS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEngine:
+    """A searcher, and what a server must know of it."""
+
+    searcher: SearchesChunks
+    passages: int
+    """No search finds more."""
+    takes_filters: bool
+    """Whether its passages name sources or days."""
+
+
+def open_engine(config: ServerConfig) -> SearchEngine:
+    """Open what a server is to answer from, ready for the first query.
+
+    Raises:
+        ArtifactError: the index is missing, incomplete or of other chunks; or the reranker's folder holds none.
+        ConfigError: the file of the online search describes none, or its key is not set.
+    """
+    engine = _open_online(config.online) if config.online else _open_index(config)
+    if config.reranker is None:
+        return engine
+    reranker = CrossEncoder(_reranker_config(config.reranker, config.rerank_depth))
+    reranked = RerankedSearcher(engine.searcher, reranker, config.rerank_depth)
+    return SearchEngine(reranked, engine.passages, engine.takes_filters)
+
+
+def _open_index(config: ServerConfig) -> SearchEngine:
+    assert config.index is not None
+    searcher = open_index(config.index, config.chunks, config.service.retriever)
+    searcher.search(["warm up"], config.service.top_k)
+    filters = bool(searcher.rows.sources) or bool((searcher.rows.day_N != UNKNOWN_DAY).any())
+    return SearchEngine(searcher, len(searcher.chunks), filters)
+
+
+def _open_online(description: Path) -> SearchEngine:
+    return SearchEngine(open_online(description), read_online_config(description).max_results, takes_filters=False)
+
+
+def _reranker_config(folder: Path, depth: int) -> RerankerConfig:
+    return RerankerConfig(
+        model=folder,
+        depth=depth,
+        max_tokens=RERANKER_MAX_TOKENS,
+        batch_tokens=RERANKER_BATCH_TOKENS,
+        device="cpu",
+        dtype="float32",
+    )

@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.retrieval.server.config import ServerConfig
+from deepsearch_rl.retrieval.server.engine import open_engine
+from tests.retrieval.server.searchers import service_config
+from tests.retrieval.server.test_process import error_of
+
+
+def server_config(**changes: Path | None) -> ServerConfig:
+    settings = {
+        "index": None,
+        "chunks": None,
+        "online": None,
+        "reranker": None,
+        "rerank_depth": 10,
+        "service": service_config(),
+        "host": "127.0.0.1",
+        "port": 0,
+        "public": False,
+        "token_variable": None,
+    }
+    return ServerConfig.model_validate(settings | changes)
+
+
+def test_a_corpus_without_sources_and_days_takes_no_filters(index_dir):
+    engine = open_engine(server_config(index=index_dir))
+    assert (engine.passages, engine.takes_filters) == (5, False)
+
+
+def test_an_online_search_is_served_like_an_index(server_url, tmp_path):
+    endpoint = {
+        "name": "another server",
+        "url": f"{server_url}/retrieve",
+        "method": "POST",
+        "body": {"queries": ["{query}"], "topk": "{top_k}"},
+        "fields": {"results": "result.0", "text": "contents", "url": "id"},
+    }
+    (tmp_path / "online.yaml").write_text(yaml.safe_dump(endpoint))
+    engine = open_engine(server_config(online=tmp_path / "online.yaml"))
+    [hits] = engine.searcher.search(["lander comet"], 2)
+    assert [hit.chunk.id for hit in hits] == ["philae-0", "rosetta-0"]
+    assert (engine.passages, engine.takes_filters) == (20, False)
+
+
+@pytest.mark.slow
+def test_a_folder_without_a_reranker_is_refused(index_dir, tmp_path):
+    with pytest.raises(ArtifactError, match="reranker"):
+        open_engine(server_config(index=index_dir, reranker=tmp_path))
+
+
+@pytest.mark.parametrize("options", [[], ["--index", "here", "--online", "there"]])
+def test_a_server_serves_one_thing(options):
+    assert error_of(options).startswith("error: say what to serve: --index ")
