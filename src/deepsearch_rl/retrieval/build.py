@@ -8,6 +8,7 @@ kill; all else is done again. Only one process builds a folder at a time.
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from deepsearch_rl.records import Question, Record
 from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.chunk_store import ChunkStore
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig, prepare_encoder
-from deepsearch_rl.retrieval.encoders.encoding import EncodingConfig, encode_to_file
+from deepsearch_rl.retrieval.encoders.encoding import encode_to_file
+from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig
 from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.hybrid.learning import learn_fusion
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
@@ -33,7 +35,7 @@ from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file
 
-LIBRARIES = ("bm25s", "PyStemmer", "numpy", "scikit-learn")
+LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
 
 
 class IndexSection(Record):
@@ -112,74 +114,72 @@ def build_index(
     work = work or index_dir.with_name(f".{index_dir.name}.work")
     with only_writer(index_dir), full_disk_named(index_dir):
         with atomic_directory(index_dir) as folder:
-            built = _fill(folder, chunks_path, index_dir, config, seed, work, questions)
+            built = _Build(folder, chunks_path, index_dir, config, seed, work).run(questions)
             manifest.write_manifest(folder, built)
         shutil.rmtree(work, ignore_errors=True)
     return built
 
 
-def _fill(
-    folder: Path,
-    chunks_path: Path,
-    index_dir: Path,
-    config: IndexConfig,
-    seed: int,
-    work: Path,
-    questions: Sequence[Question],
-) -> IndexManifest:
-    """Make every file but the manifest, and return that."""
-    if not chunks_path.is_file():
-        raise ArtifactError(f"{chunks_path} does not exist; it should hold the passages to index.")
-    before = chunks_path.stat()
-    sha256 = sha256_file(chunks_path)
-    if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
-        raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
-    chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
-    build_sparse(chunks, folder / manifest.BM25_FOLDER, config.bm25)
-    dimension = _build_dense(folder, chunks, sha256, config, seed, work)
-    weights = _learn(folder, chunks, config, seed, questions)
-    after = chunks_path.stat()
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise ArtifactError(f"{chunks_path} was changed while it was being indexed; run this again.")
-    return IndexManifest(
-        chunks=os.path.relpath(chunks_path.resolve(), index_dir.resolve()),
-        chunks_bytes=before.st_size,
-        chunks_sha256=sha256,
-        rows=len(chunks),
-        config=config,
-        dimension=dimension,
-        fusion_weights=weights,
-        seed=seed,
-        sizes_bytes=_sizes(folder),
-        versions={"faiss": faiss.__version__, **{library: version(library) for library in LIBRARIES}},
-    )
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """One build into ``folder``, which will become ``index_dir``."""
 
+    folder: Path
+    chunks_path: Path
+    index_dir: Path
+    config: IndexConfig
+    seed: int
+    work: Path
 
-def _build_dense(
-    folder: Path, chunks: ChunkStore, chunks_sha256: str, config: IndexConfig, seed: int, work: Path
-) -> int:
-    """Encode all chunks, index the vectors and return their dimension."""
-    encoder_folder, vectors = folder / manifest.ENCODER_FOLDER, folder / manifest.DENSE_FOLDER / VECTORS_FILE
-    prepare_encoder(chunks, config.encoder, encoder_folder, seed)
-    encode_to_file(config.encoder, encoder_folder, chunks, chunks_sha256, vectors, work, config.encoding)
-    dimension = open_vector_file(vectors).dimension
-    build_vector_index(vectors, folder / manifest.DENSE_FOLDER, config.vectors, seed)
-    return dimension
+    def run(self, questions: Sequence[Question]) -> IndexManifest:
+        """Make every file but the manifest, and return that."""
+        if not self.chunks_path.is_file():
+            raise ArtifactError(f"{self.chunks_path} does not exist; it should hold the passages to index.")
+        before = self.chunks_path.stat()
+        sha256 = sha256_file(self.chunks_path)
+        if not write_rows(self.chunks_path, self.folder / manifest.ROWS_FOLDER):
+            raise ArtifactError(f"{self.chunks_path} holds no chunks, so there is nothing to index.")
+        chunks = ChunkStore(self.chunks_path, self.folder / manifest.ROWS_FOLDER)
+        build_sparse(chunks, self.folder / manifest.BM25_FOLDER, self.config.bm25)
+        dimension = self._build_dense(chunks, sha256)
+        weights = self._learn(chunks, questions)
+        after = self.chunks_path.stat()
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise ArtifactError(f"{self.chunks_path} was changed while it was being indexed; run this again.")
+        return IndexManifest(
+            chunks=os.path.relpath(self.chunks_path.resolve(), self.index_dir.resolve()),
+            chunks_bytes=before.st_size,
+            chunks_sha256=sha256,
+            rows=len(chunks),
+            config=self.config,
+            dimension=dimension,
+            fusion_weights=weights,
+            seed=self.seed,
+            sizes_bytes=_sizes(self.folder),
+            versions={"faiss": faiss.__version__, **{library: version(library) for library in LIBRARIES}},
+        )
 
+    def _build_dense(self, chunks: ChunkStore, chunks_sha256: str) -> int:
+        """Encode all chunks, index the vectors and return their dimension."""
+        dense, encoder = self.folder / manifest.DENSE_FOLDER, self.folder / manifest.ENCODER_FOLDER
+        vectors, config = dense / VECTORS_FILE, self.config
+        prepare_encoder(chunks, config.encoder, encoder, self.seed)
+        encode_to_file(config.encoder, encoder, chunks, chunks_sha256, vectors, self.work, config.encoding)
+        dimension = open_vector_file(vectors).dimension
+        build_vector_index(vectors, dense, config.vectors, self.seed)
+        return dimension
 
-def _learn(
-    folder: Path, chunks: ChunkStore, config: IndexConfig, seed: int, questions: Sequence[Question]
-) -> FusionWeights | None:
-    """Learn the hybrid's weights, and keep the sentences' terms only where searching will use them."""
-    if config.fusion.learning is None or not questions:
-        return None
-    terms = folder / manifest.TERMS_FOLDER
-    write_sentence_terms(chunks, terms)
-    finder = open_finder(folder, config, terms)
-    weights = learn_fusion(finder, chunks, questions, config.fusion.learning, seed)
-    if weights is None or weights.ranking != "learned":
-        shutil.rmtree(terms)
-    return weights
+    def _learn(self, chunks: ChunkStore, questions: Sequence[Question]) -> FusionWeights | None:
+        """Learn the hybrid's weights, and keep the sentences' terms only where searching will use them."""
+        if self.config.fusion.learning is None or not questions:
+            return None
+        terms = self.folder / manifest.TERMS_FOLDER
+        write_sentence_terms(chunks, terms)
+        finder = open_finder(self.folder, self.config, terms)
+        weights = learn_fusion(finder, chunks, questions, self.config.fusion.learning, self.seed)
+        if weights is None or weights.ranking != "learned":
+            shutil.rmtree(terms)
+        return weights
 
 
 def _sizes(folder: Path) -> dict[str, int]:
