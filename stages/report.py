@@ -13,6 +13,10 @@ def main(params: Params) -> None:
         rl={start: params.models / "rl_adapter" / start for start in starts},
         retrieval=params.reports / "retrieval.json",
         filter=params.reports / "filter.json",
+        questions={
+            name: params.data / "questions" / name / f"{params.value('evaluate')['split']}.jsonl"
+            for name in params.value("datasets")
+        },
     )
     config = params.section("report", ReportConfig)
     write_report(params.profile, sources, config, params.value("seed"), params.reports)

@@ -12,13 +12,14 @@ from deepsearch_rl.evaluation.aggregate import RowKey, build_control, build_row
 from deepsearch_rl.evaluation.report import Sources
 from deepsearch_rl.evaluation.rows import IfevalScore, ModelEvaluation, run_file
 from deepsearch_rl.files import write_json, write_jsonl
-from deepsearch_rl.records import Message, StopReason, ToolCall, Trajectory
+from deepsearch_rl.records import Evidence, Message, Question, QuestionMetadata, StopReason, ToolCall, Trajectory
 
 SUCCESS = {"base": 0.2, "sft": 0.62, "rl": 0.35, "sft_rl": 0.75}
 CORPORA = {"multihoprag": "world", "musique": "outworld", "2wikimultihopqa": "outworld", "hotpotqa": "outworld"}
 TYPES = ("1_hop", "2_hop", "3_hop", "null")
 NAMES = ("Arla", "Bodin", "Caro", "Dunn", "Emer", "Falk", "Gorm")
 DRAWS = 200
+PASSAGES = Message(role="tool", content="[1] T\nThe port is Port Vale. <b>Old</b>.", tool_call_id="call_1")
 
 
 def make_rollout(
@@ -43,10 +44,17 @@ def make_rollout(
         model=model,
         prompt="tiny",
         temperature=temperature,
-        messages=(Message(role="user", content=f"Question {question}?"), call, said),
+        messages=(Message(role="user", content=f"Question {question}?"), call, PASSAGES, said),
         answer=answer if stop is StopReason.ANSWERED else "",
         stop_reason=stop,
     )
+
+
+def make_question(number: int) -> Question:
+    """The question that :func:`make_rollout` answers; its gold fact stands in every rollout's passage."""
+    evidence = (Evidence(fact="The port   is\nPort Vale.", title="T"),)
+    metadata = QuestionMetadata(evidence_list=evidence)
+    return Question(id=f"q{number}", question="?", golden_answers=("Port Vale",), metadata=metadata)
 
 
 def _run(model: str, dataset: str, condition: str, n: int, samples: int, temperature: float) -> list[Trajectory]:
@@ -119,6 +127,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_json(sources.ifeval[model] / "scores.json", score.model_dump(mode="json"))
     for start, folder in sources.rl.items():
         _rl_run(folder, start)
+    for path in sources.questions.values():
+        write_jsonl(path, (make_question(number) for number in range(40)))
     scores = {"n": 40, "hits@1": 0.5, "hits@3": 0.8, "evidence_recall@3": 0.7, "mrr@10": 0.6}
     write_json(sources.retrieval, {name: {"bm25": scores, "dense": scores} for name in CORPORA})
     counts = {
@@ -144,4 +154,5 @@ def sources_in(root: Path) -> Sources:
         rl={start: root / "rl" / start for start in ("sft", "base")},
         retrieval=root / "retrieval.json",
         filter=root / "filter.json",
+        questions={dataset: root / "questions" / f"{dataset}.jsonl" for dataset in CORPORA},
     )

@@ -27,7 +27,14 @@ INDEX = IndexConfig.model_validate(
         "encoder": {"name": "tfidf_svd", "dimension": 4, "fit_rows": 1000, "max_terms": 1000},
         "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
         "vectors": {"kind": "flat"},
-        "fusion": {"depth": 10, "source_depth": 5, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5, "learning": None},
+        "fusion": {
+            "depth": 10,
+            "source_depth": 5,
+            "rrf_k": 60,
+            "bm25_weight": 1.0,
+            "dense_weight": 0.5,
+            "learning": None,
+        },
     }
 )
 

@@ -1,4 +1,6 @@
-"""The report as one self-contained page: no script, no network, light and dark, usable on a phone and by keyboard.
+"""The report as one self-contained page: no network, light and dark, usable on a phone and by keyboard.
+
+Only the trajectory browser needs its script; everything else is read without one.
 
 The page is a function of the report alone (no date, no commit), so that equal results give an equal page. Whatever
 was measured on generated data carries a label that says so.
@@ -11,6 +13,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from deepsearch_rl.evaluation.browser import ShownRollout, browser_section
 from deepsearch_rl.evaluation.curves import RlRun
 from deepsearch_rl.evaluation.markup import Markup, Row, figures, html, join, paragraph, section, small, table, tag
 from deepsearch_rl.evaluation.page_scores import (
@@ -48,6 +51,7 @@ class Report:
     rl: Mapping[str, RlRun]
     retrieval: Mapping[str, Mapping[str, Mapping[str, float]]]
     filter: JsonValue
+    rollouts: tuple[ShownRollout, ...]
 
 
 def render_page(report: Report) -> str:
@@ -58,6 +62,7 @@ def render_page(report: Report) -> str:
         ("types", "By type of question", types_section(report.table)),
         ("controls", "Without search, and with gold passages", controls_section(report.table)),
         ("behaviour", "How rollouts went", behaviour_section(report.table)),
+        ("trajectories", "Trajectories", browser_section(report.rollouts)),
         ("rl", "Reinforcement learning", _rl(report)),
         ("ifeval", "Instruction following", _ifeval(report.ifeval)),
         ("retrieval", "Retrieval quality", _retrieval(report)),

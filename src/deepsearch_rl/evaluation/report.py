@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from deepsearch_rl.evaluation.browser import read_rollouts
 from deepsearch_rl.evaluation.curves import read_rl_run
 from deepsearch_rl.evaluation.frames import F1_BARS, RL_CURVE, write_frame
 from deepsearch_rl.evaluation.page import Report, render_page
@@ -24,17 +25,22 @@ class ReportConfig(Record):
         description="(model, other): the mean of model minus other is reported, paired by question"
     )
     draws: int = Field(ge=100, description="resamples and sign patterns per comparison")
+    rollouts: int = Field(ge=0, description="rollouts of every run that the page lets one read; 0: none")
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where one profile's results lie. ``evaluate``, ``ifeval`` and ``rl`` are keyed by model and by start."""
+    """Where one profile's results lie.
+
+    ``evaluate``, ``ifeval`` and ``rl`` are keyed by model and by start, ``questions`` by question set.
+    """
 
     evaluate: Mapping[str, Path]
     ifeval: Mapping[str, Path]
     rl: Mapping[str, Path]
     retrieval: Path
     filter: Path
+    questions: Mapping[str, Path]
 
 
 def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int, out: Path) -> Report:
@@ -52,6 +58,7 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
         rl={start: read_rl_run(folder) for start, folder in sources.rl.items()},
         retrieval=_checked(sources.retrieval, RetrievalReport),
         filter=_checked(sources.filter, FilterReport),
+        rollouts=tuple(read_rollouts(sources.evaluate, table.rows, sources.questions, config.rollouts)),
     )
     write_table(table, report.ifeval, out)
     save_figure(f1_figure(table, datasets_of(table), columns=2), out / "plots" / "f1")
