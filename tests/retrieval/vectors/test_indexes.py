@@ -24,14 +24,25 @@ KINDS = {
     "ivf_flat": CELLS,
     "ivf_pq": CODES,
     "ivf_pq_refine": {**CODES, "refine_factor": 6},
+    "fast_scan": {**CODES, "m": 16, "nbits": 4},
+    "fast_scan_refine": {**CODES, "m": 16, "nbits": 4, "refine_factor": 6},
     "hnsw": {"links": 8, "ef_construction": 40, "ef_search": 40},
 }
-RECALL_FLOOR = {"flat": 1.0, "ivf_flat": 0.95, "ivf_pq": 0.4, "ivf_pq_refine": 0.95, "hnsw": 0.95}
-EXACT_SCORES = sorted(KINDS.keys() - {"ivf_pq"})
+RECALL_FLOOR = {
+    "flat": 1.0,
+    "ivf_flat": 0.95,
+    "ivf_pq": 0.4,
+    "ivf_pq_refine": 0.95,
+    "fast_scan": 0.4,
+    "fast_scan_refine": 0.95,
+    "hnsw": 0.95,
+}
+EXACT_SCORES = sorted(KINDS.keys() - {"ivf_pq", "fast_scan"})
 
 
 def config_of(kind: str, **changes) -> VectorsConfig:
-    return TypeAdapter(VectorsConfig).validate_python({"kind": kind, **KINDS[kind], **changes})
+    name = kind.replace("fast_scan", "ivf_pq")
+    return TypeAdapter(VectorsConfig).validate_python({"kind": name, **KINDS[kind], **changes})
 
 
 def write_vectors(path: Path, vectors_ND: np.ndarray) -> Path:
@@ -184,6 +195,7 @@ def test_a_missing_or_damaged_file_is_refused(folder, kind, tmp_path):
         ("ivf_pq", {"m": 3}, "does not divide"),
         ("ivf_pq_refine", {"nbits": 11}, "too few"),
         ("ivf_flat", {"nlist": 1501}, "too few"),
+        ("fast_scan", {"device": "cuda"}, "4 bits"),
     ],
 )
 def test_parameters_that_do_not_fit_the_vectors_are_refused(vectors_ND, tmp_path, kind, changes, complaint):
@@ -204,7 +216,7 @@ def test_vectors_in_the_index_folder_stay_only_where_the_kind_reads_them(vectors
     vectors = write_vectors(tmp_path / VECTORS_FILE, vectors_ND)
     build_vector_index(vectors, tmp_path, config_of(kind), 0)
     kept = {"flat": {VECTORS_FILE}, "ivf_pq_refine": {VECTORS_FILE, INDEX_FILE}}
-    assert {path.name for path in tmp_path.iterdir()} == kept.get(kind, {INDEX_FILE})
+    assert {path.name for path in tmp_path.iterdir()} == kept.get(config_of(kind).kind, {INDEX_FILE})
 
 
 def test_a_full_disk_is_named(vectors_ND):

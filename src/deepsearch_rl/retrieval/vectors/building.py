@@ -25,6 +25,7 @@ from deepsearch_rl.retrieval.vectors.vector_file import VectorFile, open_vector_
 
 VECTORS_FILE = "vectors.npy"
 INDEX_FILE = "index.faiss"
+FAST_SCAN_BITS = 4
 
 _IvfConfig = IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig
 
@@ -76,7 +77,7 @@ def _ivf(file: VectorFile, config: _IvfConfig, seed: int) -> faiss.Index:
     _check(file, config)
     index = _empty_ivf(file.dimension, config)
     index.cp.seed = seed
-    if isinstance(index, faiss.IndexIVFPQ):
+    if isinstance(index, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan):
         index.pq.cp.seed = seed
     index.nprobe = config.nprobe
     worker = _on_gpus(index) if config.device == "cuda" else index
@@ -98,6 +99,10 @@ def _check(file: VectorFile, config: _IvfConfig) -> None:
         return
     if file.dimension % config.m:
         raise ConfigError(f"{config.kind}: m = {config.m} does not divide the encoder's dimension {file.dimension}.")
+    if config.nbits == FAST_SCAN_BITS and config.device == "cuda":
+        raise ConfigError(
+            f"{config.kind}: codes of 4 bits are not built on a GPU; set device: cpu, which is quick for them."
+        )
     if sample < 2**config.nbits:
         raise ConfigError(
             f"{config.kind}: {sample} training vectors are too few for {2**config.nbits} codes per sub-quantizer; "
@@ -109,6 +114,10 @@ def _empty_ivf(dimension: int, config: _IvfConfig) -> faiss.IndexIVF:
     cells = faiss.IndexFlatIP(dimension)
     if isinstance(config, IvfFlatConfig):
         return faiss.IndexIVFFlat(cells, dimension, config.nlist, faiss.METRIC_INNER_PRODUCT)
+    if config.nbits == FAST_SCAN_BITS:
+        return faiss.IndexIVFPQFastScan(
+            cells, dimension, config.nlist, config.m, config.nbits, faiss.METRIC_INNER_PRODUCT
+        )
     return faiss.IndexIVFPQ(cells, dimension, config.nlist, config.m, config.nbits, faiss.METRIC_INNER_PRODUCT)
 
 

@@ -8,6 +8,10 @@
 | ``ivf_pq_refine`` | as ``ivf_pq``, then the best of them with their vectors | as ``ivf_pq``, and the vectors file |
 | ``hnsw`` | vectors met on a walk through a graph | 4 D + about 8 links, a copy of the vectors |
 
+Codes of 4 bits are laid out for SIMD registers ("fast scan": Andre, Kermarrec and Le Scouarnec 2015) and scanned ten
+times as fast as codes of 8; FAISS reads that layout into memory, whereas everything else stays in its file. Two
+sub-quantizers of 4 bits take the room of one of 8 and err a little more, which refining mends.
+
 ``nprobe``, ``ef_search`` and ``refine_factor`` are read when an index is opened, so that they can change without a new
 build; everything else is built in. All kinds compare by inner product, which for vectors of length one is the cosine.
 """
@@ -40,7 +44,7 @@ class _Codes(_Cells):
     """What every inverted file of product-quantized vectors has."""
 
     m: int = Field(ge=1, description="sub-quantizers; divides the encoder's dimension")
-    nbits: int = Field(ge=1, le=16, description="bits per sub-quantizer")
+    nbits: int = Field(ge=1, le=16, description="bits per sub-quantizer; 4 is scanned in registers, and held in memory")
 
 
 class IvfFlatConfig(_Cells):

@@ -156,6 +156,7 @@ def _search(opening: Opening, config: VectorsConfig, queries: Path, top_k: int, 
 
 
 def _anonymous_mb() -> float:
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed and not given back is no index's
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024 / MEGABYTE
