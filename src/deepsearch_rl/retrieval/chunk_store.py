@@ -48,7 +48,7 @@ class ChunkStore(Sequence[Chunk]):
         weakref.finalize(self, os.close, self._file)
 
     def __reduce__(self) -> tuple[type["ChunkStore"], tuple[Path, Path]]:
-        return ChunkStore, (self.path, self._rows_folder)
+        return ChunkStore, (self.path.resolve(), self._rows_folder.resolve())
 
     def __len__(self) -> int:
         return len(self._offsets_N) - 1

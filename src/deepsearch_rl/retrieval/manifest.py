@@ -9,7 +9,7 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json, write_json
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
-from deepsearch_rl.retrieval.encoders.encoding import EncodingConfig
+from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig
 from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.hybrid.weights import FusionWeights
 from deepsearch_rl.retrieval.sparse.choice import SparseConfig

@@ -1,13 +1,11 @@
 """Tiny encoders with random weights, in the layouts that real ones are published in."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.encoders.transformer import TransformersConfig
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -68,8 +66,3 @@ def transformers_config(folder: Path, **changes: object) -> TransformersConfig:
         "dtype": "float32",
     }
     return TransformersConfig.model_validate({**settings, **changes})
-
-
-def make_chunks(texts: Sequence[str]) -> list[Chunk]:
-    where = ChunkMetadata(doc_id="d", doc_chunks=1, doc_chunk_id=0)
-    return [Chunk(id=f"c{row}", contents=text, metadata=where) for row, text in enumerate(texts)]

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder
+from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder, sample_texts
+from tests.retrieval.encoders.chunks import make_chunks
 
 TEXTS = ["a lander on a comet", "the river Danube", "a comet and its probe", "Vienna on the Danube"]
 SVD = TfidfSvdConfig(name="tfidf_svd", dimension=3, fit_rows=100, max_terms=100)
@@ -32,3 +33,35 @@ def test_a_damaged_encoder_is_refused(tmp_path):
     (tmp_path / "encoder" / "projection.npz").write_bytes(b"PK\x03\x04")
     with pytest.raises(ArtifactError, match="build the index again"):
         TfidfSvdEncoder.load(tmp_path / "encoder")
+
+
+def test_a_vector_does_not_depend_on_its_neighbours():
+    encoder = TfidfSvdEncoder.fit(TEXTS, SVD, seed=0)
+    assert np.array_equal(
+        encoder.encode(TEXTS, "query"), np.vstack([encoder.encode([text], "query") for text in TEXTS])
+    )
+
+
+def test_rare_terms_beyond_the_bound_are_not_known():
+    # comet and danub occur twice, all other terms once
+    encoder = TfidfSvdEncoder.fit(TEXTS, SVD.model_copy(update={"max_terms": 2}), seed=0)
+    assert encoder.encode(["lander probe river Vienna", "comet", "Danube"], "query").any(axis=1).tolist() == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_a_corpus_below_the_bound_is_learnt_from_whole_and_a_larger_one_from_a_drawn_part():
+    chunks = make_chunks([f"text number{row}" for row in range(50)])
+    everything = [chunk.contents for chunk in chunks]
+    assert list(sample_texts(chunks, 50, seed=0)) == everything
+    drawn = list(sample_texts(chunks, 10, seed=0))
+    assert drawn == list(sample_texts(chunks, 10, seed=0)) != list(sample_texts(chunks, 10, seed=1))
+    assert len(set(drawn)) == 10
+    assert [text for text in everything if text in drawn] == drawn
+
+
+def test_nothing_to_learn_from_is_refused():
+    with pytest.raises(ConfigError, match="nothing to encode"):
+        TfidfSvdEncoder.fit(["the of and", ""], SVD, seed=0)

@@ -53,7 +53,9 @@ def test_each_side_has_its_own_prefix(bert_folder):
 
 def test_what_lies_behind_max_tokens_is_not_read(bert_folder):
     encoder = TransformersEncoder(transformers_config(bert_folder, max_tokens=6))
-    cut, longer, shorter = encoder.encode(["a comet", "a comet river city", "comet"], "query")  # [CLS] query : a comet [SEP]
+    cut, longer, shorter = encoder.encode(
+        ["a comet", "a comet river city", "comet"], "query"
+    )  # [CLS] query : a comet [SEP]
     assert longer == pytest.approx(cut, abs=1e-5)
     assert not np.allclose(shorter, cut, atol=1e-2)
 

@@ -8,15 +8,17 @@ from pydantic import Field
 
 from deepsearch_rl.records import Chunk
 from deepsearch_rl.retrieval.encoders.encoder import Encoder
+from deepsearch_rl.retrieval.encoders.onnx_export import OnnxConfig, OnnxEncoder
+from deepsearch_rl.retrieval.encoders.remote import RemoteConfig, RemoteEncoder
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder, sample_texts
 from deepsearch_rl.retrieval.encoders.transformer import TransformersConfig, TransformersEncoder
 
-AnyEncoderConfig = TfidfSvdConfig | TransformersConfig
+AnyEncoderConfig = TfidfSvdConfig | TransformersConfig | OnnxConfig | RemoteConfig
 EncoderConfig = Annotated[AnyEncoderConfig, Field(discriminator="name")]
 
 
-def prepare_encoder(chunks: Sequence[Chunk], config: AnyEncoderConfig, folder: Path, seed: int) -> Encoder:
-    """Make ``folder`` with what the encoder learns from the chunks (nothing, where it has weights), and open it.
+def prepare_encoder(chunks: Sequence[Chunk], config: AnyEncoderConfig, folder: Path, seed: int) -> None:
+    """Make ``folder`` with what the encoder learns from the chunks; nothing, where it has weights.
 
     A bounded sample of the chunks is read, so that memory does not grow with their number.
 
@@ -27,11 +29,16 @@ def prepare_encoder(chunks: Sequence[Chunk], config: AnyEncoderConfig, folder: P
         TfidfSvdEncoder.fit(sample_texts(chunks, config.fit_rows, seed), config, seed).save(folder)
     else:
         folder.mkdir(parents=True)
-    return open_encoder(config, folder)
 
 
 def open_encoder(config: AnyEncoderConfig, folder: Path) -> Encoder:
     """The encoder of an index; ``folder`` holds what it learnt from the chunks, if it learns."""
-    if isinstance(config, TfidfSvdConfig):
-        return TfidfSvdEncoder.load(folder)
-    return TransformersEncoder(config)
+    match config:
+        case TfidfSvdConfig():
+            return TfidfSvdEncoder.load(folder)
+        case TransformersConfig():
+            return TransformersEncoder(config)
+        case OnnxConfig():
+            return OnnxEncoder(config)
+        case RemoteConfig():
+            return RemoteEncoder(config)

@@ -14,67 +14,29 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import AppendLog, atomic_file, read_json, read_jsonl, sha256_file, sha256_json, write_json
 from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import Chunk, Record
 from deepsearch_rl.retrieval.encoders.choice import AnyEncoderConfig, open_encoder
+from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig, EncodingJob
+from deepsearch_rl.retrieval.encoders.model_folder import ModelFolderConfig
+from deepsearch_rl.retrieval.encoders.on_ray import encode_on_ray
 
 JOB_FILE, VECTORS_FILE, BLOCKS_FILE = "job.json", "vectors.npy", "blocks.jsonl"
-Vectors = tuple[int, NDArray[np.float32]]
-"""A block's number and its vectors_BD."""
 
 
-class RayConfig(Record):
-    """Who encodes under engine ``ray``."""
+class FinishedBlock(Record):
+    """A line of ``blocks.jsonl``: the vectors of this block are in the file."""
 
-    address: str | None = Field(description="of a running cluster's head, or `auto`; null: Ray is started here")
-    workers: int = Field(ge=1, description="actors, each with an encoder of its own")
-    cpus_per_worker: float = Field(gt=0)
-    gpus_per_worker: float = Field(ge=0)
-
-
-class EncodingConfig(Record):
-    """How chunks become vectors on disk: nothing of it but ``dtype`` is seen by whoever reads them."""
-
-    engine: Literal["local", "ray"]
-    dtype: Literal["float32", "float16"] = Field(description="of the vectors on disk; float16 halves them")
-    block_rows: int = Field(ge=1, description="chunks sorted by length, encoded and recorded together")
-    ray: RayConfig | None = Field(description="for engine ray; null for local")
-
-    @model_validator(mode="after")
-    def _ray_is_described(self) -> "EncodingConfig":
-        if (self.engine == "ray") != (self.ray is not None):
-            raise ValueError("engine ray and the fields under ray go together; engine local wants ray: null")
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class EncodingJob:
-    """What is encoded, with what; ``folder`` holds what the encoder learnt."""
-
-    encoder: AnyEncoderConfig
-    folder: Path
-    chunks: Sequence[Chunk]
-    block_rows: int
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks, the last one perhaps smaller."""
-        return -(-len(self.chunks) // self.block_rows)
-
-    def rows(self, block: int) -> range:
-        """The rows of a block."""
-        return range(block * self.block_rows, min((block + 1) * self.block_rows, len(self.chunks)))
+    block: int = Field(ge=0)
 
 
 def encode_to_file(
@@ -104,21 +66,15 @@ def encode_to_file(
     """
     job = EncodingJob(encoder, folder, chunks, config.block_rows)
     _keep_work_of(job, chunks_sha256, config, work)
-    done = {finished.block for finished in read_jsonl(work / BLOCKS_FILE, FinishedBlock)}
-    missing = [block for block in range(job.blocks) if block not in done]
-    rows = sum(len(job.rows(block)) for block in missing)
-    with AppendLog(work / BLOCKS_FILE) as finished, Meter("encode", rows, "chunks") as meter:
-        for block, vectors_BD in _encode_locally(job, missing):
-            write_rows(work / VECTORS_FILE, job.rows(block).start, vectors_BD, len(chunks), config.dtype)
-            finished.append(FinishedBlock(block=block))
-            meter.advance(len(vectors_BD))
+    with AppendLog(work / BLOCKS_FILE) as log:  # opening it cuts off a line that a kill left unfinished
+        done = {finished.block for finished in read_jsonl(work / BLOCKS_FILE, FinishedBlock)}
+        missing = [block for block in range(job.blocks) if block not in done]
+        with Meter("encode", sum(len(job.rows(block)) for block in missing), "chunks") as meter:
+            for block, vectors_BD in _encode(job, missing, config):
+                write_rows(work / VECTORS_FILE, job.rows(block).start, vectors_BD, len(chunks), config.dtype)
+                log.append(FinishedBlock(block=block))
+                meter.advance(len(vectors_BD))
     _publish(work / VECTORS_FILE, out)
-
-
-class FinishedBlock(Record):
-    """A line of ``blocks.jsonl``: the vectors of this block are in the file."""
-
-    block: int = Field(ge=0)
 
 
 def _keep_work_of(job: EncodingJob, chunks_sha256: str, config: EncodingConfig, work: Path) -> None:
@@ -130,9 +86,11 @@ def _keep_work_of(job: EncodingJob, chunks_sha256: str, config: EncodingConfig, 
         "dtype": config.dtype,
         "encoder": job.encoder.model_dump(mode="json"),
         "learnt": _digest(job.folder),
+        "weights": _weights(job.encoder),
     }
     job_path = work / JOB_FILE
-    if job_path.is_file() and read_json(job_path) == key:
+    is_begun = job_path.is_file() and (work / BLOCKS_FILE).is_file()
+    if is_begun and read_json(job_path) == key and _has_vectors(work):
         return
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -140,18 +98,35 @@ def _keep_work_of(job: EncodingJob, chunks_sha256: str, config: EncodingConfig, 
     write_json(job_path, key)
 
 
+def _has_vectors(work: Path) -> bool:
+    """Whether the vectors of the recorded blocks are there, should any be recorded."""
+    return (work / VECTORS_FILE).is_file() or (work / BLOCKS_FILE).stat().st_size == 0
+
+
+def _weights(encoder: AnyEncoderConfig) -> str | None:
+    """Digest of an encoder's local folder, where other weights can appear under the same name."""
+    if isinstance(encoder, ModelFolderConfig) and encoder.revision is None:
+        return _digest(Path(encoder.model))
+    return None
+
+
 def _digest(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return sha256_json({str(path.relative_to(folder)): sha256_file(path) for path in files})
 
 
-def _encode_locally(job: EncodingJob, blocks: Sequence[int]) -> Iterator[Vectors]:
+def _encode(
+    job: EncodingJob, blocks: Sequence[int], config: EncodingConfig
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Every block's number and vectors_BD, in the order in which the engine finishes them."""
     if not blocks:
+        return
+    if config.ray is not None:
+        yield from encode_on_ray(job, blocks, config.ray)
         return
     encoder = open_encoder(job.encoder, job.folder)
     for block in blocks:
-        texts = [job.chunks[row].contents for row in job.rows(block)]
-        yield block, encoder.encode(texts, "passage")
+        yield block, job.encode(encoder, block)
 
 
 def write_rows(path: Path, start: int, vectors_BD: NDArray[np.float32], rows: int, dtype: str) -> None:

@@ -45,7 +45,7 @@ class ModelFolderConfig(Record):
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A folder of an encoder, read; ``max_tokens`` is None where neither params nor folder set one."""
+    """A folder of an encoder, read."""
 
     root: Path
     transformer: Path
@@ -53,7 +53,9 @@ class ModelFolder:
     pooling: Pooling
     prefixes: dict[Kind, str]
     lower_case: bool
-    max_tokens: int | None
+    max_tokens: int
+    """Tokens that are read of a text, [CLS] and [SEP] counted."""
+    pad_id: int
 
     def prompted(self, texts: list[str], kind: Kind) -> list[str]:
         """The texts as the model reads them, each behind its side's prefix."""
@@ -104,6 +106,20 @@ class _TransformerFile(_File):
     do_lower_case: bool = False
 
 
+class _ModelFile(_File):
+    model_type: str = ""
+    max_position_embeddings: int | None = None
+    pad_token_id: int | None = None
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens that the model can tell apart by position; None where positions are not counted in a table."""
+        counted_behind_padding = any(family in self.model_type for family in ("roberta", "mpnet", "camembert"))
+        if self.max_position_embeddings is None or not counted_behind_padding:
+            return self.max_position_embeddings
+        return self.max_position_embeddings - (self.pad_token_id or 0) - 1
+
+
 class _PromptsFile(_File):
     prompts: dict[str, str] = {}
     default_prompt_name: str | None = None
@@ -120,7 +136,7 @@ def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
 
     Raises:
         ArtifactError: there is no such folder, or a file of it is malformed.
-        ConfigError: neither folder nor params name the pooling, they contradict each other, or the folder's
+        ConfigError: neither folder nor params name pooling or length, they contradict each other, or the folder's
             pipeline has a step that is not known here.
         UnavailableError: the revision is not in the hub's cache and the hub cannot be reached.
     """
@@ -130,7 +146,8 @@ def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
     for step in paths.keys() - {"Transformer", "Pooling", "Normalize"}:
         raise ConfigError(f"the encoder in {root} has a step {step} (modules.json), which cannot be computed here.")
     transformer = paths.get("Transformer", root)
-    lengths = _optional(transformer / "sentence_bert_config.json", _TransformerFile)
+    model = _optional(transformer / "config.json", _ModelFile)
+    reading = _optional(transformer / "sentence_bert_config.json", _TransformerFile)
     prompts = _optional(root / "config_sentence_transformers.json", _PromptsFile)
     if prompts.similarity_fn_name not in (None, "cosine"):
         logger.warning("%s was trained for %s; here it is compared by cosine", root, prompts.similarity_fn_name)
@@ -142,8 +159,9 @@ def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
             "query": _prefix(config.query_prefix, prompts, ("query",)),
             "passage": _prefix(config.passage_prefix, prompts, ("document", "passage", "corpus")),
         },
-        lower_case=lengths.do_lower_case,
-        max_tokens=config.max_tokens or lengths.max_seq_length,
+        lower_case=reading.do_lower_case,
+        max_tokens=_max_tokens(config, root, reading.max_seq_length, model.positions),
+        pad_id=model.pad_token_id or 0,
     )
 
 
@@ -184,6 +202,15 @@ def _pooling(config: ModelFolderConfig, root: Path, folder: Path | None) -> Pool
             return name
     wanted = "mean and cls can be computed here" if config.pooling is None else f"the params say {config.pooling}"
     raise ConfigError(f"{path} says that tokens are pooled by {' and '.join(sorted(said.modes))}; {wanted}.")
+
+
+def _max_tokens(config: ModelFolderConfig, root: Path, said: int | None, positions: int | None) -> int:
+    if positions is not None and (config.max_tokens or 0) > positions:
+        raise ConfigError(f"max_tokens is {config.max_tokens}, and the encoder in {root} reads {positions} at most.")
+    known = [length for length in (said, positions) if length is not None]
+    if config.max_tokens is None and not known:
+        raise ConfigError(f"{root} does not say how many tokens it reads: set max_tokens.")
+    return config.max_tokens or min(known)
 
 
 def _prefix(configured: str | None, prompts: _PromptsFile, names: tuple[str, ...]) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.errors import ArtifactError, UnavailableError
 from deepsearch_rl.retrieval.encoders.batching import embed_by_length
 from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
 from deepsearch_rl.retrieval.encoders.model_folder import ModelFolder, ModelFolderConfig, read_model_folder
@@ -48,7 +48,6 @@ class TransformersEncoder:
         self._config, self._folder = config, read_model_folder(config, "*.safetensors")
         self._tokenizer, self._model = _load(self._folder, getattr(torch, config.dtype))
         self._model.to(config.device).eval()
-        self._max_tokens = _max_tokens(self._folder, self._tokenizer, self._model)
 
     @property
     def dimension(self) -> int:
@@ -61,8 +60,8 @@ class TransformersEncoder:
 
     def _embed_texts(self, texts: list[str], kind: Kind) -> NDArray[np.float32]:
         prompted = self._folder.prompted(texts, kind)
-        tokens = self._tokenizer(prompted, truncation=True, max_length=self._max_tokens)["input_ids"]
-        return embed_by_length(tokens, self._config.batch_tokens, self._tokenizer.pad_token_id or 0, self._embed)
+        tokens = self._tokenizer(prompted, truncation=True, max_length=self._folder.max_tokens)["input_ids"]
+        return embed_by_length(tokens, self._config.batch_tokens, self._folder.pad_id, self._embed)
 
     def _embed(self, ids_BT: NDArray[np.int64], mask_BT: NDArray[np.int64]) -> NDArray[np.float32]:
         import torch  # noqa: PLC0415
@@ -89,13 +88,3 @@ def _load(folder: ModelFolder, dtype: Any) -> tuple[Any, Any]:
     if model.config.is_encoder_decoder:
         raise ArtifactError(f"{folder.root} holds an encoder with a decoder; only plain encoders can be used here.")
     return tokenizer, model
-
-
-def _max_tokens(folder: ModelFolder, tokenizer: Any, model: Any) -> int:
-    positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
-    if any(family in model.config.model_type for family in ("roberta", "mpnet", "camembert")):
-        positions -= tokenizer.pad_token_id + 1  # these count positions from behind the padding's
-    limit = min(positions, tokenizer.model_max_length)
-    if (folder.max_tokens or limit) > positions:
-        raise ConfigError(f"max_tokens is {folder.max_tokens}, and the encoder in {folder.root} reads {positions}.")
-    return folder.max_tokens or limit

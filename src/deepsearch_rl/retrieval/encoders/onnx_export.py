@@ -1,0 +1,121 @@
+"""Encoders exported to ONNX: a folder with ``model.onnx`` (or ``onnx/model.onnx``) and ``tokenizer.json``.
+
+Computed by onnxruntime with the tokenizers library; torch is not loaded, so that a server starts in a second.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepsearch_rl.errors import ArtifactError, UnavailableError
+from deepsearch_rl.retrieval.encoders.batching import embed_by_length
+from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
+from deepsearch_rl.retrieval.encoders.model_folder import ModelFolder, ModelFolderConfig, read_model_folder
+
+HIDDEN_OUTPUTS = ("last_hidden_state", "token_embeddings")
+"""What exporters call the vectors of the tokens."""
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class OnnxConfig(ModelFolderConfig):
+    """An exported encoder with its tokenizer, computed by onnxruntime."""
+
+    name: Literal["onnx"]
+
+
+class OnnxEncoder:
+    """Pooled token vectors of an exported encoder, with a prefix per side."""
+
+    def __init__(self, config: OnnxConfig) -> None:
+        """Load the model.
+
+        Raises:
+            UnavailableError: onnxruntime is not installed or finds no GPU, or a hub's revision is not here.
+            ArtifactError: the folder holds no export with token vectors.
+            ConfigError: pooling or length do not fit the folder.
+        """
+        folder = read_model_folder(config, "*model.onnx*")
+        self._config, self._folder = config, folder
+        self._tokenizer = _load_tokenizer(folder)
+        self._session = _load_session(folder, config)
+        self._inputs = [node.name for node in self._session.get_inputs()]
+        outputs = [node.name for node in self._session.get_outputs()]
+        hidden = [name for name in HIDDEN_OUTPUTS if name in outputs]
+        if not hidden or not set(self._inputs) <= set(INPUTS):
+            raise ArtifactError(
+                f"the export in {folder.root} maps {', '.join(self._inputs)} to {', '.join(outputs)}; an encoder "
+                f"takes some of {', '.join(INPUTS)} and gives {' or '.join(HIDDEN_OUTPUTS)}: "
+                f"it was not exported for feature extraction."
+            )
+        self._hidden = hidden[0]
+        one_11 = np.ones((1, 1), dtype=np.int64)
+        self._dimension = self._embed(one_11, one_11).shape[1]
+
+    @property
+    def dimension(self) -> int:
+        """The model's hidden size."""
+        return self._dimension
+
+    def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
+        """Embeddings_ND of N texts, each with its side's prefix; blank texts are zero."""
+        return encode_readable(texts, self.dimension, lambda readable: self._embed_texts(readable, kind))
+
+    def _embed_texts(self, texts: list[str], kind: Kind) -> NDArray[np.float32]:
+        tokens = [row.ids for row in self._tokenizer.encode_batch(self._folder.prompted(texts, kind))]
+        return embed_by_length(tokens, self._config.batch_tokens, self._folder.pad_id, self._embed)
+
+    def _embed(self, ids_BT: NDArray[np.int64], mask_BT: NDArray[np.int64]) -> NDArray[np.float32]:
+        given = dict(zip(INPUTS, (ids_BT, mask_BT, np.zeros_like(ids_BT)), strict=True))
+        [hidden_BTD] = self._session.run([self._hidden], {name: given[name] for name in self._inputs})
+        if self._folder.pooling == "cls":
+            return hidden_BTD[:, 0].astype(np.float32)
+        mask_BT1 = mask_BT[:, :, None].astype(np.float32)
+        return (hidden_BTD * mask_BT1).sum(axis=1, dtype=np.float32) / mask_BT1.sum(axis=1)
+
+
+def _load_tokenizer(folder: ModelFolder) -> Any:
+    """A tokenizer that cuts at the folder's length and pads nothing; the tokenizers library has no types."""
+    from tokenizers import Tokenizer  # noqa: PLC0415 - needed by this encoder alone
+
+    path = folder.transformer / "tokenizer.json"
+    if not path.is_file():
+        raise ArtifactError(f"{folder.root} holds no {path.name}, which belongs beside an ONNX export.")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more special
+        raise ArtifactError(f"{path} is no tokenizer: {error}.") from error
+    tokenizer.enable_truncation(folder.max_tokens)
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _load_session(folder: ModelFolder, config: OnnxConfig) -> Any:
+    try:
+        import onnxruntime  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise UnavailableError(
+            "the encoder onnx needs onnxruntime: install the extra, `uv sync --extra onnx` or "
+            "`pip install 'deepsearch-rl[onnx]'`."
+        ) from error
+    provider = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}[config.device]
+    if provider not in onnxruntime.get_available_providers():
+        raise UnavailableError(
+            f"the encoder {config.model} is to run on a GPU (index.encoder.device: cuda), and onnxruntime has no "
+            f"{provider}; install onnxruntime-gpu in onnxruntime's place, or set the device to cpu."
+        )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = config.threads
+    try:
+        return onnxruntime.InferenceSession(_model_file(folder), options, providers=[provider])
+    except Exception as error:  # its errors have no other root
+        raise ArtifactError(f"{_model_file(folder)} cannot be loaded: {str(error).splitlines()[0]}.") from error
+
+
+def _model_file(folder: ModelFolder) -> Path:
+    for path in (folder.root / "model.onnx", folder.root / "onnx" / "model.onnx"):
+        if path.is_file():
+            return path
+    raise ArtifactError(f"{folder.root} holds neither model.onnx nor onnx/model.onnx.")

@@ -1,0 +1,151 @@
+"""Encoders behind an OpenAI-compatible ``/embeddings`` endpoint: OpenAI's own, vLLM, TEI, llama.cpp, ...
+
+Texts go in batches, several under way at once. The client waits and tries again where that can help (408, 409,
+429, 5xx, lost connections, time-outs), twice as long each time or as long as the server asks; anything else is an error
+at once.
+Vectors are put in order by the index that the server gives each, not by their place in the answer.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deepsearch_rl.errors import ConfigError, EndpointError
+from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
+
+NO_KEY = "none"
+"""Sent to servers that ask for no key, because the client insists on one."""
+QUOTED_CHARACTERS = 300
+"""How much of a server's complaint an error repeats."""
+
+
+class RemoteConfig(Record):
+    """An embeddings endpoint."""
+
+    name: Literal["remote"]
+    base_url: NonEmpty = Field(description="up to and without /embeddings, e.g. https://api.openai.com/v1")
+    model: NonEmpty
+    api_key_variable: NonEmpty | None = Field(description="environment variable with the key; null: none is asked for")
+    dimension: int = Field(ge=1, description="of the model's vectors; anything else is an error")
+    query_prefix: str
+    passage_prefix: str
+    max_characters: int | None = Field(ge=1, description="longer texts are cut, prefix included; null: never")
+    batch_texts: int = Field(ge=1, description="texts of one request")
+    concurrency: int = Field(ge=1, description="requests under way at once")
+    timeout_s: float = Field(gt=0, description="of one attempt")
+    retries: int = Field(ge=0, description="further attempts of one request")
+
+
+class RemoteEncoder:
+    """Asks an embeddings endpoint; may be used from several threads. The key is in no error, log or ``repr``."""
+
+    def __init__(self, config: RemoteConfig) -> None:
+        """Make the client; nothing is sent.
+
+        Raises:
+            ConfigError: the variable that should hold the key is not set.
+        """
+        from openai import OpenAI  # noqa: PLC0415 - half a second, needed by this encoder alone
+
+        self._config = config
+        self._key = _read_key(config)
+        self._client = OpenAI(
+            base_url=config.base_url, api_key=self._key, timeout=config.timeout_s, max_retries=config.retries
+        )
+
+    @property
+    def dimension(self) -> int:
+        """As configured; every answer is checked."""
+        return self._config.dimension
+
+    def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
+        """Embeddings_ND of N texts, each with its side's prefix; blank texts are zero and are not sent.
+
+        Raises:
+            EndpointError: the server cannot be reached, refuses, or answers with something else than vectors.
+        """
+        return encode_readable(texts, self.dimension, lambda readable: self._ask_for_all(readable, kind))
+
+    def _ask_for_all(self, texts: list[str], kind: Kind) -> NDArray[np.float32]:
+        config = self._config
+        prefix = config.query_prefix if kind == "query" else config.passage_prefix
+        sent = [(prefix + text)[: config.max_characters] for text in texts]
+        batches = [sent[start : start + config.batch_texts] for start in range(0, len(sent), config.batch_texts)]
+        pool = ThreadPoolExecutor(min(config.concurrency, len(batches)))
+        try:
+            return np.concatenate(list(pool.map(self._ask, batches)))
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error, requests that have not begun are not made
+
+    def _ask(self, texts: list[str]) -> NDArray[np.float32]:
+        import openai  # noqa: PLC0415
+
+        try:
+            answer = self._client.embeddings.with_raw_response.create(
+                input=texts, model=self._config.model, encoding_format="float"
+            )
+        except openai.APIStatusError as error:
+            raise self._failure(f"answered {error.status_code}: {error.message[:QUOTED_CHARACTERS]}") from None
+        except openai.APITimeoutError as error:
+            raise self._failure(f"did not answer within {self._config.timeout_s:g} s") from error
+        except openai.APIConnectionError as error:
+            raise self._failure(f"cannot be reached ({error.__cause__ or error})") from error
+        return self._parse(answer.content, len(texts))
+
+    def _parse(self, content: bytes, texts: int) -> NDArray[np.float32]:
+        try:
+            vectors = _Answer.model_validate_json(content).data
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "body"
+            raise self._failure(f"answered with something else than embeddings ({where}: {first['msg']})") from None
+        if sorted(vector.index for vector in vectors) != list(range(texts)):
+            raise self._failure(f"answered {texts} texts with {len(vectors)} vectors, or numbered them wrongly")
+        lengths = {len(vector.embedding) for vector in vectors}
+        if lengths != {self.dimension}:
+            raise self._failure(
+                f"gives vectors of dimension {max(lengths - {self.dimension})}, where index.encoder.dimension is "
+                f"{self.dimension}"
+            )
+        embeddings_BD = np.empty((texts, self.dimension), dtype=np.float32)
+        for vector in vectors:
+            embeddings_BD[vector.index] = vector.embedding
+        if not np.isfinite(embeddings_BD).all():
+            raise self._failure("gives vectors with numbers that are not finite")
+        return embeddings_BD
+
+    def _failure(self, problem: str) -> EndpointError:
+        shown = problem if self._key == NO_KEY else problem.replace(self._key, "***")
+        return EndpointError(f"the embeddings server at {self._config.base_url} {shown}.")
+
+
+class _Vector(BaseModel):
+    """One text's vector, as the server numbers it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    index: int
+    embedding: list[float]
+
+
+class _Answer(BaseModel):
+    """What is read of an answer."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    data: list[_Vector]
+
+
+def _read_key(config: RemoteConfig) -> str:
+    if config.api_key_variable is None:
+        return NO_KEY
+    key = os.environ.get(config.api_key_variable, "").strip()
+    if not key:
+        raise ConfigError(f"set the environment variable {config.api_key_variable} to the key of {config.base_url}.")
+    return key

@@ -1,0 +1,96 @@
+"""The engine ray on real Ray processes of this machine, all on 127.0.0.1."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from deepsearch_rl.errors import UnavailableError
+from deepsearch_rl.retrieval.encoders import encoding, on_ray
+from deepsearch_rl.retrieval.encoders.choice import prepare_encoder
+from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig
+from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
+from tests.retrieval.encoders.chunks import make_chunks
+from tests.retrieval.encoders.folders import transformers_config, write_bert
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+CHUNKS = make_chunks([f"comet {'river ' * (row % 40)}lander {row}" for row in range(1200)])
+LOCAL = {"engine": "local", "dtype": "float32", "block_rows": 50, "ray": None}
+WORKERS = {"workers": 2, "cpus_per_worker": 1, "gpus_per_worker": 0, "object_store_mb": 80}
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator:
+    for name, value in {**on_ray.LOOPBACK_ONLY, "RAY_AUTH_MODE": "disabled"}.items():
+        monkeypatch.setenv(name, value)
+    package = pytest.importorskip("ray", reason="the extra ray is not installed")
+    yield package
+    package.shutdown()
+
+
+@pytest.fixture
+def cluster(ray) -> Iterator:
+    from ray.cluster_utils import Cluster  # noqa: PLC0415 - only once the environment is set
+
+    node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20}
+    nodes = Cluster()
+    try:
+        nodes.add_node(include_dashboard=False, **node)
+        nodes.add_node(**node)
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def on_a_cluster(address: str | None) -> EncodingConfig:
+    return EncodingConfig.model_validate({**LOCAL, "engine": "ray", "ray": {"address": address, **WORKERS}})
+
+
+def test_a_node_that_dies_midway_changes_no_byte(cluster, ray, tmp_path, monkeypatch):
+    encoder = transformers_config(write_bert(tmp_path / "bert"), batch_tokens=256)
+    prepare_encoder(CHUNKS, encoder, tmp_path / "learnt", seed=0)
+    calls = tmp_path / "learnt", CHUNKS, "digest"
+    encoding.encode_to_file(encoder, *calls, tmp_path / "local.npy", tmp_path / "work1", EncodingConfig(**LOCAL))
+
+    nodes_seen = []
+    write = encoding.write_rows
+
+    def write_then_kill(*arguments: object) -> None:
+        write(*arguments)
+        nodes_seen.append(sum(node["Alive"] for node in ray.nodes()))
+        if len(nodes_seen) == 3:
+            [second] = cluster.worker_nodes
+            cluster.remove_node(second, allow_graceful=False)
+
+    monkeypatch.setattr(encoding, "write_rows", write_then_kill)
+    config = on_a_cluster(cluster.address)
+    encoding.encode_to_file(encoder, *calls, tmp_path / "ray.npy", tmp_path / "work2", config)
+    assert (nodes_seen[0], nodes_seen[-1], len(nodes_seen)) == (2, 1, 24)
+    assert (tmp_path / "ray.npy").read_bytes() == (tmp_path / "local.npy").read_bytes()
+
+
+def test_a_ray_of_its_own_is_stopped_and_the_workers_error_is_told(ray, tmp_path):
+    encoder = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=100, max_terms=100)
+    (tmp_path / "learnt").mkdir()
+    with pytest.raises(UnavailableError, match="build the index again"):
+        encoding.encode_to_file(
+            encoder, tmp_path / "learnt", CHUNKS, "digest", tmp_path / "out.npy", tmp_path / "work", on_a_cluster(None)
+        )
+    assert not ray.is_initialized()
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_a_cluster_that_does_not_answer_is_named(ray, tmp_path):
+    encoder = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=100, max_terms=100)
+    prepare_encoder(CHUNKS, encoder, tmp_path / "learnt", seed=0)
+    with pytest.raises(UnavailableError, match="the Ray cluster at auto cannot be reached"):
+        encoding.encode_to_file(
+            encoder,
+            tmp_path / "learnt",
+            CHUNKS,
+            "digest",
+            tmp_path / "out.npy",
+            tmp_path / "work",
+            on_a_cluster("auto"),
+        )
+    assert not ray.is_initialized()
