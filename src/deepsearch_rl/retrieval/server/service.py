@@ -40,6 +40,7 @@ from deepsearch_rl.retrieval.server.bodies import (
 from deepsearch_rl.retrieval.server.config import ServiceConfig
 from deepsearch_rl.retrieval.server.engine import SearchEngine
 from deepsearch_rl.retrieval.server.guard import Guard
+from deepsearch_rl.retrieval.server.heap import trim_now_and_then
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
 from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
 from deepsearch_rl.retrieval.server.pages import normalise_url, read_pages
@@ -126,8 +127,12 @@ class RetrievalApp:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """What must run for requests to be served."""
-        async with self._queue, self._mcp.session_manager.run():
-            yield
+        trimming = asyncio.create_task(trim_now_and_then())
+        try:
+            async with self._queue, self._mcp.session_manager.run():
+                yield
+        finally:
+            trimming.cancel()
 
     async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = parse_body(RetrieveRequest, await read_body(scope, receive))
