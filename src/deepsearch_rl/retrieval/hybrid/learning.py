@@ -1,17 +1,24 @@
 """Learning the hybrid's weights from questions whose gold evidence is known.
 
-For a question with candidates c, features x_c and relevant candidates R, the loss is the cross entropy between the
-softmax of the scores w.x_c and equal shares for all of R (ListNet's top-one loss, Cao et al. 2007), averaged over
-questions, plus ridge / 2 * |w|^2. It is convex, so that L-BFGS finds the one minimum whatever the start. Eight weights
-cannot learn a question by heart, but whether they help is still asked of questions held out: the questions are dealt
-into folds, each is ranked with weights from the other folds, and unless MRR@10 and MAP@10 are then both at least the
-better half's, the hybrid gives that half's ranking.
+A question has candidates c with features x_c and scores s_c = w.x_c; R of them are relevant. Each relevant one is to
+stand above all the irrelevant ones, whatever the other relevant ones do: the loss is the mean over r in R of
+
+    log(1 + sum over irrelevant j of exp(s_j - s_r))
+
+averaged over questions, plus ridge / 2 * |w|^2. That is the cross entropy of a softmax as in ListNet (Cao et al. 2007),
+without the competition among relevant candidates, which costs recall where a question has several. It is convex, so
+that L-BFGS finds the one minimum whatever the start.
+
+Eight weights cannot learn questions by heart, but whether they help is still asked of questions held out: the questions
+are dealt into folds, each is ranked with weights from the other folds, and unless MRR@10 and MAP@10 are then both at
+least the better half's, the hybrid gives that half's ranking.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,12 +53,14 @@ class Example:
         return np.array([bool(found) for found in self.found_C], dtype=np.bool_)
 
 
-def gather(finder: CandidateFinder, chunks: Sequence[Chunk], questions: Sequence[tuple[str, Gold]]) -> list[Example]:
-    """An example for every question, given as its text and its gold evidence."""
+def gather(
+    finder: CandidateFinder, chunks: Sequence[Chunk], asked: Sequence[tuple[str, Gold]], depth: int = RANKED
+) -> list[Example]:
+    """An example for every question, with candidates for a ranking of at least ``depth`` rows."""
     return [
         _example(candidates, chunks, gold)
-        for text, gold in track(questions, "gather candidates", len(questions), "questions")
-        for candidates in finder.find([text], RANKED)
+        for text, gold in track(asked, "gather candidates", len(asked), "questions")
+        for candidates in finder.find([text], depth)
     ]
 
 
@@ -67,29 +76,67 @@ def fit_weights(examples: Sequence[Example], ridge: float) -> Floats:
     usable = [example for example in examples if any(example.found_C)]
     if not usable:
         return np.zeros(len(FEATURES))
-    starts_Q = np.cumsum([0, *(len(example.found_C) for example in usable[:-1])])
-    features_CF = np.concatenate([example.candidates.features_CF for example in usable])
-    target_C = np.concatenate([example.relevant_C / example.relevant_C.sum() for example in usable])
-    sizes_Q = np.diff(starts_Q, append=len(target_C))
-
-    def loss(weights_F: Floats) -> tuple[float, Floats]:
-        scores_C = features_CF @ weights_F
-        scores_C -= np.repeat(np.maximum.reduceat(scores_C, starts_Q), sizes_Q)
-        normaliser_C = np.repeat(np.add.reduceat(np.exp(scores_C), starts_Q), sizes_Q)
-        log_shares_C = scores_C - np.log(normaliser_C)
-        slope_F = features_CF.T @ (np.exp(log_shares_C) - target_C) / len(usable) + ridge * weights_F
-        return float(-(target_C @ log_shares_C) / len(usable) + ridge / 2 * weights_F @ weights_F), slope_F
-
-    return np.asarray(minimize(loss, np.zeros(features_CF.shape[1]), jac=True, method="L-BFGS-B").x)
+    loss = RankingLoss.of(usable, ridge)
+    found = minimize(loss.value_and_slope, np.zeros(len(FEATURES)), jac=True, method="L-BFGS-B")
+    return np.asarray(found.x)
 
 
-def held_out_weights(examples: Sequence[Example], ridge: float, folds: int, seed: int) -> list[Floats]:
-    """For every example, weights learnt from the other folds; which fold a question is in is drawn by seed."""
-    fold_Q = np.random.default_rng(seed).permutation(len(examples)) % folds
-    by_fold = [
-        fit_weights([example for example, own in zip(examples, fold_Q, strict=True) if own != fold], ridge)
-        for fold in range(folds)
-    ]
+@dataclass(frozen=True, slots=True)
+class RankingLoss:
+    """The loss over Q questions whose C candidates, at least one of them relevant, stand one after the other."""
+
+    features_CF: Floats
+    relevant_C: NDArray[np.bool_]
+    share_C: Floats
+    """One over the number of relevant candidates of the question where relevant, else 0."""
+    starts_Q: NDArray[np.int64]
+    sizes_Q: NDArray[np.int64]
+    ridge: float
+
+    @classmethod
+    def of(cls, examples: Sequence[Example], ridge: float) -> Self:
+        """From at least one example, each with a relevant candidate."""
+        relevant = [example.relevant_C for example in examples]
+        sizes_Q = np.array([len(one) for one in relevant])
+        return cls(
+            features_CF=np.concatenate([example.candidates.features_CF for example in examples]),
+            relevant_C=np.concatenate(relevant),
+            share_C=np.concatenate([one / one.sum() for one in relevant]),
+            starts_Q=np.cumsum(sizes_Q) - sizes_Q,
+            sizes_Q=sizes_Q,
+            ridge=ridge,
+        )
+
+    def value_and_slope(self, weights_F: Floats) -> tuple[float, Floats]:
+        """The loss, and its derivative by each weight."""
+        scores_C = self.features_CF @ weights_F
+        scores_C -= self._spread(np.maximum.reduceat(scores_C, self.starts_Q))
+        # In place of an irrelevant candidate's weight a question without one has next to nothing.
+        irrelevant_C = np.where(self.relevant_C, 0.0, np.exp(scores_C))
+        irrelevant_Q = np.maximum(np.add.reduceat(irrelevant_C, self.starts_Q), np.finfo(np.float64).tiny)
+        log_irrelevant_C = self._spread(np.log(irrelevant_Q))
+        log_all_C = np.logaddexp(scores_C, log_irrelevant_C)
+        lost_C = self.share_C * np.exp(log_irrelevant_C - log_all_C)
+        lost_Q = np.add.reduceat(lost_C, self.starts_Q)
+        slope_C = irrelevant_C * self._spread(lost_Q / irrelevant_Q) - lost_C
+        value = self.share_C @ (log_all_C - scores_C) / len(self.sizes_Q) + self.ridge / 2 * weights_F @ weights_F
+        return float(value), slope_C @ self.features_CF / len(self.sizes_Q) + self.ridge * weights_F
+
+    def _spread(self, values_Q: Floats) -> Floats:
+        return np.repeat(values_Q, self.sizes_Q)
+
+
+def drawn_folds(questions: int, folds: int, seed: int) -> NDArray[np.int64]:
+    """The fold_Q of every question, of equal sizes, drawn by seed."""
+    return np.random.default_rng(seed).permutation(questions) % folds
+
+
+def held_out_weights(examples: Sequence[Example], ridge: float, fold_Q: NDArray[np.int64]) -> list[Floats]:
+    """For every example, the weights learnt from the other folds."""
+    by_fold = {
+        fold: fit_weights([one for one, own in zip(examples, fold_Q.tolist(), strict=True) if own != fold], ridge)
+        for fold in set(fold_Q.tolist())
+    }
     return [by_fold[fold] for fold in fold_Q.tolist()]
 
 
@@ -102,10 +149,12 @@ def learn_fusion(
         logger.info("no hybrid is learnt: %d questions with gold evidence, %d folds", len(asked), config.folds)
         return None
     examples = gather(finder, chunks, asked)
-    held_out = held_out_weights(examples, config.ridge, config.folds, seed)
-    scores = {"learned": _means([_scores(one, weights_F) for one, weights_F in zip(examples, held_out, strict=True)])}
-    for name, half in (("bm25", finder.bm25), ("dense", finder.dense)):
-        scores[name] = _means(_half_scores(half, chunks, asked))
+    held_out = held_out_weights(examples, config.ridge, drawn_folds(len(asked), config.folds, seed))
+    scores = {
+        "learned": _means([score_example(one, weights_F) for one, weights_F in zip(examples, held_out, strict=True)]),
+        "bm25": _means(score_retriever(finder.bm25, chunks, asked)),
+        "dense": _means(score_retriever(finder.dense, chunks, asked)),
+    }
     weights_F = fit_weights(examples, config.ridge).round(DIGITS).tolist()
     return FusionWeights(
         ranking=choose(scores),
@@ -131,16 +180,20 @@ def _drawn(asked: list[tuple[str, Gold]], most: int, seed: int) -> list[tuple[st
     return [asked[position] for position in chosen.tolist()]
 
 
-def _scores(example: Example, weights_F: Floats) -> dict[str, float]:
+def score_example(example: Example, weights_F: Floats, cutoffs: Sequence[int] = ()) -> dict[str, float]:
+    """The scores of a question whose candidates are ranked with these weights."""
     found_by_row = dict(zip(example.candidates.rows_C.tolist(), example.found_C, strict=True))
-    ranking = order(example.candidates, weights_F, RANKED)
-    return score_facts([set(found_by_row[row]) for row in ranking.rows_K.tolist()], example.items, ())
+    ranking = order(example.candidates, weights_F, max((*cutoffs, RANKED)))
+    return score_facts([set(found_by_row[row]) for row in ranking.rows_K.tolist()], example.items, cutoffs)
 
 
-def _half_scores(half: Retriever, chunks: Sequence[Chunk], asked: Sequence[tuple[str, Gold]]) -> list[dict[str, float]]:
-    rankings = half.search([text for text, _ in asked], RANKED)
+def score_retriever(
+    retriever: Retriever, chunks: Sequence[Chunk], asked: Sequence[tuple[str, Gold]], cutoffs: Sequence[int] = ()
+) -> list[dict[str, float]]:
+    """The scores of every question as a retriever ranks."""
+    rankings = retriever.search([text for text, _ in asked], max((*cutoffs, RANKED)))
     return [
-        score_facts([gold.found_in(chunks[row]) for row in ranking.rows_K.tolist()], len(gold.items), ())
+        score_facts([gold.found_in(chunks[row]) for row in ranking.rows_K.tolist()], len(gold.items), cutoffs)
         for ranking, (_, gold) in zip(rankings, asked, strict=True)
     ]
 

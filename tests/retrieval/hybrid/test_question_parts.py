@@ -1,0 +1,38 @@
+from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, take_apart
+
+SOURCES = ("The Age", "The Independent", "The Independent - Sports", "Wired", "wired")
+
+
+def test_the_longest_name_is_the_source_that_is_meant():
+    asked = take_apart("What does The Independent - Sports say of rugby?", SourceNames.of(SOURCES))
+    assert asked.sources == (2,)
+
+
+def test_sources_are_found_as_whole_words_in_any_case_and_spacing():
+    names = SourceNames.of(SOURCES)
+    assert take_apart("What did THE  AGE report?", names).sources == (0,)
+    assert take_apart("Who was wired in The Ages?", names).sources == (3, 4)
+    assert take_apart("Who rewired the house at the aged inn?", names).sources == ()
+
+
+def test_parts_leave_out_sources_and_dates():
+    asked = take_apart(
+        "Did The Age praise the new phone, while Wired on October 4, 2023 found its battery weak?",
+        SourceNames.of(SOURCES),
+    )
+    assert asked.parts == (" praise the new phone", " found its battery weak?")
+    assert len(asked.days) == 1
+
+
+def test_a_question_without_joints_is_one_part():
+    assert take_apart("The first lander on a comet?", SourceNames.of(())).parts == ("The first lander on a comet?",)
+
+
+def test_a_question_that_is_only_a_source_is_kept():
+    assert take_apart("The Age?", SourceNames.of(SOURCES)).whole == "The Age?"
+
+
+def test_names_with_signs_of_patterns_are_taken_literally():
+    names = SourceNames.of(("Cnbc | World (US)", ""))
+    assert take_apart("reported by Cnbc | World (US) in May", names).sources == (0,)
+    assert take_apart("reported by Cnbc in May", names).sources == ()

@@ -1,0 +1,61 @@
+"""The learnt hybrid on MultiHop-RAG's articles and questions."""
+
+import gzip
+import json
+
+import pytest
+
+from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
+from deepsearch_rl.files import write_jsonl
+from deepsearch_rl.records import Document, Question
+from deepsearch_rl.retrieval.build import build_index
+from deepsearch_rl.retrieval.comparison import compare_retrievers
+from deepsearch_rl.retrieval.hybrid.weights import LearningConfig
+from deepsearch_rl.retrieval.manifest import IndexConfig
+from deepsearch_rl.retrieval.searcher import open_index
+
+LEARNING = LearningConfig(split="train", questions=1000, ridge=0.001, folds=5)
+QUESTIONS = 150
+
+
+def rows(path):
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def documents(folder):
+    for row in rows(folder / "corpus.jsonl.gz"):
+        metadata = {"source": row["source"], "published_at": row["published_at"]}
+        yield Document(id=row["doc_id"], contents=f"{row['title']}\n{row['body']}", metadata=metadata)
+
+
+@pytest.mark.slow
+@pytest.mark.realdata
+def test_on_questions_held_out_the_hybrid_ranks_better_than_fielded_bm25(real_data, tmp_path, index_config):
+    folder = real_data / "multihoprag"
+    known = [row for row in rows(folder / "queries.jsonl.gz") if row["evidence_list"]][:QUESTIONS]
+    questions = [
+        Question.model_validate(
+            {
+                "id": row["id"],
+                "question": row["query"],
+                "golden_answers": [row["answer"]],
+                "metadata": {"evidence_list": row["evidence_list"]},
+            }
+        )
+        for row in known
+    ]
+    values = index_config.model_dump()
+    values["bm25"]["fields"] = {"title": 1.0, "source": 1.0, "date": 1.0, "body": 1.0}
+    values["encoder"]["dimension"] = 64
+    values["fusion"] |= {"depth": 100, "source_depth": 30}
+    write_jsonl(tmp_path / "corpora" / "news.jsonl", documents(folder))
+    chunked = ChunkConfig(chunk_size=256, overlap=0, tokenizer="words", passages=())
+    chunk_corpora(tmp_path / "corpora", tmp_path / "chunks", chunked)
+    build_index(tmp_path / "chunks" / "news.jsonl", tmp_path / "index", IndexConfig.model_validate(values), seed=0)
+    names = ("bm25", "dense", "hybrid")
+    compared = compare_retrievers(
+        open_index(tmp_path / "index"), tmp_path / "index", questions, names, (4, 10), LEARNING, seed=0, draws=200
+    )
+    gains = compared.hybrid_minus_better_half
+    assert {metric for metric, gain in gains.items() if gain.low > 0} >= {"mrr@10", "map@10", "evidence_recall@10"}
