@@ -1,8 +1,9 @@
 """Sparse retrieval: the built-in BM25 beside bm25s and pyserini's Lucene: agreement, CPU time, memory and quality.
 
-    .venv/bin/python -m benchmarks.sparse                          # all tables, about five minutes on one core
+    .venv/bin/python -m benchmarks.sparse                                    # engines and fields, half a minute
     .venv/bin/python -m benchmarks.sparse --tables engines --repetitions 1 --queries 100
-    .venv/bin/python -m benchmarks.sparse --tables scale --rows 100000 300000 1000000
+    .venv/bin/python -m benchmarks.sparse --tables scale --rows 100000 300000 1000000       # two minutes
+    .venv/bin/python -m benchmarks.sparse --tables engines fields scale --docs docs/retrieval.md
 
     engines   every engine builds and searches the same real passages in turn; CPU seconds of the whole process, Java's
               threads among them, are of the fastest repetition; agreement is with the built-in index
@@ -32,7 +33,7 @@ import bm25s
 import numpy as np
 from scipy.stats import kendalltau
 
-from benchmarks.load.report import markdown_table, write_csv
+from benchmarks.load.report import fill_section, markdown_table, write_csv
 from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata, Document
@@ -76,6 +77,8 @@ def main() -> None:
         (arguments.out / f"sparse_{name}.md").write_text(text, encoding="utf-8")
         write_csv(arguments.out / f"sparse_{name}.csv", header, rows)
         sys.stdout.write(f"\n{text}")
+        if arguments.docs:
+            fill_section(arguments.docs, f"sparse {name}", text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,7 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tables", nargs="+", choices=("engines", "scale", "fields"), default=["engines", "fields"])
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the real data")
     parser.add_argument("--out", type=Path, default=Path("work/benchmarks"))
+    parser.add_argument("--docs", type=Path, help="document whose places for these tables are filled")
     parser.add_argument("--repetitions", type=int, default=3, help="of building and searching, engines in turn")
+    parser.add_argument("--copies", type=int, default=1, help="of every passage, for the table engines")
     parser.add_argument("--queries", type=int, default=700, help="at most so many of a set")
     parser.add_argument("--rows", type=int, nargs="+", default=[30_000, 100_000, 300_000], help="for the table scale")
     parser.add_argument("--skip", nargs="*", default=[], choices=("bm25s", "lucene"), help="engines to leave out")
@@ -132,6 +137,7 @@ def measure_engines(arguments: argparse.Namespace) -> Table:
               "top-10 overlap", "equal top 1", "Kendall tau", "score correlation")  # fmt: skip
     rows: list[Sequence[object]] = []
     for name, chunks, queries in (_wiki18(arguments.data), _multihoprag(arguments.data)):
+        chunks = chunks * arguments.copies
         queries = queries[: arguments.queries]
         sys.stderr.write(f"{name}: {len(chunks)} passages, {len(queries)} queries\n")
         rows += _compare(f"{name} ({len(chunks)})", chunks, queries, arguments)
