@@ -16,6 +16,7 @@ import http.client
 import json
 import sys
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,12 @@ from benchmarks.load import corpus
 from benchmarks.load.attack import Answers, attack
 from benchmarks.load.hostile import DIALECTS, JSON_HEADERS, hostile_requests
 from benchmarks.load.report import fill_section, markdown_table
-from benchmarks.load.server_process import ServerProcess, running_server, settled_rss_anon_bytes
+from benchmarks.load.server_process import ServerProcess, running_server
 from deepsearch_rl.retrieval.build import IndexSection
 
 MAX_GROWTH_BYTES = 50 * 10**6
 CONNECTIONS = 32
+SETTLE_S = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,16 @@ class Siege:
         return found
 
 
-def besiege(server: ServerProcess, count: int, seed: int) -> Siege:
-    """Send ``count`` hostile requests to a running server and compare it with itself."""
+def besiege(server: ServerProcess, count: int, seed: int, settle_s: float) -> Siege:
+    """Send ``count`` hostile requests to a running server and compare it with itself.
+
+    ``settle_s`` seconds pass before its memory is measured for the second time; it gives back what was freed every ten.
+    """
     before = honest_answers(server)
-    memory_bytes = settled_rss_anon_bytes(server)
+    memory_bytes = server.rss_anon_bytes()
     answers = asyncio.run(attack(server.address, hostile_requests(count, seed), CONNECTIONS))
-    growth_bytes = settled_rss_anon_bytes(server) - memory_bytes
+    time.sleep(settle_s)
+    growth_bytes = server.rss_anon_bytes() - memory_bytes
     after = honest_answers(server)
     return Siege(answers, growth_bytes, [route for route in before if before[route] != after[route]])
 
@@ -114,7 +120,7 @@ def main() -> None:
         pages.write_text('{"url": "http://w/index.php/Vienna", "contents": "A city."}\n', encoding="utf-8")
         arguments = ["--retriever", "hybrid", "--top-k", "3", "--pages", str(pages)]
         with running_server(index, chunks, arguments, core=None) as server:
-            siege = besiege(server, options.count, options.seed)
+            siege = besiege(server, options.count, options.seed, SETTLE_S)
     text = report(siege, options.count, options.seed)
     if options.docs:
         fill_section(options.docs, "hostile_requests", text)

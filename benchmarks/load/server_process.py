@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,9 +110,3 @@ def _await_health(port: int, log: IO[bytes]) -> None:
     if not healthy:
         log.seek(0)
         raise RuntimeError(f"the retrieval server did not come up. It wrote: {log.read().decode(errors='replace')}")
-
-
-def settled_rss_anon_bytes(server: ServerProcess, seconds: float = 1.0) -> int:
-    """Its anonymous memory once freed buffers had a moment to go back to the kernel."""
-    time.sleep(seconds)
-    return server.rss_anon_bytes()
