@@ -85,9 +85,15 @@ def test_a_folder_without_an_encoder_is_refused(tmp_path):
         TransformersEncoder(transformers_config(tmp_path))
 
 
-def test_half_precision_is_refused_on_a_cpu(bert_folder):
+def test_float16_is_refused_on_a_cpu_and_bfloat16_is_close_to_float32(bert_folder):
     with pytest.raises(ValidationError, match="slower than float32"):
-        transformers_config(bert_folder, dtype="bfloat16")
+        transformers_config(bert_folder, dtype="float16")
+    full, short = (
+        TransformersEncoder(transformers_config(bert_folder, dtype=dtype)).encode(["the lander", "a comet"], "query")
+        for dtype in ("float32", "bfloat16")
+    )
+    assert (full * short).sum(axis=1).min() > 0.999
+    assert not (full == short).all()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -20,9 +20,11 @@ class TransformersConfig(ModelFolderConfig):
     dtype: Literal["float32", "float16", "bfloat16"]
 
     @model_validator(mode="after")
-    def _full_precision_on_a_cpu(self) -> "TransformersConfig":
-        if self.device == "cpu" and self.dtype != "float32":
-            raise ValueError(f"dtype {self.dtype} is for device cuda: CPUs emulate it, slower than float32")
+    def _no_emulated_precision(self) -> "TransformersConfig":
+        # bfloat16 is what recent CPUs multiply natively (AVX512-BF16, AMX): three times the speed of float32 there. It
+        # has three decimal digits, so that near ties may fall otherwise in another batch.
+        if self.device == "cpu" and self.dtype == "float16":
+            raise ValueError("dtype float16 is for device cuda: CPUs emulate it, slower than float32")
         return self
 
 
