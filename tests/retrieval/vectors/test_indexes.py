@@ -254,3 +254,13 @@ def test_refining_orders_the_candidates_of_the_first_stage_exactly(vectors_ND, q
         expected = np.lexsort((candidates_C, -exact_C))[:5]
         assert rows_K.tolist() == candidates_C[expected].tolist()
         np.testing.assert_allclose(scores_K, exact_C[expected], atol=1e-6)
+
+
+def test_refining_compares_with_every_row_of_a_narrow_mask(vectors_ND, queries_QD, tmp_path):
+    config = config_of("ivf_pq_refine", nprobe=1, refine_factor=2)
+    build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config, 0)
+    allowed_N = np.zeros(ROWS, dtype=bool)
+    allowed_N[np.random.default_rng(3).choice(ROWS, 10, replace=False)] = True
+    _, rows_QK = open_vector_index(tmp_path / "index", config).search(queries_QD, 5, allowed_N)
+    scores_QN = np.where(allowed_N, queries_QD @ vectors_ND.T, -np.inf)
+    np.testing.assert_array_equal(rows_QK, best(scores_QN, 5))

@@ -41,10 +41,18 @@ class RefinedIndex:
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """See :meth:`VectorIndex.search`; scores are exact, and so is the order of the candidates."""
         top_k = min(top_k, self.rows)
-        _, rows_QC = self.first.search(queries_QD, math.ceil(top_k * self.refine_factor), allowed_N)
+        rows_QC = self._candidates(queries_QD, math.ceil(top_k * self.refine_factor), allowed_N)
         self.file.prefetch(rows_QC[rows_QC != NO_ROW])
         rankings = [self._refined(rows_C, query_D, top_k) for rows_C, query_D in zip(rows_QC, queries_QD, strict=True)]
         return stack(rankings, top_k)
+
+    def _candidates(
+        self, queries_QD: NDArray[np.float32], count: int, allowed_N: NDArray[np.bool_] | None
+    ) -> NDArray[np.int64]:
+        if allowed_N is not None and np.count_nonzero(allowed_N) <= count:  # few enough to compare with all of them
+            allowed_C = np.flatnonzero(allowed_N)
+            return np.where(queries_QD.any(axis=1, keepdims=True), allowed_C, NO_ROW)
+        return self.first.search(queries_QD, count, allowed_N)[1]
 
     def _refined(self, rows_C: NDArray[np.int64], query_D: NDArray[np.float32], top_k: int) -> Ranking:
         candidates_C = np.sort(rows_C[rows_C != NO_ROW])
