@@ -1,5 +1,6 @@
 """From measured builds to a corpus of another size: straight lines through time, disk and memory."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,11 +32,6 @@ class BuildCost(Record):
     disk_peak_bytes: int
     """Index and unfinished work, the corpus not counted."""
 
-    @property
-    def anon_bytes(self) -> int:
-        """The highest RssAnon of the build."""
-        return max(part.anon_bytes for part in self.parts.values())
-
 
 class Results(Record):
     """All that was measured, so that sizes can be measured on different days."""
@@ -45,11 +41,14 @@ class Results(Record):
 
 
 def at(rows: int, sizes: Sequence[int], values: Sequence[float]) -> float:
-    """The value at a number of rows of the least-squares line through measured ones, not a number of fewer than two."""
+    """The value at a number of rows of the least-squares line through measured ones, not a number of fewer than two.
+
+    A line that falls is noise about something that does not depend on the rows, and gives its mean.
+    """
     if len(sizes) < 2:
         return float("nan")
     slope, start = np.polyfit(sizes, values, 1)
-    return max(0.0, float(start + slope * rows))
+    return float(start + slope * rows) if slope > 0 else float(np.mean(values))
 
 
 def build_rows(results: Results) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -61,27 +60,33 @@ def build_rows(results: Results) -> tuple[tuple[str, ...], list[tuple[str, ...]]
         ("all, CPU s", [sum(part.cpu_s for part in build.parts.values()) for build in builds], "{:,.0f}"),
         ("index, MB", [build.index_bytes / MB for build in builds], "{:,.0f}"),
         ("disk at most, MB", [build.disk_peak_bytes / MB for build in builds], "{:,.0f}"),
-        ("peak RssAnon, MB", [build.anon_bytes / MB for build in builds], "{:,.0f}"),
     ]
     header = ("passages", *(name for name, _, _ in columns))
     rows = [
         (f"{build.rows:,}", *(form.format(values[place]) for _, values, form in columns))
         for place, build in enumerate(builds)
     ]
-    line = (form.format(at(WIKI18_ROWS, sizes, values)) for _, values, form in columns)
+    line = (_written(form, at(WIKI18_ROWS, sizes, values)) for _, values, form in columns)
     return header, [*rows, (f"{WIKI18_ROWS:,} (line)", *line)]
 
 
 def memory_rows(results: Results) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows of the table of memory: the highest RssAnon of every part at every size, in MB."""
+    """Header and rows of the table of memory: the highest RssAnon of every part at every size, in MB, and of the whole.
+
+    The whole is the largest of its parts, on the line too: another part may lead at another size.
+    """
     builds = [results.builds[size] for size in sorted(results.builds)]
     sizes = [build.rows for build in builds]
-    header = ("part", *(f"{size:,}" for size in sizes), "wiki-18 (line)")
-    rows = []
-    for part in PARTS:
-        values = [build.parts[part].anon_bytes / MB for build in builds]
-        rows.append((part, *(f"{value:,.0f}" for value in (*values, at(WIKI18_ROWS, sizes, values)))))
-    return header, rows
+    values = {part: [build.parts[part].anon_bytes / MB for build in builds] for part in PARTS}
+    lines = {part: at(WIKI18_ROWS, sizes, measured) for part, measured in values.items()}
+    header = ("RssAnon at most, MB", *(f"{size:,}" for size in sizes), f"{WIKI18_ROWS:,} (line)")
+    columns = [*zip(*values.values(), strict=True), tuple(lines.values())]
+    rows = [(part, *(_written("{:,.0f}", value) for value in (*values[part], lines[part]))) for part in PARTS]
+    return header, [*rows, ("the whole build", *(_written("{:,.0f}", max(column)) for column in columns))]
+
+
+def _written(form: str, value: float) -> str:
+    return "-" if math.isnan(value) else form.format(value)
 
 
 def encoder_text(encoder: EncoderSlope) -> str:
