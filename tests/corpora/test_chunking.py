@@ -3,14 +3,18 @@
 import gzip
 import itertools
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora, chunk_document
+from deepsearch_rl.corpora import spans
+from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora, chunk_documents
 from deepsearch_rl.corpora.spans import sentence_spans, word_spans
+from deepsearch_rl.corpora.token_counts import WordCounter
 from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import Chunk, Document
@@ -18,6 +22,10 @@ from deepsearch_rl.records import Chunk, Document
 CONFIG = ChunkConfig(chunk_size=12, overlap=0, tokenizer="words", passages=())
 SENTENCES = [f"Sentence number {number} has just seven words." for number in range(9)]  # 8 tokens each
 ARTICLE = Document(id="a", contents="Title\n" + " ".join(SENTENCES), metadata={"source": "x"})
+
+
+def chunk_document(document: Document, chunk_size: int, overlap: int) -> list[Chunk]:
+    return list(chunk_documents([document], WordCounter(), chunk_size, overlap))
 
 
 def count(text: str) -> int:
@@ -36,13 +44,13 @@ def row(id_: str, contents: str) -> str:
 
 
 def test_chunks_hold_whole_sentences_up_to_the_size_below_the_title() -> None:
-    chunks = chunk_document(ARTICLE, word_spans, chunk_size=24, overlap=0)
+    chunks = chunk_document(ARTICLE, chunk_size=24, overlap=0)
     assert [chunk.text for chunk in chunks] == [" ".join(SENTENCES[start : start + 3]) for start in (0, 3, 6)]
     assert {chunk.title for chunk in chunks} == {"Title"}
 
 
 def test_every_chunk_has_metadata_of_its_own() -> None:
-    chunks = chunk_document(ARTICLE, word_spans, chunk_size=24, overlap=0)
+    chunks = chunk_document(ARTICLE, chunk_size=24, overlap=0)
     assert [chunk.metadata.doc_chunk_id for chunk in chunks] == [0, 1, 2]
     assert [(chunk.id, chunk.metadata.doc_id, chunk.metadata.doc_chunks) for chunk in chunks] == [
         ("a-0", "a", 3), ("a-1", "a", 3), ("a-2", "a", 3),
@@ -51,12 +59,12 @@ def test_every_chunk_has_metadata_of_its_own() -> None:
 
 
 def test_overlap_repeats_whole_sentences_from_the_end_of_the_chunk_before() -> None:
-    chunks = chunk_document(ARTICLE, word_spans, chunk_size=24, overlap=8)
+    chunks = chunk_document(ARTICLE, chunk_size=24, overlap=8)
     assert [chunk.text for chunk in chunks] == [" ".join(SENTENCES[start : start + 3]) for start in (0, 2, 4, 6)]
 
 
 def test_no_overlap_is_forced_where_the_last_sentence_is_longer_than_it() -> None:
-    assert [chunk.text for chunk in chunk_document(ARTICLE, word_spans, chunk_size=16, overlap=7)] == [
+    assert [chunk.text for chunk in chunk_document(ARTICLE, chunk_size=16, overlap=7)] == [
         " ".join(SENTENCES[start : start + 2]) for start in (0, 2, 4, 6, 8)
     ]
 
@@ -65,7 +73,7 @@ def test_no_overlap_is_forced_where_the_last_sentence_is_longer_than_it() -> Non
 def test_a_sentence_longer_than_a_chunk_is_cut_at_tokens_and_nothing_is_lost(overlap: int) -> None:
     words = [f"w{number}" for number in range(50)]
     document = Document(id="a", contents=f"T\nFirst one. {' '.join(words)}. Last one.")
-    chunks = chunk_document(document, word_spans, chunk_size=10, overlap=overlap)
+    chunks = chunk_document(document, chunk_size=10, overlap=overlap)
     assert max(count(chunk.text) for chunk in chunks) <= 10
     assert {word for chunk in chunks for word in chunk.text.replace(".", " ").split()} >= set(words)
     repeated = [set(first.text.split()) & set(second.text.split()) for first, second in itertools.pairwise(chunks[1:5])]
@@ -74,7 +82,7 @@ def test_a_sentence_longer_than_a_chunk_is_cut_at_tokens_and_nothing_is_lost(ove
 
 def test_chunks_are_slices_of_the_document_that_cover_every_sentence() -> None:
     text = 'One.\n\nTwo two two!  Three three, "three." Four four four four four four.\nFive'
-    chunks = chunk_document(Document(id="a", contents=f"T\n{text}"), word_spans, chunk_size=8, overlap=0)
+    chunks = chunk_document(Document(id="a", contents=f"T\n{text}"), chunk_size=8, overlap=0)
     assert all(chunk.text in text for chunk in chunks)
     sentences = [text[start:end] for start, end in sentence_spans(text)]
     assert all(any(sentence in chunk.text for chunk in chunks) for sentence in sentences)
@@ -82,7 +90,7 @@ def test_chunks_are_slices_of_the_document_that_cover_every_sentence() -> None:
 
 def test_a_document_without_text_gives_one_chunk_with_its_title() -> None:
     for contents in ("Only a title", "Only a title\n \n"):
-        (chunk,) = chunk_document(Document(id="a", contents=contents), word_spans, chunk_size=5, overlap=0)
+        (chunk,) = chunk_document(Document(id="a", contents=contents), chunk_size=5, overlap=0)
         assert (chunk.title, chunk.text, chunk.metadata.doc_chunks) == ("Only a title", "", 1)
 
 
@@ -90,13 +98,55 @@ def test_a_document_of_megabytes_takes_time_linear_in_its_length() -> None:
     def seconds(sentences: int) -> float:
         document = Document(id="a", contents="T\n" + "Some seven words stand in this sentence. " * sentences)
         started = time.process_time()
-        chunks = chunk_document(document, word_spans, chunk_size=200, overlap=20)
+        chunks = chunk_document(document, chunk_size=200, overlap=20)
         assert len(chunks) > sentences / 26
         return time.process_time() - started
 
     seconds(1_000)  # warm up
     # 16 times the text: 16 times the time, or 256 times if something is quadratic.
     assert seconds(32_000) < 60 * max(seconds(2_000), 0.005)
+
+
+def test_documents_are_cut_together_as_they_are_alone_and_a_long_one_in_blocks_as_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [
+        "T\nOne two. Three (four) five.",
+        "U",
+        "V\n\n",
+        "W. Two\n" + " ".join(SENTENCES),
+        'X\nMr. Orr said: "No." Then',
+    ] * 5
+    documents = [Document(id=str(number), contents=text) for number, text in enumerate(texts)]
+    long = Document(id="long", contents="L\n" + "\n\n".join(texts) + "word " * 5_000 + " " * 300 + "End. " * 50)
+    alone = [chunk for document in documents for chunk in chunk_document(document, 12, 3)]
+    assert list(chunk_documents(documents, WordCounter(), 12, 3)) == alone
+    at_once = chunk_document(long, 12, 3)
+    for block_chars in (64, 200, 1000):
+        monkeypatch.setattr(spans, "BLOCK_CHARS", block_chars)
+        assert chunk_document(long, 12, 3) == at_once
+
+
+@pytest.mark.slow
+def test_a_long_document_is_chunked_in_memory_of_a_few_times_its_size(tmp_path: Path) -> None:
+    size_bytes = 5_000_000
+    write_corpus(
+        tmp_path / "in", row("a", "T\n" + ("Some seven words stand in this sentence. " * size_bytes)[:size_bytes])
+    )
+    program = (
+        "import sys; from pathlib import Path; from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora\n"
+        "from deepsearch_rl.corpora.spans import sentence_spans\n"
+        "list(sentence_spans('The tables are made. Once.'))\n"
+        "peak = lambda: int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) * 1024\n"
+        "before = peak()\n"
+        "config = ChunkConfig(chunk_size=200, overlap=20, tokenizer='words', passages=())\n"
+        "chunk_corpora(Path(sys.argv[1]), Path(sys.argv[2]), config)\n"
+        "print(peak() - before)"
+    )
+    arguments = [sys.executable, "-c", program, str(tmp_path / "in"), str(tmp_path / "out")]
+    grown_bytes = int(subprocess.run(arguments, capture_output=True, check=True, text=True).stdout)
+    assert grown_bytes < 10 * size_bytes
+    assert sum(1 for _ in read_jsonl(tmp_path / "out" / "news.jsonl", Chunk)) > size_bytes / 41 / 28
 
 
 def test_every_corpus_of_a_folder_is_chunked_and_passages_stay_whole(tmp_path: Path) -> None:
@@ -153,7 +203,7 @@ def test_gold_facts_of_multihoprag_stay_inside_one_chunk_of_200_tokens(real_data
     passages = {}
     for article in articles:
         document = Document(id=article["doc_id"], contents=f"{article['title']}\n{article['body']}")
-        chunks = chunk_document(document, word_spans, chunk_size=200, overlap=0)
+        chunks = chunk_document(document, chunk_size=200, overlap=0)
         passages[document.id] = ["".join(chunk.text.split()) for chunk in chunks]
     with gzip.open(folder / "queries.jsonl.gz") as lines:
         facts = [fact for line in lines for fact in json.loads(line)["evidence_list"] or ()]

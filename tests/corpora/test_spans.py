@@ -1,13 +1,6 @@
-"""Sentences and tokens: where they begin and end."""
+"""Sentences and words: where they begin and end."""
 
-import json
-from pathlib import Path
-
-import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-
-from deepsearch_rl.corpora.spans import MAX_SENTENCE_CHARS, load_tokenizer, sentence_spans, word_spans
-from deepsearch_rl.errors import ConfigError, UnavailableError, UnknownNameError
+from deepsearch_rl.corpora.spans import MAX_SENTENCE_CHARS, sentence_spans, word_spans
 
 
 def pieces(text: str) -> list[str]:
@@ -41,28 +34,3 @@ def test_a_text_without_any_boundary_is_cut_at_white_space_without_losing_a_word
 def test_words_are_runs_of_word_characters_and_single_signs() -> None:
     text = "It's 3.5, naïve…"
     assert [text[start:end] for start, end in word_spans(text)] == ["It", "'", "s", "3", ".", "5", ",", "naïve", "…"]
-
-
-def test_a_tokenizer_folder_counts_by_its_own_tokens(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert list(load_tokenizer(f"hf:{tmp_path}")("It's here, now.")) == [(0, 4), (5, 10), (11, 15)]
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("word", UnknownNameError, "Did you mean 'words'"),
-        ("hf:", ConfigError, "needs a folder or a repository"),
-    ],
-)
-def test_an_unknown_tokenizer_is_refused_with_the_valid_names(name: str, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        load_tokenizer(name)
-
-
-def test_a_damaged_tokenizer_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
-    with pytest.raises(UnavailableError, match=r"tokenizer\.json"):
-        load_tokenizer(f"hf:{tmp_path}")

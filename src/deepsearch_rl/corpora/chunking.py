@@ -5,18 +5,22 @@ chunk is a verbatim slice of its document below the document's title; the title 
 """
 
 import itertools
-from collections import deque
-from collections.abc import Iterable, Iterator
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
-from deepsearch_rl.corpora.spans import Span, TokenSpans, load_tokenizer, sentence_spans
+from deepsearch_rl.corpora.spans import BLOCK_CHARS, Sentences, Span, sentence_blocks
+from deepsearch_rl.corpora.token_counts import TokenCounter, load_tokenizer
 from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.progress import track
-from deepsearch_rl.records import Chunk, ChunkMetadata, Document, Record
+from deepsearch_rl.records import Chunk, Document, Record
 
 
 class ChunkConfig(Record):
@@ -43,7 +47,7 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
         UnknownNameError: a tokenizer, or a corpus in ``passages``, that does not exist.
         UnavailableError: the tokenizer cannot be read.
     """
-    token_spans = load_tokenizer(config.tokenizer)
+    counter = load_tokenizer(config.tokenizer)
     paths = sorted(corpora.glob("*.jsonl"))
     if not paths:
         raise ArtifactError(f"{corpora} holds no corpus (*.jsonl); run the stage that makes it (`dvc repro download`).")
@@ -51,15 +55,16 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
     for name in config.passages:
         if name not in names:
             raise UnknownNameError("corpus in chunk.passages", name, names)
-    return {path.stem: _chunk_corpus(path, chunks / path.name, config, token_spans) for path in paths}
+    return {path.stem: _chunk_corpus(path, chunks / path.name, config, counter) for path in paths}
 
 
-def _chunk_corpus(path: Path, out: Path, config: ChunkConfig, token_spans: TokenSpans) -> int:
+def _chunk_corpus(path: Path, out: Path, config: ChunkConfig, counter: TokenCounter) -> int:
     documents = track(_read_documents(path), f"chunk {path.stem}", _count_lines(path), "documents")
     if path.stem in config.passages:
-        return write_jsonl(out, (_chunk(document, document.text, 0, 1) for document in documents))
-    cut = (chunk_document(document, token_spans, config.chunk_size, config.overlap) for document in documents)
-    return write_jsonl(out, itertools.chain.from_iterable(cut))
+        return write_jsonl(
+            out, (_chunk(document, f"{document.title}\n{document.text}", 0, 1) for document in documents)
+        )
+    return write_jsonl(out, chunk_documents(documents, counter, config.chunk_size, config.overlap))
 
 
 def _count_lines(path: Path) -> int:
@@ -79,52 +84,128 @@ def _read_documents(path: Path) -> Iterator[Document]:
         raise ArtifactError(f"{path} is an empty corpus: it holds no documents.")
 
 
-def chunk_document(document: Document, token_spans: TokenSpans, chunk_size: int, overlap: int) -> list[Chunk]:
-    """All chunks of one document, in order; a document without text gives one chunk that holds its title alone."""
-    text = document.text
-    slices = list(pack(_units(text, token_spans, chunk_size, overlap), chunk_size, overlap)) or [(0, 0)]
-    return [_chunk(document, text[start:end], number, len(slices)) for number, (start, end) in enumerate(slices)]
+def chunk_documents(
+    documents: Iterable[Document], counter: TokenCounter, chunk_size: int, overlap: int
+) -> Iterator[Chunk]:
+    """Yield the chunks of documents, in order; a document without text gives one chunk with its title alone.
+
+    Short documents are looked at together, a long one block by block. Where a document's chunks lie is found first,
+    because each says how many there are; a chunk itself is made when it is asked for.
+    """
+    for batch in _batches(documents):
+        for document, start, units in _batch_units(batch, counter, chunk_size, overlap):
+            bounds = array("q", itertools.chain.from_iterable(pack(units, chunk_size, overlap)))
+            yield from _cut(document, bounds, start)
 
 
-def _chunk(document: Document, passage: str, number: int, count: int) -> Chunk:
-    metadata = document.metadata | {"doc_id": document.id, "doc_chunks": count, "doc_chunk_id": number}
-    return Chunk(
-        id=f"{document.id}-{number}",
-        contents=f"{document.title}\n{passage}",
-        metadata=ChunkMetadata.model_validate(metadata),
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Neighbouring documents, together no longer than a block, or one that is longer."""
+    batch: list[Document] = []
+    chars = 0
+    for document in documents:
+        length = len(document.contents) + 1
+        if batch and chars + length > BLOCK_CHARS:
+            yield batch
+            batch, chars = [], 0
+        batch.append(document)
+        chars += length
+    if batch:
+        yield batch
+
+
+def _batch_units(
+    batch: Sequence[Document], counter: TokenCounter, chunk_size: int, overlap: int
+) -> Iterator[tuple[Document, int, Iterable["Units"]]]:
+    """Each document with where its contents stand in the text that the units lie in, and its units."""
+    # No sentence goes beyond a newline, so that documents joined by one have the sentences that they have alone.
+    text = batch[0].contents if len(batch) == 1 else "\n".join(document.contents for document in batch)
+    blocks = (_units(text, found, counter, chunk_size, overlap) for found in sentence_blocks(text))
+    if len(batch) == 1:
+        body = _title_chars(batch[0])
+        yield batch[0], 0, (block.between(body, len(text)) for block in blocks)
+        return
+    [units] = blocks
+    start = 0
+    for document in batch:
+        end = start + len(document.contents)
+        yield document, start, [units.between(start + _title_chars(document), end)]
+        start = end + 1
+
+
+def _title_chars(document: Document) -> int:
+    """Length of the title, without a copy of the text below it, as :attr:`Document.title` makes one."""
+    newline = document.contents.find("\n")
+    return newline if newline >= 0 else len(document.contents)
+
+
+def _cut(document: Document, bounds: Sequence[int], start: int) -> Iterator[Chunk]:
+    """The chunks between pairs of bounds, counted from ``start``, where the document's contents begin."""
+    contents = document.contents
+    title = contents[: _title_chars(document)]
+    count = max(1, len(bounds) // 2)
+    ends = zip(bounds[::2], bounds[1::2], strict=True) if bounds else [(start, start)]
+    for number, (first, last) in enumerate(ends):
+        yield _chunk(document, f"{title}\n{contents[first - start : last - start]}", number, count)
+
+
+def _chunk(document: Document, contents: str, number: int, count: int) -> Chunk:
+    where = {"doc_id": document.id, "doc_chunks": count, "doc_chunk_id": number}
+    return Chunk.model_validate(
+        {"id": f"{document.id}-{number}", "contents": contents, "metadata": {**document.metadata, **where}}
     )
 
 
-def _units(text: str, token_spans: TokenSpans, chunk_size: int, overlap: int) -> Iterator[tuple[Span, int]]:
-    """The spans that chunks are packed from, with their numbers of tokens (at most ``chunk_size`` each).
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Neighbouring spans that chunks are packed from, each of at most as many tokens as a chunk.
 
     A unit is a sentence or, of a sentence that is too long, a slice as long as the overlap (as a chunk, where chunks
     do not overlap), so that such chunks overlap too.
     """
-    for start, end in sentence_spans(text):
-        tokens = list(token_spans(text[start:end]))
-        if len(tokens) <= chunk_size:
-            yield (start, end), len(tokens)
-            continue
-        length = overlap or chunk_size
-        for first in range(0, len(tokens), length):
-            piece = tokens[first : first + length]
-            yield (start + piece[0][0], start + piece[-1][1]), len(piece)
+
+    starts: list[int]
+    ends: list[int]
+    tokens: list[int]
+
+    def between(self, start: int, end: int) -> "Units":
+        """Those that begin between two offsets."""
+        part = slice(bisect_left(self.starts, start), bisect_left(self.starts, end))
+        return Units(self.starts[part], self.ends[part], self.tokens[part])
 
 
-def pack(units: Iterable[tuple[Span, int]], chunk_size: int, overlap: int) -> Iterator[Span]:
+def _units(text: str, sentences: Sentences, counter: TokenCounter, chunk_size: int, overlap: int) -> Units:
+    tokens_N = counter.counts(text, sentences)
+    units = Units(sentences.starts_N.tolist(), sentences.ends_N.tolist(), tokens_N.tolist())
+    for number in reversed(np.flatnonzero(tokens_N > chunk_size).tolist()):
+        start = units.starts[number]
+        spans = list(counter.spans(text[start : units.ends[number]]))
+        slices = [
+            spans[first : first + (overlap or chunk_size)] for first in range(0, len(spans), overlap or chunk_size)
+        ]
+        place = slice(number, number + 1)
+        units.starts[place] = [start + piece[0][0] for piece in slices]
+        units.ends[place] = [start + piece[-1][1] for piece in slices]
+        units.tokens[place] = map(len, slices)
+    return units
+
+
+def pack(blocks: Iterable[Units], chunk_size: int, overlap: int) -> Iterator[Span]:
     """Join neighbouring units into spans of at most ``chunk_size`` tokens, in time linear in their number.
 
     A span begins with as many whole units from the end of the one before as fit into ``overlap`` tokens.
     """
-    open_units: deque[tuple[Span, int]] = deque()
-    total = 0
-    for span, tokens in units:
-        if open_units and total + tokens > chunk_size:
-            yield open_units[0][0][0], open_units[-1][0][1]
-            while open_units and (total > overlap or total + tokens > chunk_size):
-                total -= open_units.popleft()[1]
-        open_units.append((span, tokens))
-        total += tokens
-    if open_units:
-        yield open_units[0][0][0], open_units[-1][0][1]
+    starts: list[int] = []
+    ends: list[int] = []
+    before = [0]  # tokens before each unit, and before the one to come
+    for block in blocks:
+        starts += block.starts
+        ends += block.ends
+        before += itertools.islice(itertools.accumulate(block.tokens, initial=before[-1]), 1, None)
+        first = 0
+        while (behind := bisect_right(before, before[first] + chunk_size) - 1) < len(starts):
+            yield starts[first], ends[behind - 1]
+            least = max(before[behind] - overlap, before[behind + 1] - chunk_size)
+            first = bisect_left(before, least, first, behind)
+        del starts[:first], ends[:first], before[:first]
+    if starts:
+        yield starts[0], ends[-1]

@@ -1,0 +1,152 @@
+"""Tokenizers as far as chunking needs them: how many tokens a sentence has, and where those of a long one lie."""
+
+import json
+import string
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepsearch_rl.corpora.spans import Sentences, Span, word_spans
+from deepsearch_rl.errors import ConfigError, UnavailableError, UnknownNameError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SENTENCES_AT_ONCE = 4096
+MAX_KNOWN_WORDS = 1 << 20
+"""Words whose counts are remembered, some 100 MB of them."""
+_SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
+"""White space to Python, but to BERT control characters, which it drops: what stands around them becomes one word."""
+
+
+class TokenCounter(Protocol):
+    """A tokenizer, as far as chunking needs one."""
+
+    def counts(self, text: str, sentences: Sentences) -> NDArray[np.int64]:
+        """The number of tokens of each of the N sentences of a text."""
+        ...
+
+    def spans(self, text: str) -> Iterable[Span]:
+        """Where the tokens of a text lie, in order."""
+        ...
+
+
+class WordCounter:
+    """Tokenizer ``words``: runs of word characters, and every other visible character alone."""
+
+    def counts(self, text: str, sentences: Sentences) -> NDArray[np.int64]:  # noqa: ARG002 - they are counted already
+        """The number of words of each sentence."""
+        return sentences.words_N
+
+    def spans(self, text: str) -> Iterable[Span]:
+        """Where the words of a text lie."""
+        return word_spans(text)
+
+
+class HfCounter:
+    """A tokenizer of the library ``tokenizers``, without the special tokens of its template."""
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        # A model's limits are not a chunk's: a tokenizer that cuts or pads what it is given would miscount.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._words = _WordCounts(tokenizer) if splits_at_white_space(tokenizer) else None
+
+    def counts(self, text: str, sentences: Sentences) -> NDArray[np.int64]:
+        """The number of tokens of each sentence."""
+        spans = zip(sentences.starts_N.tolist(), sentences.ends_N.tolist(), strict=True)
+        texts = [text[start:end] for start, end in spans]
+        words = self._words
+        if words is None or any(separator in text for separator in _SEPARATORS):
+            return np.fromiter(self._encoded_counts(texts), np.int64, len(texts))
+        if len(words) > MAX_KNOWN_WORDS:
+            words.clear()
+        counts = (sum(map(words.__getitem__, sentence.split())) for sentence in texts)
+        return np.fromiter(counts, np.int64, len(texts))
+
+    def spans(self, text: str) -> Iterable[Span]:
+        """Where the tokens of a text lie."""
+        return self._tokenizer.encode(text, add_special_tokens=False).offsets
+
+    def _encoded_counts(self, texts: Sequence[str]) -> Iterator[int]:
+        for start in range(0, len(texts), SENTENCES_AT_ONCE):
+            batch = list(texts[start : start + SENTENCES_AT_ONCE])
+            yield from map(len, self._tokenizer.encode_batch_fast(batch, add_special_tokens=False))
+
+
+def splits_at_white_space(tokenizer: "Tokenizer") -> bool:
+    """Whether a text has as many tokens as its words between white space have, each on its own.
+
+    So it is with BERT's kind, which drops white space before anything else looks at the text; not with tokenizers that
+    keep it in their tokens, as GPT's and Llama's do.
+    """
+    settings = json.loads(tokenizer.to_str())
+    normalizer, splitter = (settings[part] and settings[part]["type"] for part in ("normalizer", "pre_tokenizer"))
+    return (
+        splitter in ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
+        and normalizer in (None, "BertNormalizer", "Lowercase")
+        and not any(character.isspace() for token in settings["added_tokens"] for character in token["content"])
+    )
+
+
+class _WordCounts(dict[str, int]):
+    """Tokens of words between white space, each counted once.
+
+    Most words of a text are few and come again and again, so that looking up is several times cheaper than tokenizing.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        settings = json.loads(tokenizer.to_str())
+        added = "".join(token["content"] for token in settings["added_tokens"])
+        # BERT makes every ASCII punctuation mark a token of its own, unless it is part of an added token.
+        apart = string.punctuation if settings["pre_tokenizer"]["type"] == "BertPreTokenizer" else ""
+        self._apart = "".join(mark for mark in apart if mark not in added)
+
+    def __missing__(self, word: str) -> int:
+        core = word.strip(self._apart) if self._apart else word
+        if core == word:
+            count = len(self._tokenizer.encode(word, add_special_tokens=False))
+        else:
+            count = len(word) - len(core) + (self[core] if core else 0)
+        self[word] = count
+        return count
+
+
+def load_tokenizer(name: str) -> TokenCounter:
+    """The tokenizer called ``words``, or ``hf:`` and a folder with a tokenizer.json or a hub repository.
+
+    A repository may be followed by ``@`` and a revision.
+
+    Raises:
+        UnknownNameError: no such kind of tokenizer.
+        UnavailableError: the folder or repository cannot be read.
+    """
+    if name == "words":
+        return WordCounter()
+    if not name.startswith("hf:"):
+        raise UnknownNameError("tokenizer", name, ["words", "hf:<folder or repository>"])
+    return HfCounter(_load_hf_tokenizer(name.removeprefix("hf:")))
+
+
+def _load_hf_tokenizer(source: str) -> "Tokenizer":
+    from tokenizers import Tokenizer  # noqa: PLC0415 - only profiles that count by a model's tokens load it
+
+    if not source:
+        raise ConfigError("tokenizer 'hf:' needs a folder or a repository after it, e.g. 'hf:intfloat/e5-base-v2'.")
+    repository, _, revision = source.partition("@")
+    file = Path(source, "tokenizer.json")
+    try:
+        if file.is_file():
+            return Tokenizer.from_file(str(file))
+        return Tokenizer.from_pretrained(repository, revision=revision or "main")
+    except Exception as error:  # the library raises bare Exception for whatever goes wrong
+        raise UnavailableError(
+            f"no tokenizer at {source!r}: there is no {file}, and the hub did not give one ({error}). "
+            "Check the name, or give a folder with a tokenizer.json."
+        ) from error

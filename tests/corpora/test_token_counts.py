@@ -1,0 +1,120 @@
+"""Tokens: how many a sentence has, however they are counted."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from deepsearch_rl.corpora.spans import sentence_blocks, sentence_spans
+from deepsearch_rl.corpora.token_counts import HfCounter, WordCounter, load_tokenizer, splits_at_white_space
+from deepsearch_rl.errors import ConfigError, UnavailableError, UnknownNameError
+
+CHARACTERS = [
+    *"aB1,.!?-'\"[] \n\t\x0b\x0c\x1c\x85\u2028\u3000\u3002\u0301\u200b",
+    "Ünder",
+    "中文",
+    "é",
+    "[CLS]",
+    "Word ",
+    "well-known, ",
+]
+
+
+def bert_tokenizer(texts: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]", "[CLS]"], show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def gpt_tokenizer(texts: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def random_texts() -> list[str]:
+    rng = random.Random(0)
+    return ["".join(rng.choices(CHARACTERS, k=rng.randrange(200))) for _ in range(300)]
+
+
+@pytest.mark.parametrize("train", [bert_tokenizer, gpt_tokenizer])
+def test_every_sentence_has_as_many_tokens_as_the_tokenizer_gives_it_alone(train) -> None:
+    texts = random_texts()
+    tokenizer = train(texts)
+    counter = HfCounter(tokenizer)
+    for text in texts:
+        counted = [count for block in sentence_blocks(text) for count in counter.counts(text, block).tolist()]
+        alone = [tokenizer.encode(text[start:end], add_special_tokens=False) for start, end in sentence_spans(text)]
+        assert counted == list(map(len, alone)), text
+
+
+def test_only_tokenizers_that_drop_white_space_are_counted_word_by_word() -> None:
+    assert splits_at_white_space(bert_tokenizer(["a b"]))
+    assert not splits_at_white_space(gpt_tokenizer(["a b"]))
+    spaced = bert_tokenizer(["a b"])
+    spaced.add_tokens(["New York"])
+    assert not splits_at_white_space(spaced)
+
+
+def test_words_are_counted_as_they_are_found() -> None:
+    text = "It's 3.5 km. Naïve words…\nMore of them."
+    [block] = sentence_blocks(text)
+    assert WordCounter().counts(text, block).tolist() == [8, 3, 4]
+
+
+def test_a_tokenizer_that_cuts_and_pads_is_asked_not_to() -> None:
+    tokenizer = bert_tokenizer(["some words here"])
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=8)
+    counter = HfCounter(tokenizer)
+    text = "some words here some words here."
+    [block] = sentence_blocks(text)
+    assert counter.counts(text, block).tolist() == [7]
+    assert len(list(counter.spans(text))) == 7
+
+
+def test_a_tokenizer_folder_counts_by_its_own_tokens(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert list(load_tokenizer(f"hf:{tmp_path}").spans("It's here, now.")) == [(0, 4), (5, 10), (11, 15)]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("word", UnknownNameError, "Did you mean 'words'"),
+        ("hf:", ConfigError, "needs a folder or a repository"),
+    ],
+)
+def test_an_unknown_tokenizer_is_refused_with_the_valid_names(name: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        load_tokenizer(name)
+
+
+def test_a_damaged_tokenizer_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+    with pytest.raises(UnavailableError, match=r"tokenizer\.json"):
+        load_tokenizer(f"hf:{tmp_path}")
+
+
+@pytest.mark.realdata
+def test_real_articles_are_counted_word_by_word_as_they_are_sentence_by_sentence(real_data: Path) -> None:
+    with gzip.open(real_data / "multihoprag" / "corpus.jsonl.gz") as lines:
+        bodies = [json.loads(line)["body"] for line, _ in zip(lines, range(40), strict=False)]
+    tokenizer = bert_tokenizer(bodies)
+    counter = HfCounter(tokenizer)
+    for body in bodies:
+        [block] = sentence_blocks(body)
+        sentences = [body[start:end] for start, end in sentence_spans(body)]
+        assert counter.counts(body, block).tolist() == [
+            len(encoding) for encoding in tokenizer.encode_batch_fast(sentences, add_special_tokens=False)
+        ]
