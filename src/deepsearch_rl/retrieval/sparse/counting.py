@@ -1,4 +1,9 @@
-"""Counting the terms of a stretch of rows in memory: words become numbers as they come, one sort does the rest."""
+"""Counting the terms of a stretch of rows in memory: words become numbers as they come, one sort does the rest.
+
+Python touches every word once, to look up its number. Each word is then one 64-bit integer, its term's place among the
+sorted keys above, the text that it stands in below; sorted, equal ones lie together, by term, then by row, then by
+field, and counting them is a matter of finding where a new value begins.
+"""
 
 from array import array
 from collections.abc import Sequence
@@ -53,34 +58,28 @@ class TermCounter:
 
     def sort(self) -> SortedCounts:
         """The counts of what was added."""
+        numbers_T = np.frombuffer(self._numbers, dtype=np.int32)
+        texts_T = np.repeat(np.arange(len(self._text_ends) - 1, dtype=np.uint64), np.diff(self._text_ends))
+        kept_T = numbers_T != STOP_WORD
+        numbers_T, texts_T = numbers_T[kept_T], texts_T[kept_T]
+        lengths = np.bincount(texts_T.astype(np.int64), minlength=len(self._text_ends) - 1).astype(np.uint32)
+        keys_V, places_V = self._sort_keys()
+        cells, counts = _count_sorted(np.sort(places_V[numbers_T] << SHIFT | texts_T))
+        rows, fields = np.divmod((cells & LOW_BITS).astype(np.int64), self._fields)
+        begins = _begins(cells >> SHIFT << SHIFT | rows.astype(np.uint64))  # a posting, of one field or more
+        counts_PF = np.zeros((np.count_nonzero(begins), self._fields), dtype=np.uint32)
+        counts_PF[np.cumsum(begins) - 1, fields] = counts
+        frequencies_V = np.bincount((cells[begins] >> SHIFT).astype(np.int64), minlength=len(keys_V)).astype(np.int32)
+        rows_P = (rows[begins] + self._first_row).astype(np.int32)
+        return SortedCounts(keys_V, frequencies_V, rows_P, counts_PF, lengths.reshape(-1, self._fields))
+
+    def _sort_keys(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """The keys in order, and the place there of each number's key."""
         keys_V = np.fromiter(self._numbers_by_key, dtype=np.uint64, count=len(self._numbers_by_key))
         order_V = np.argsort(keys_V)
         places_V = np.empty(len(keys_V), dtype=np.uint64)
         places_V[order_V] = np.arange(len(keys_V), dtype=np.uint64)
-        ends = np.frombuffer(self._text_ends, dtype=np.int64)
-        texts_T = np.repeat(np.arange(len(ends) - 1, dtype=np.uint64), np.diff(ends))
-        numbers_T = np.frombuffer(self._numbers, dtype=np.int32)
-        kept_T = numbers_T != STOP_WORD
-        texts_T, terms_T = texts_T[kept_T], places_V[numbers_T[kept_T]]
-        lengths = np.bincount(texts_T.astype(np.int64), minlength=len(ends) - 1).astype(np.uint32)
-        return self._count(keys_V[order_V], terms_T, texts_T, lengths.reshape(-1, self._fields))
-
-    def _count(
-        self,
-        keys_V: NDArray[np.uint64],
-        terms_T: NDArray[np.uint64],
-        texts_T: NDArray[np.uint64],
-        lengths_NF: NDArray[np.uint32],
-    ) -> SortedCounts:
-        words_T = np.sort(terms_T << SHIFT | texts_T)  # texts are numbered by row, then by field
-        cells, counts = _count_sorted(words_T)
-        rows, fields = np.divmod((cells & LOW_BITS).astype(np.int64), self._fields)
-        first = _begins(cells >> SHIFT << SHIFT | rows.astype(np.uint64))
-        counts_PF = np.zeros((np.count_nonzero(first), self._fields), dtype=np.uint32)
-        counts_PF[np.cumsum(first) - 1, fields] = counts
-        frequencies_V = np.bincount((cells[first] >> SHIFT).astype(np.int64), minlength=len(keys_V)).astype(np.int32)
-        rows_P = (rows[first] + self._first_row).astype(np.int32)
-        return SortedCounts(keys_V, frequencies_V, rows_P, counts_PF, lengths_NF)
+        return keys_V[order_V], places_V
 
 
 def _number_word(numbers_by_key: dict[int, int], word: str) -> int:
