@@ -1,3 +1,4 @@
+import gzip
 import json
 import pickle
 
@@ -82,3 +83,9 @@ def test_a_missing_chunk_file_and_damaged_offsets_are_refused(tmp_path, lines):
     (tmp_path / "rows" / "offsets.npy").write_bytes(b"\x93NUMPY")
     with pytest.raises(ArtifactError, match="build the index again"):
         ChunkStore(store.path, tmp_path / "rows")
+
+
+def test_a_gzipped_corpus_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "corpus.jsonl.gz").write_bytes(gzip.compress(b'{"id": "0", "contents": "t"}'))
+    with pytest.raises(ArtifactError, match="is gzipped; unpack it"):
+        list(read_chunks(tmp_path / "corpus.jsonl.gz"))

@@ -25,6 +25,8 @@ from deepsearch_rl.records import Chunk, ChunkMetadata
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 OFFSETS_FILE = "offsets.npy"
 STREAM_BUFFER_BYTES = 1 << 20
+GZIP = b"\x1f\x8b"
+"""How a gzipped file begins."""
 
 
 class ChunkStore(Sequence[Chunk]):
@@ -80,7 +82,7 @@ def read_chunks(path: Path) -> Iterator[Chunk]:
     """Yield the chunks of a file in order; blank lines are skipped.
 
     Raises:
-        ArtifactError: the file does not exist.
+        ArtifactError: the file does not exist, or is gzipped.
         RecordError: a line is neither a chunk nor a FlashRAG document.
     """
     for _, _, chunk in read_offset_chunks(path):
@@ -93,6 +95,9 @@ def read_offset_chunks(path: Path) -> Iterator[tuple[int, int, Chunk]]:
         raise ArtifactError(f"{path} does not exist; run the stage that makes it (`dvc repro`) first.")
     start = 0
     with path.open("rb", buffering=STREAM_BUFFER_BYTES) as lines:
+        if lines.read(len(GZIP)) == GZIP:
+            raise ArtifactError(f"{path} is gzipped; unpack it (`gunzip -k`), since its lines are read by position.")
+        lines.seek(0)
         for number, line in enumerate(lines, 1):
             end = start + len(line)
             if line.strip():
