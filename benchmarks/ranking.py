@@ -3,6 +3,7 @@
     .venv/bin/python -m benchmarks.ranking                                   # all tables, some ten minutes on one core
     .venv/bin/python -m benchmarks.ranking --sets multihoprag --tables scores ablation
     .venv/bin/python -m benchmarks.ranking --sets hotpotqa --questions 200 --tables scores
+    .venv/bin/python -m benchmarks.ranking --docs docs/retrieval.md
 
     scores     every retriever on every set; the hybrid by 5-fold cross-validation
     ablation   the hybrid without one feature in turn, and with the first ones alone
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.load.report import markdown_table, write_csv
+from benchmarks.load.report import fill_section, markdown_table, write_csv
 from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Document, Question
@@ -110,6 +111,8 @@ def main() -> None:
             write_csv(arguments.work / f"{name}.csv", header, rows)
             sys.stdout.write(f"\n{name}\n\n{text}\n{note}\n")
             sys.stdout.flush()
+            if arguments.docs:
+                fill_section(arguments.docs, f"ranking {name}", f"{text}\n{note}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--work", type=Path, default=Path("work/benchmarks/ranking"))
     parser.add_argument("--chunk-size", type=int, default=256, help="tokens of a chunk, the title not counted")
     parser.add_argument("--questions", type=int, default=5000, help="at most so many of a set, the first ones")
+    parser.add_argument("--docs", type=Path, help="document whose places for these tables are filled")
     parser.add_argument("--draws", type=int, default=1000, help="resamples of an interval")
     return parser
 
