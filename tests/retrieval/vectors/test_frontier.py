@@ -75,10 +75,10 @@ def test_without_its_own_row_a_query_keeps_the_order_of_the_others():
 def test_every_kind_is_swept_and_codes_are_built_once():
     builds = sweeps(1_000_000, 768, KINDS, None)
     assert {config.kind for build in builds for config in build} == set(KINDS)
-    assert [{config.kind for config in build} for build in builds].count({"ivf_pq", "ivf_pq_refine"}) == 1
+    assert [{config.kind for config in build} for build in builds].count({"ivf_pq", "ivf_pq_refine"}) == 2
     coded = [config for build in builds for config in build if isinstance(config, IvfPqConfig)]
-    assert {(config.nlist, config.m, config.nbits) for config in coded} == {(1000, 96, 8)}
-    assert [config.nprobe for config in coded] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 1000]
+    assert {(config.nlist, config.m, config.nbits) for config in coded} == {(1000, 96, 8), (1000, 128, 4)}
+    assert [config.nprobe for config in coded] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 1000] * 2
 
 
 def test_what_cannot_be_measured_is_refused(vectors, tmp_path):
@@ -126,7 +126,7 @@ def test_the_command_writes_a_table_and_a_picture_and_recommends_a_setting(vecto
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
     with (tmp_path / "frontier.csv").open(encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
-    assert [row["kind"] for row in rows].count("ivf_pq_refine") == 9
+    assert [row["kind"] for row in rows].count("ivf_pq_refine") == 18
     [exact] = [row for row in rows if row["kind"] == "flat"]
     assert float(exact["recall_at_5"]) == 1.0
     refined, plain = (

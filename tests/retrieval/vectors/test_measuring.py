@@ -9,7 +9,7 @@ from deepsearch_rl.retrieval.vectors.config import IvfPqConfig, IvfPqRefineConfi
 from deepsearch_rl.retrieval.vectors.measuring import IndexProcess, Opening, recall
 
 ROWS, DIMENSION = 60_000, 128
-CELLS = {"nlist": 8, "nprobe": 8, "train_rows": 2000, "device": "cpu", "m": 64, "nbits": 8}
+CELLS = {"nlist": 8, "nprobe": 8, "train_rows": 2000, "device": "cpu", "m": 64, "nbits": 6}
 
 
 def test_recall_is_the_mean_share_of_true_rows_found_in_any_order():

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,8 +105,8 @@ def prepare_queries(file: VectorFile, queries: Path | None, sampled: int, out: P
 def sweeps(rows: int, dimension: int, kinds: Sequence[str], nlist: int | None) -> list[list[VectorsConfig]]:
     """The settings of every build; product codes are built once, to be searched with refining and without.
 
-    ``nlist`` is the square root of the rows where it is not given. Codes have a byte per eight dimensions, as the
-    published wiki-18 index has.
+    ``nlist`` is the square root of the rows where it is not given. Codes are a byte per eight dimensions, as the
+    published wiki-18 index has them, or four bits per six.
 
     Raises:
         UnknownNameError: there is no such kind.
@@ -114,25 +115,36 @@ def sweeps(rows: int, dimension: int, kinds: Sequence[str], nlist: int | None) -
         if kind not in KINDS:
             raise UnknownNameError("kind of vector index", kind, KINDS)
     train_rows = min(rows, TRAIN_ROWS)
-    count = min(nlist or round(rows**0.5), train_rows)
-    cells = {"nlist": count, "train_rows": train_rows, "device": "cpu"}
-    m = max(part for part in range(1, max(dimension // 8, 1) + 1) if dimension % part == 0)
-    codes = {**cells, "m": m, "nbits": min(8, train_rows.bit_length() - 1)}
-    nprobes = [nprobe for nprobe in NPROBES if nprobe < count] + [count]
-    graph = {"links": 16, "ef_construction": 100}
+    cells: dict[str, Any] = {"nlist": min(nlist or round(rows**0.5), train_rows), "train_rows": train_rows}
+    cells["device"] = "cpu"
+    nprobes = [nprobe for nprobe in NPROBES if nprobe < cells["nlist"]] + [cells["nlist"]]
+    bits = {8: dimension // 8, 4: dimension // 6}
+    builds: list[list[VectorsConfig]] = [
+        [FlatConfig(kind="flat")],
+        [IvfFlatConfig(kind="ivf_flat", nprobe=nprobe, **cells) for nprobe in nprobes],
+        *(
+            _coded({**cells, "m": _divisor(dimension, most), "nbits": nbits}, nprobes)
+            for nbits, most in bits.items()
+            if 2**nbits <= train_rows
+        ),
+        [HnswConfig(kind="hnsw", links=16, ef_construction=100, ef_search=effort) for effort in EF_SEARCHES],
+    ]
+    wanted = [[config for config in build if config.kind in kinds] for build in builds]
+    return [build for build in wanted if build]
+
+
+def _divisor(dimension: int, most: int) -> int:
+    return max(part for part in range(1, max(most, 1) + 1) if dimension % part == 0)
+
+
+def _coded(codes: dict[str, Any], nprobes: Sequence[int]) -> list[VectorsConfig]:
+    """Refining first: the index is built with what it needs."""
     refined = [
         IvfPqRefineConfig(kind="ivf_pq_refine", nprobe=nprobe, refine_factor=factor, **codes)
         for factor in REFINE_FACTORS
         for nprobe in nprobes
     ]
-    builds: list[list[VectorsConfig]] = [
-        [FlatConfig(kind="flat")],
-        [IvfFlatConfig(kind="ivf_flat", nprobe=nprobe, **cells) for nprobe in nprobes],
-        [*refined, *(IvfPqConfig(kind="ivf_pq", nprobe=nprobe, **codes) for nprobe in nprobes)],
-        [HnswConfig(kind="hnsw", ef_search=effort, **graph) for effort in EF_SEARCHES],
-    ]
-    wanted = [[config for config in build if config.kind in kinds] for build in builds]
-    return [build for build in wanted if build]
+    return [*refined, *(IvfPqConfig(kind="ivf_pq", nprobe=nprobe, **codes) for nprobe in nprobes)]
 
 
 def measure_frontier(

@@ -27,9 +27,10 @@ INCHES = (10.0, 4.2)
 def described(point: Point) -> str:
     """A point in one line."""
     values = point.config.model_dump()
-    effort = ", ".join(f"{name} {values[name]:g}" for name in EFFORTS if name in values)
+    codes = f" {values['m']} x {values['nbits']} bits" if "nbits" in values else ""
+    effort = "".join(f", {name} {values[name]:g}" for name in EFFORTS if name in values)
     return (
-        f"{point.config.kind}{f' ({effort})' if effort else ''}: recall@5 {point.recall_at_5:.3f}, "
+        f"{point.config.kind}{codes}{effort}: recall@5 {point.recall_at_5:.3f}, "
         f"{point.queries_per_s:.0f} queries/s, {point.memory_mb:.0f} MB"
     )
 
