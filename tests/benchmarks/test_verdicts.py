@@ -1,0 +1,61 @@
+"""Benchmarks that judge: what they call flat, stable or reached, and where they write it."""
+
+import numpy as np
+import pytest
+
+from benchmarks import retrieval_server, soak
+from benchmarks.load.http_load import Load
+from benchmarks.load.report import fill_section, markdown_table
+from benchmarks.retrieval_server import Measurement
+from benchmarks.soak import Period
+
+
+def load(latency_ms: float = 10, answered: int = 100, wrong: int = 0, elapsed_s: float = 1) -> Load:
+    latencies_s = np.full(answered, latency_ms / 1000)
+    return Load(64, elapsed_s, 0.1, latencies_s, {200: answered}, wrong=wrong, broken=0)
+
+
+def periods(memory_mb: list[float], p99_ms: list[float], wrong: int = 0) -> list[Period]:
+    return [
+        Period(minute, load(latency_ms, wrong=wrong), 1, int(megabytes * 1e6), 0.5)
+        for minute, (megabytes, latency_ms) in enumerate(zip(memory_mb, p99_ms, strict=True))
+    ]
+
+
+def test_a_flat_and_stable_soak_has_no_problems():
+    assert soak.problems(periods([100, 104, 101, 103, 102, 104], [10, 12, 11, 9, 12, 14]), max_growth_mb=5) == []
+
+
+@pytest.mark.parametrize(
+    ("measured", "problem"),
+    [
+        (periods([100, 110, 120, 130, 140, 150], [10] * 6), "grew by 40.0 MB"),
+        (periods([100] * 6, [10, 10, 12, 12, 16, 16]), "1.60 times"),
+        (periods([100] * 6, [10] * 6, wrong=2), "12 requests"),
+    ],
+)
+def test_a_soak_that_grows_slows_or_errs_says_so(measured, problem):
+    [found] = soak.problems(measured, max_growth_mb=5)
+    assert problem in found
+
+
+def test_batching_is_judged_against_no_batching_at_64_clients():
+    measured = [
+        Measurement("minilm", batching, clients, load(latency_ms, answered=answered), server_cpu_s=1, batch_size=8)
+        for batching, clients, latency_ms, answered in (
+            (True, 1, 10, 100), (False, 1, 10, 100), (True, 64, 40, 300), (False, 64, 100, 100),
+        )
+    ]  # fmt: skip
+    speed, latency = retrieval_server.verdicts(retrieval_server.summarise(measured))
+    assert speed[2:] == ("2.5", "3.00", "reached")
+    assert latency[2:] == ("0.50", "0.40", "reached")
+
+
+def test_a_table_goes_between_its_markers_and_nowhere_else(tmp_path):
+    document = tmp_path / "page.md"
+    document.write_text("before\n<!-- load -->\nold\n<!-- /load -->\nafter\n")
+    fill_section(document, "load", markdown_table(("name", "n"), [("a", "1.5"), ("b", "2")]))
+    filled = "before\n<!-- load -->\n| name | n |\n| --- | ---: |\n| a | 1.5 |\n| b | 2 |\n<!-- /load -->\nafter\n"
+    assert document.read_text() == filled
+    with pytest.raises(ValueError, match="no one place"):
+        fill_section(document, "soak", "")
