@@ -177,18 +177,6 @@ def test_only_the_index_is_left_in_the_folder(index, tmp_path):
     assert index.summary.rows == 3
 
 
-def test_the_scores_of_given_rows_are_those_of_a_search(tmp_path):
-    texts = random_texts(np.random.default_rng(7), 100)
-    index = Bm25Index.build(make_chunks(texts), tmp_path, CONFIG)
-    query = f"{texts[3]} {texts[4]} unheard"
-    [ranking] = index.search([query], 100)
-    expected_N = np.zeros(100, dtype=np.float32)
-    expected_N[ranking.rows_K] = ranking.scores_K
-    rows_K = np.array([99, 0, 3, 57, 3])
-    np.testing.assert_allclose(index.score_rows(query, rows_K), expected_N[rows_K], rtol=1e-6)
-    assert index.score_rows("unheard", rows_K).tolist() == [0.0] * 5
-
-
 def test_threads_do_not_meet(tmp_path):
     texts = random_texts(np.random.default_rng(8), 300)
     index = Bm25Index.build(make_chunks(texts), tmp_path, CONFIG)

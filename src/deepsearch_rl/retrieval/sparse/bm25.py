@@ -130,15 +130,6 @@ class Bm25Index:
             np.multiply(scores_N, allowed_N, out=scores_N)
         return top_rows(scores_N, top_k)
 
-    def score_rows(self, query: str, rows_K: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The scores of the given rows, whether found or not; 0 where a row shares no term with the query."""
-        scores_K = np.zeros(len(rows_K), dtype=np.float32)
-        wanted_K = rows_K.astype(np.int32)  # another type than the postings' would have them all converted
-        for rows_M, scores_M in self._postings(query):
-            places_K = np.minimum(np.searchsorted(rows_M, wanted_K), len(rows_M) - 1)
-            scores_K += np.where(rows_M[places_K] == wanted_K, scores_M[places_K], np.float32(0))
-        return scores_K
-
     def _postings(self, query: str) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float32]]]:
         """Rows and scores of each known term of the query."""
         terms = find_terms(self.keys_V, analyse(query))
