@@ -203,6 +203,27 @@ def test_an_error_that_is_meant_for_users_reaches_them():
     run(scenario)
 
 
+class Panic(BaseException):
+    """What a library in Rust raises when it gives up."""
+
+
+@pytest.mark.parametrize("error", [MemoryError, Panic, SystemExit])
+def test_no_error_ends_the_search_thread(error):
+    class Failing(GatedSearcher):
+        def search(self, queries, *_):
+            if "bad" in queries:
+                raise error
+            return [[hit(query)] for query in queries]
+
+    async def scenario():
+        async with driving(Failing()) as driver:
+            with pytest.raises(SearchFailedError):
+                await driver.ask("bad")
+            assert await driver.ask("good") == ["good"]
+
+    run(scenario)
+
+
 def test_a_searcher_that_answers_too_few_queries_fails_them_and_not_the_server():
     class Forgetful(GatedSearcher):
         def search(self, queries, *_):

@@ -132,6 +132,8 @@ class SearchQueue:
                 search = self._waiting.get(timeout=max(0.0, latest - time.monotonic()))
             except queue.Empty:
                 break
+        else:
+            self._waiting.put(None)  # for the next call, which then finds nothing else
         return batch
 
     def _answer(self, searches: Sequence[Search]) -> list[tuple[Search, Outcome]]:
@@ -143,7 +145,9 @@ class SearchQueue:
             answers: list[tuple[Search, Outcome]] = [
                 (search, Answer.of(hits)) for search, hits in zip(searches, found, strict=True)
             ]
-        except Exception as error:  # noqa: BLE001 - whatever it was belongs to the requests that asked
+        # Whatever it was belongs to the requests that asked. Libraries in Rust panic with what is no Exception, and a
+        # thread that ended would leave every later request waiting.
+        except BaseException as error:  # noqa: BLE001
             if len(searches) > 1:
                 return [self._answer([search])[0] for search in searches]
             self._metrics.search_failures.inc()
@@ -160,7 +164,7 @@ def _alike(batch: Iterable[Search]) -> Iterable[list[Search]]:
     return groups.values()
 
 
-def _failed(error: Exception) -> SearchFailedError:
+def _failed(error: BaseException) -> SearchFailedError:
     """The error as a client may read it: our own messages are fit for that, others may hold anything."""
     _LOG.error("a search failed", exc_info=error)
     failed = SearchFailedError(str(error) if isinstance(error, DeepsearchError) else "the search failed; see the log.")

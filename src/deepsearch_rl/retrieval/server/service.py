@@ -84,11 +84,10 @@ class RetrievalApp:
             await self._live(receive, send)
             return
         path = scope["path"].rstrip("/")
-        method, app = self._routes.get(path, ("", None))
-        counted = CountedSend(send, path if app else OTHER_ROUTE, self._metrics)
+        route = path if path in self._routes else OTHER_ROUTE
+        counted = CountedSend(send, route, self._metrics)
         try:
-            self._check(scope, path, method)
-            assert app is not None
+            app = self._admit(scope, path)
             await app(scope, receive, counted)
         except RequestError as error:
             await respond_error(counted, error.status, str(error), error.headers)
@@ -101,21 +100,24 @@ class RetrievalApp:
                 await respond_error(counted, 503, "the server is stopping.", _RETRY)
             raise
         except Exception:
-            _LOG.exception("a request to %s failed", path if app else "an unknown route")
+            _LOG.exception("a request to %s failed", route)
             if counted.begun:
                 raise
             await respond_error(counted, 500, "the server failed; its log says why.")
 
-    def _check(self, scope: Scope, path: str, method: str) -> None:
+    def _admit(self, scope: Scope, path: str) -> App:
+        """The application of a route, for whoever may ask it."""
         headers = dict(scope["headers"])
         self._guard.check_names(headers)
         if path != "/healthz":
             self._guard.check_token(headers)
-        if not method:
+        if path not in self._routes:
             raise RequestError(404, f"there is no such route; there are {', '.join(self._routes)}.")
+        method, app = self._routes[path]
         asked = "GET" if scope["method"] == "HEAD" else scope["method"]
         if asked != method:
             raise RequestError(405, f"this route answers {method}.", ((b"allow", method.encode()),))
+        return app
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup
