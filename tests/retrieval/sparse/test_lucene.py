@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_missing_or_damaged_index_is_refused(tmp_path):
 @pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_named():
     with pytest.raises(ArtifactError, match="/proc/none"):
-        LuceneIndex.build(make_chunks(TEXTS), "/proc/none", CONFIG)
+        LuceneIndex.build(make_chunks(TEXTS), Path("/proc/none"), CONFIG)
 
 
 @pytest.mark.slow
