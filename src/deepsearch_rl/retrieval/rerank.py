@@ -15,6 +15,7 @@ from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError, UnavailableError
 from deepsearch_rl.records import Record
+from deepsearch_rl.retrieval.encoders.batching import token_batches
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Hit, SearchesChunks
 
@@ -80,7 +81,7 @@ class CrossEncoder:
         )
         lengths_N = [len(ids) for ids in tokens["input_ids"]]
         scores_N = np.zeros(len(distinct), dtype=np.float32)
-        for batch in batches_by_length(lengths_N, self._config.batch_tokens):
+        for batch in token_batches(lengths_N, self._config.batch_tokens):
             scores_N[batch] = self._scored({name: [rows[i] for i in batch] for name, rows in tokens.items()})
         position = {pair: i for i, pair in enumerate(distinct)}
         return scores_N[[position[pair] for pair in pairs]]
@@ -92,15 +93,6 @@ class CrossEncoder:
         with torch.inference_mode():
             logits_BC = self._model(**padded).logits.float().cpu().numpy()
         return logits_BC[:, -1] - logits_BC[:, 0] if logits_BC.shape[1] == 2 else logits_BC[:, 0]
-
-
-def batches_by_length(lengths_N: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Positions in batches, longest first, each of at most ``batch_tokens`` with its padding, or of one text."""
-    order = sorted(range(len(lengths_N)), key=lambda i: -lengths_N[i])
-    while order:
-        size = max(1, batch_tokens // max(1, lengths_N[order[0]]))
-        yield order[:size]
-        del order[:size]
 
 
 @dataclass(frozen=True, slots=True)

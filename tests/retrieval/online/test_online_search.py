@@ -1,0 +1,344 @@
+"""Online search against an endpoint on loopback: what is asked, what is made of the answer, and every way to fail."""
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.retrieval.online.config import OnlineConfig, read_key, read_online_config
+from deepsearch_rl.retrieval.online.exchange import SearchEndpoint
+from deepsearch_rl.retrieval.online.searcher import OnlineSearcher, open_online
+from deepsearch_rl.retrieval.row_table import Filter
+
+KEY = "sk/secret+key-1234567890"
+RESULTS = [
+    {
+        "title": "Philae\nlands",
+        "snippet": "On a comet.",
+        "link": "https://a.example/1",
+        "rank": 0.5,
+        "age": "2014-11-12",
+    },
+    {"title": "Rosetta", "snippet": ["An orbiter.", "Launched 2004."], "link": "https://a.example/2", "rank": 0.9},
+]
+FIELDS = {"results": "web.items", "title": "title", "text": "snippet", "url": "link"}
+
+
+@dataclass
+class Reply:
+    body: bytes
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def as_json(value: object, status: int = 200, **headers: str) -> Reply:
+    return Reply(json.dumps(value).encode(), status, {name.replace("_", "-"): text for name, text in headers.items()})
+
+
+@dataclass
+class Endpoint:
+    """Gives its replies in turn, the last one for ever, and remembers what it was asked."""
+
+    url: str = ""
+    replies: list[Reply] = field(default_factory=lambda: [as_json({"web": {"items": RESULTS}})])
+    asked: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
+    at_once: int = 0
+    most_at_once: int = 0
+    gate: threading.Barrier | None = None
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    state, lock = Endpoint(), threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            with lock:
+                state.asked.append((self.path, {name.lower(): text for name, text in self.headers.items()}, body))
+                reply = state.replies.pop(0) if len(state.replies) > 1 else state.replies[0]
+                state.at_once += 1
+                state.most_at_once = max(state.most_at_once, state.at_once)
+            if state.gate:
+                state.gate.wait(10)
+            with lock:
+                state.at_once -= 1
+            self.send_response(reply.status)
+            for name, text in {"content-length": str(len(reply.body)), **reply.headers}.items():
+                self.send_header(name, text)
+            self.end_headers()
+            self.wfile.write(reply.body)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    state.url = f"http://127.0.0.1:{server.server_port}"
+    yield state
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def searching(endpoint: Endpoint) -> Iterator[Callable[..., OnlineSearcher]]:
+    opened: list[OnlineSearcher] = []
+
+    def make(**changes: object) -> OnlineSearcher:
+        values = {"name": "test web", "url": f"{endpoint.url}/s?q={{query}}&n={{top_k}}", "fields": FIELDS} | changes
+        config = OnlineConfig.model_validate(values)
+        waits: list[float] = []
+        found = OnlineSearcher(SearchEndpoint(config, KEY if config.api_key_variable else None, waits.append), config)
+        found.waits = waits  # type: ignore[attr-defined]
+        opened.append(found)
+        return found
+
+    yield make
+    for searcher in opened:
+        searcher.close()
+
+
+def test_results_become_hits_in_the_endpoints_order(endpoint, searching) -> None:
+    [hits] = searching(fields=FIELDS | {"metadata": {"published_at": "age"}}).search(["comet & co?"], 5)
+    assert [hit.chunk.contents for hit in hits] == [
+        "Philae lands\nOn a comet.",
+        "Rosetta\nAn orbiter.\nLaunched 2004.",
+    ]
+    assert [(hit.row, hit.score, hit.chunk.id) for hit in hits] == [
+        (0, 1.0, "https://a.example/1"),
+        (1, 0.5, "https://a.example/2"),
+    ]
+    assert hits[0].chunk.metadata.model_extra == {"url": "https://a.example/1", "published_at": "2014-11-12"}
+    assert hits[1].chunk.metadata.model_extra == {"url": "https://a.example/2"}
+    assert parse_qs(urlsplit(endpoint.asked[0][0]).query) == {"q": ["comet & co?"], "n": ["5"]}
+
+
+def test_scores_decide_the_order_where_there_are_any(searching) -> None:
+    [hits] = searching(fields=FIELDS | {"score": "rank"}).search(["comet"], 1)
+    assert [(hit.chunk.title, hit.score) for hit in hits] == [("Rosetta", 0.9)]
+
+
+def test_a_post_fills_its_body_and_a_query_is_never_a_template(endpoint, searching) -> None:
+    body = {"query": "{query}", "max": "{top_k}", "nested": [{"about": "on {query}"}], "raw": False}
+    searcher = searching(
+        method="POST",
+        url=f"{endpoint.url}/p",
+        body=body,
+        headers={"Authorization": "Bearer {key}"},
+        api_key_variable="K",
+    )
+    searcher.search(["{key} {top_k}"], 3)
+    [(path, headers, sent)] = endpoint.asked
+    assert path == "/p"
+    assert headers["authorization"] == f"Bearer {KEY}"
+    assert json.loads(sent) == {
+        "query": "{key} {top_k}", "max": 3, "nested": [{"about": "on {key} {top_k}"}], "raw": False,
+    }  # fmt: skip
+
+
+def test_no_more_is_asked_for_than_the_endpoint_gives(endpoint, searching) -> None:
+    searching(max_results=10).search(["comet"], 500)
+    assert endpoint.asked[0][0].endswith("n=10")
+
+
+def test_blank_queries_and_no_queries_ask_nothing(endpoint, searching) -> None:
+    searcher = searching()
+    assert searcher.search([], 3) == []
+    assert searcher.search(["", " \n"], 3) == [[], []]
+    assert endpoint.asked == []
+
+
+def test_repeated_results_are_given_once_and_ids_differ(endpoint, searching) -> None:
+    same_url = RESULTS[0] | {"snippet": "Another passage."}
+    endpoint.replies = [as_json({"web": {"items": [RESULTS[0], RESULTS[0], same_url]}})]
+    [hits] = searching().search(["comet"], 5)
+    assert [hit.chunk.text for hit in hits] == ["On a comet.", "Another passage."]
+    assert len({hit.chunk.id for hit in hits}) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"items": RESULTS}, r"results path 'web\.items' leads nowhere; the answer has 'items'"),
+        ({"web": {"items": {"a": 1}}}, r"results path 'web\.items' is no list but an object"),
+        ([1], r"leads nowhere; the answer is a list"),
+        ({"web": {"items": [{"title": "T", "link": "u"}]}}, r"result 0 has nothing at text path 'snippet'; it has 't"),
+        ({"web": {"items": [RESULTS[0], {"title": 3, "snippet": "x", "link": "u"}]}}, r"result 1: title .* a number"),
+        ({"web": {"items": ["x"]}}, r"result 0 has nothing at url path 'link'; it is text"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_not_as_the_config_says_is_an_error_that_names_the_path(endpoint, searching, answer, message):
+    endpoint.replies = [as_json(answer)]
+    with pytest.raises(EndpointError, match=message):
+        searching().search(["comet"], 3)
+
+
+def test_what_may_be_missing_may_be_missing(endpoint, searching) -> None:
+    fields = FIELDS | {"optional": ["text", "url"], "results_optional": True}
+    endpoint.replies = [as_json({"web": {"items": [{"title": "T"}]}}), as_json({"nothing": "found"})]
+    searcher = searching(fields=fields)
+    [[hit]] = searcher.search(["comet"], 3)
+    assert hit.chunk.contents == "T\n"
+    assert len(hit.chunk.id) == 16
+    assert searcher.search(["comet"], 3) == [[]]
+
+
+def test_too_many_requests_are_tried_again_after_as_long_as_was_asked(endpoint, searching) -> None:
+    endpoint.replies = [as_json({}, 429, Retry_After="7"), as_json({}, 503), endpoint.replies[0]]
+    searcher = searching()
+    assert len(searcher.search(["comet"], 3)[0]) == 2
+    assert searcher.waits == [7.0, 1.0]
+
+
+def test_a_longer_wait_than_allowed_and_a_last_failure_are_errors(endpoint, searching) -> None:
+    endpoint.replies = [as_json({}, 429, Retry_After="3600")]
+    with pytest.raises(EndpointError, match="asks to wait 3600 s, longer than max_wait_s allows"):
+        searching().search(["comet"], 3)
+    endpoint.replies = [Reply(b"down for repair", 502)]
+    with pytest.raises(EndpointError, match=r"'test web' at http://127.*/s: status 502, 'down for repair'.*3 attempts"):
+        searching().search(["comet"], 3)
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (Reply(b"{]"), "something that is no JSON: '{]'"),
+        (Reply(b"<html><body>Log in</body></html>"), "an HTML page: '<html>"),
+        (Reply(b""), "no JSON"),
+        (Reply(b"[" * 100_000), "no JSON"),
+        (Reply(b'"' + b"x" * 3_000_000 + b'"'), "longer than max_response_bytes, 100000"),
+        (Reply(b"unknown parameter", 400), "status 400, 'unknown parameter'"),
+        (Reply(b"", 302, {"location": "http://elsewhere.example/s"}), "redirects to another host, http://elsewhere.example"),
+        (Reply(b"", 302, {"location": "/s"}), "redirected more than 3 times"),
+    ],
+)  # fmt: skip
+def test_whatever_is_wrong_with_an_answer_is_an_error_and_is_not_asked_again(endpoint, searching, reply, message):
+    endpoint.replies = [reply]
+    with pytest.raises(EndpointError, match=message):
+        searching(max_response_bytes=100_000).search(["comet"], 3)
+    assert len(endpoint.asked) == (4 if "more than 3" in message else 1)
+
+
+def test_a_redirect_within_the_endpoint_is_followed(endpoint, searching) -> None:
+    endpoint.replies = [Reply(b"", 307, {"location": "/new?q=comet"}), endpoint.replies[0]]
+    assert len(searching().search(["comet"], 3)[0]) == 2
+    assert endpoint.asked[1][0] == "/new?q=comet"
+
+
+def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(searching) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/s?q={{query}}"
+        with pytest.raises(EndpointError, match=r"no answer within 0\.05 s.*2 attempts"):
+            searching(url=url, timeout_s=0.05, attempts=2).search(["comet"], 3)
+    with pytest.raises(EndpointError, match=r"the connection failed.*3 attempts"):
+        searching(url=url).search(["comet"], 3)
+
+
+def test_one_failing_query_fails_the_search_and_leaves_nothing_empty(endpoint, searching) -> None:
+    endpoint.replies = [endpoint.replies[0], Reply(b"no", 400)]
+    with pytest.raises(EndpointError, match="status 400"):
+        searching(max_concurrency=1).search(["a", "b"], 3)
+
+
+def test_requests_go_out_together_up_to_the_bound(endpoint, searching) -> None:
+    endpoint.gate = threading.Barrier(3)  # nobody is answered before three are there
+    found = searching(max_concurrency=3).search([f"q{number}" for number in range(6)], 3)
+    assert [len(hits) for hits in found] == [2] * 6
+    assert endpoint.most_at_once == 3
+
+
+def test_the_key_is_sent_and_never_shown(endpoint, searching, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    echoing = [
+        as_json({"message": f"bad key {KEY}"}, 500),
+        Reply(f"<html>{KEY} sk%2Fsecret%2Bkey-1234567890</html>".encode()),
+        as_json({"web": {"items": [{"title": KEY, "snippet": f"key={KEY}", "link": f"https://x/?k={KEY}"}]}}),
+        Reply(f"{'x' * 190}{KEY}".encode(), 401),
+    ]
+    url = f"{endpoint.url}/s?q={{query}}&api_key={{key}}"
+    searcher = searching(url=url, api_key_variable="SEARCH_KEY", attempts=2)
+    endpoint.replies = echoing
+    shown = [repr(searcher), repr(searcher._endpoint)]
+    with pytest.raises(EndpointError, match="HTML page") as html:
+        searcher.search(["comet"], 3)
+    [[hit]] = searcher.search(["comet"], 3)
+    with pytest.raises(EndpointError, match="is the key in SEARCH_KEY right") as refused:
+        searcher.search(["comet"], 3)
+    assert all(parse_qs(urlsplit(path).query)["api_key"] == [KEY] for path, _, _ in endpoint.asked)
+    shown += [hit.chunk.model_dump_json(), caplog.text]
+    for error in (html.value, refused.value):
+        cause: BaseException | None = error
+        while cause:
+            shown += [str(cause), repr(cause)]
+            cause = cause.__cause__ or cause.__context__
+    assert not [text for text in shown if "sk/s" in text or "secret" in text]
+    assert "***" in hit.chunk.contents
+
+
+def test_filters_and_top_k_below_one_are_refused(searching) -> None:
+    with pytest.raises(ConfigError, match="takes no filters"):
+        searching().search(["comet"], 3, Filter(source="x"))
+    with pytest.raises(ValueError, match="at least 1"):
+        searching().search(["comet"], 0)
+    assert len(searching().search(["comet"], 3, Filter())[0]) == 2
+
+
+def write_config(folder: Path, **changes: object) -> Path:
+    path = folder / "online.yaml"
+    values = {"name": "web", "url": "https://a.example/s?q={query}&key={key}", "api_key_variable": "SEARCH_KEY"}
+    path.write_text(json.dumps(values | {"fields": FIELDS} | changes))  # JSON is YAML
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"url": "ftp://a.example/{query}{key}"}, "must begin with http"),
+        ({"url": "https://{query}.example/{key}"}, "a host without placeholders"),
+        ({"url": "https://a.example/s?key={key}"}, "hold {query}"),
+        ({"url": "https://a.example/s?q={query}"}, "go together"),
+        ({"url": "https://a.example/s?q={query}&q={key}&n={count}"}, "unknown placeholder {count}"),
+        ({"url": "http://a.example/s?q={query}&key={key}"}, "must not travel over plain http"),
+        ({"body": {"q": 1}}, "a GET has no body"),
+        ({"fields": FIELDS | {"text": "a..b"}}, r"online\.yaml, fields\.text: "),
+        ({"field": {}}, r"online\.yaml, field: Extra inputs"),
+    ],
+)
+def test_a_config_that_cannot_work_is_refused_with_the_reason(tmp_path, changes, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_online_config(write_config(tmp_path, **changes))
+
+
+def test_a_config_file_that_is_missing_or_no_yaml_is_named(tmp_path) -> None:
+    with pytest.raises(ArtifactError, match=r"online\.yaml cannot be read"):
+        read_online_config(tmp_path / "online.yaml")
+    (tmp_path / "online.yaml").write_text("a: [")
+    with pytest.raises(ArtifactError, match="cannot be read as YAML"):
+        read_online_config(tmp_path / "online.yaml")
+
+
+def test_a_missing_or_damaged_key_is_named_by_its_variable(tmp_path, monkeypatch) -> None:
+    path = write_config(tmp_path)
+    monkeypatch.delenv("SEARCH_KEY", raising=False)
+    with pytest.raises(ConfigError, match="set the environment variable SEARCH_KEY"):
+        open_online(path)
+    monkeypatch.setenv("SEARCH_KEY", "sec\nret")
+    with pytest.raises(ConfigError, match="SEARCH_KEY holds spaces") as error:
+        open_online(path)
+    assert "ret" not in str(error.value).replace("control", "").replace("environment", "")
+    monkeypatch.setenv("SEARCH_KEY", f" {KEY}\n")
+    assert read_key(read_online_config(path)) == KEY

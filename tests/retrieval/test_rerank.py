@@ -1,0 +1,147 @@
+"""Reranking: a cross-encoder's order over a first stage's best hits."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
+
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.records import Chunk, ChunkMetadata
+from deepsearch_rl.retrieval.rerank import CrossEncoder, Pair, RerankedSearcher, RerankerConfig
+from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.searcher import Hit
+
+WORDS = ["comet", "lander", "probe", "river", "city", "capital", "moon", "orbit"]
+PAIRS: list[Pair] = [
+    (query, " ".join(itertools.islice(itertools.cycle(WORDS[start:]), length)))
+    for query in ("comet lander", "river")
+    for start, length in enumerate((3, 40, 7, 1, 19, 90))
+]
+
+
+def write_model(folder: Path, labels: int, headless: bool = False) -> Path:
+    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    torch.manual_seed(labels)
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=64, num_labels=labels, initializer_range=0.5,
+    )  # fmt: skip
+    (BertModel(config) if headless else BertForSequenceClassification(config)).save_pretrained(folder)
+    return folder
+
+
+def config(folder: Path, batch_tokens: int = 256) -> RerankerConfig:
+    return RerankerConfig(
+        model=folder, depth=3, max_tokens=64, batch_tokens=batch_tokens, device="cpu", dtype="float32"
+    )
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("reranker"), request.param)
+
+
+def test_scores_are_those_of_the_model_pair_by_pair_whatever_the_batches(folder: Path) -> None:
+    encoder = CrossEncoder(config(folder))
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    expected = []
+    for query, passage in PAIRS:
+        tokens = tokenizer(query, passage, truncation="longest_first", max_length=64, return_tensors="pt")
+        with torch.inference_mode():
+            logits = model(**tokens).logits[0]
+        expected.append(float(logits[0] if len(logits) == 1 else logits[1] - logits[0]))
+    assert len({round(score, 3) for score in expected}) > len(PAIRS) // 2  # the model tells passages apart
+    for batch_tokens in (1, 128, 100_000):
+        scores = CrossEncoder(config(folder, batch_tokens)).score(PAIRS)
+        np.testing.assert_allclose(scores, expected, atol=1e-4)
+    np.testing.assert_allclose(encoder.score(PAIRS[::-1]), expected[::-1], atol=1e-4)
+
+
+def test_equal_pairs_score_exactly_alike_and_no_pairs_give_no_scores(folder: Path) -> None:
+    encoder = CrossEncoder(config(folder, batch_tokens=64))
+    scores = encoder.score([*PAIRS, *PAIRS])
+    assert (scores[: len(PAIRS)] == scores[len(PAIRS) :]).all()
+    assert encoder.score([]).shape == (0,)
+
+
+@pytest.mark.parametrize(("labels", "headless", "message"), [(3, False, "has 3 labels"), (1, True, "its weights lack")])
+def test_a_folder_that_is_no_trained_reranker_is_refused(tmp_path: Path, labels, headless, message) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        CrossEncoder(config(write_model(tmp_path, labels, headless)))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="holds no reranker"):
+        CrossEncoder(config(tmp_path / "nothing"))
+
+
+def chunk(row: int) -> Chunk:
+    where = ChunkMetadata(doc_id="d", doc_chunks=1, doc_chunk_id=0)
+    return Chunk(id=f"c{row}", contents=f"T{row}\n{'x' * (row % 3)}", metadata=where)
+
+
+@dataclass
+class FirstStage:
+    """Finds rows 9, 8, 7, ... down to ``least``."""
+
+    least: int = 0
+    asked: list[tuple[int, Filter | None]] = field(default_factory=list)
+
+    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+        self.asked.append((top_k, where))
+        rows = [row for row in range(9, self.least - 1, -1)][:top_k]
+        return [[Hit(row, float(row), chunk(row)) for row in rows] if query else [] for query in queries]
+
+
+class ByLength:
+    """Scores a passage by its length, so that scores tie."""
+
+    def score(self, pairs: Sequence[Pair]) -> np.ndarray:
+        return np.array([len(passage) for _, passage in pairs], dtype=np.float32)
+
+
+def rows(found: list[list[Hit]]) -> list[list[int]]:
+    return [[hit.row for hit in hits] for hits in found]
+
+
+def test_the_best_hits_are_put_in_order_and_ties_keep_the_first_stages_order() -> None:
+    searcher = RerankedSearcher(FirstStage(), ByLength(), depth=6)  # lengths of rows 9 to 4: 0 2 1 0 2 1
+    assert rows(searcher.search(["q", "", "q"], 6)) == [[8, 5, 7, 4, 9, 6], [], [8, 5, 7, 4, 9, 6]]
+
+
+def test_a_larger_top_k_continues_a_smaller_one_with_falling_scores() -> None:
+    searcher = RerankedSearcher(FirstStage(), ByLength(), depth=4)
+    [most] = searcher.search(["q"], 10)
+    assert [hit.row for hit in most] == [8, 7, 9, 6, 5, 4, 3, 2, 1, 0]
+    assert all(first.score >= second.score for first, second in itertools.pairwise(most))
+    assert [rows(searcher.search(["q"], top_k))[0] for top_k in range(1, 10)] == [
+        [hit.row for hit in most[:top_k]] for top_k in range(1, 10)
+    ]
+
+
+def test_nothing_is_padded_and_the_filter_reaches_the_first_stage() -> None:
+    first = FirstStage(least=8)
+    where = Filter(source="x")
+    assert rows(RerankedSearcher(first, ByLength(), depth=5).search(["q"], 4, where)) == [[8, 9]]
+    assert first.asked == [(5, where)]
+    assert RerankedSearcher(first, ByLength(), depth=5).search([], 4) == []
+    with pytest.raises(ValueError, match="at least 1"):
+        RerankedSearcher(first, ByLength(), depth=5).search(["q"], 0)
