@@ -44,6 +44,8 @@ def chunk(row: int) -> Chunk:
 )
 def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Searcher:
     engine, retriever = request.param
+    if engine == "lucene":
+        pytest.importorskip("jnius_config", reason="the extra pyserini is not installed")
     folder: Path = tmp_path_factory.mktemp("contract")
     write_jsonl(folder / "c.jsonl", map(chunk, range(24)))
     config = {

@@ -3,6 +3,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 
@@ -32,6 +34,9 @@ except KeyboardInterrupt:
 """
 
 
+needs_pyserini = pytest.mark.skipif(find_spec("jnius_config") is None, reason="the extra pyserini is not installed")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lucene")
@@ -42,6 +47,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
+@needs_pyserini
 def test_words_of_any_script_are_found_on_their_rows(folder):
     queries = ["comet", "😀", "東京 füße", "The RIVERS!", "the of", "", "comet " * 3000]
     found = [ranking.rows_K.tolist() for ranking in open_sparse(folder, CONFIG).search(queries, 10)]
@@ -49,6 +55,21 @@ def test_words_of_any_script_are_found_on_their_rows(folder):
 
 
 @pytest.mark.slow
+@needs_pyserini
+def test_threads_that_java_has_not_seen_may_search(folder):
+    index = open_sparse(folder, CONFIG)
+    found: list[list[int]] = []
+    ask = lambda: found.extend(index.search(["comet"], 5)[0].rows_K.tolist() for _ in range(50))  # noqa: E731
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[0, 2]] * 200
+
+
+@pytest.mark.slow
+@needs_pyserini
 def test_a_process_with_java_keeps_its_signals_and_ends(folder):
     command = [sys.executable, "-c", SEARCH_AND_STOP, str(folder), CONFIG.model_dump_json()]
     result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
@@ -56,6 +77,7 @@ def test_a_process_with_java_keeps_its_signals_and_ends(folder):
 
 
 @pytest.mark.slow
+@needs_pyserini
 def test_a_missing_or_damaged_index_is_refused(tmp_path):
     with pytest.raises(ArtifactError, match="build it again"):
         LuceneIndex.open(tmp_path / "none", CONFIG)
@@ -67,18 +89,21 @@ def test_a_missing_or_damaged_index_is_refused(tmp_path):
 
 
 @pytest.mark.slow
+@needs_pyserini
 def test_a_folder_that_cannot_be_written_is_named():
     with pytest.raises(ArtifactError, match="/proc/none"):
         LuceneIndex.build(make_chunks(TEXTS), Path("/proc/none"), CONFIG)
 
 
 @pytest.mark.slow
+@needs_pyserini
 def test_a_corpus_of_stop_words_is_refused(tmp_path):
     with pytest.raises(ConfigError):
         LuceneIndex.build(make_chunks(["the of", "and ..."]), tmp_path, CONFIG)
 
 
 @pytest.mark.slow
+@needs_pyserini
 @pytest.mark.realdata
 def test_on_real_passages_it_agrees_with_the_built_in_index(tmp_path, real_data):
     with gzip.open(real_data / "wiki18/sample1000.jsonl.gz", "rt", encoding="utf-8") as lines:
