@@ -84,9 +84,9 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(*arguments: str) -> Iterator[Served]:
+def served(*arguments: str, through: tuple[str, ...] = ()) -> Iterator[Served]:
     deepsearch = "from deepsearch_rl.cli import main; main()"
-    command = [sys.executable, "-c", deepsearch, "retrieve", "serve", "--port", "0", *arguments]
+    command = [*through, sys.executable, "-c", deepsearch, "retrieve", "serve", "--port", "0", *arguments]
     environment = {**os.environ, "SEARCH_TOKEN": TOKEN}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
@@ -118,6 +118,17 @@ def test_a_server_told_to_stop_answers_what_waits_and_tells_no_secrets(index_dir
     assert log == f"stopped serving {index_dir}\n"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port))
+
+
+@pytest.mark.slow
+def test_more_clients_than_the_usual_limit_of_open_files_are_served(index_dir):
+    low = ("bash", "-c", 'ulimit -S -n 256 && exec "$@"', "serve")
+    with served("--index", str(index_dir), through=low) as server, contextlib.ExitStack() as open_connections:
+        for _ in range(400):
+            connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+            open_connections.enter_context(connection)
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.slow

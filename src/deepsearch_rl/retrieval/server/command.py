@@ -15,6 +15,10 @@ def serve_command(
     top_k: Annotated[int, typer.Option(help="Passages per query where a request does not say.", min=1)] = 3,
     reranker: Annotated[Path | None, typer.Option(help="Cross-encoder folder for the best hits.")] = None,
     rerank_depth: Annotated[int, typer.Option(help="How many hits the reranker puts in order.", min=1)] = 50,
+    rerank_tokens: Annotated[int, typer.Option(help="Tokens of query and passage that it reads.", min=8)] = 512,
+    rerank_batch_tokens: Annotated[int, typer.Option(help="Tokens of its batches, padding counted.", min=1)] = 16_384,
+    rerank_device: Annotated[str, typer.Option(help="Where it runs: cpu or cuda.")] = "cpu",
+    rerank_dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     public: Annotated[bool, typer.Option("--public", help="Allow an address that other machines can reach.")] = False,
@@ -37,6 +41,7 @@ def serve_command(
     /sse. It stops on Ctrl-C or SIGTERM, once requests under way are answered.
     """
     from deepsearch_rl.errors import ConfigError, UnknownNameError  # noqa: PLC0415 - with the rest below
+    from deepsearch_rl.retrieval.rerank import reranker_config  # noqa: PLC0415
     from deepsearch_rl.retrieval.searcher import RETRIEVERS  # noqa: PLC0415 - loads FAISS
     from deepsearch_rl.retrieval.server import process  # noqa: PLC0415 - loads the MCP library
     from deepsearch_rl.retrieval.server.config import ServerConfig, ServiceConfig  # noqa: PLC0415
@@ -58,8 +63,8 @@ def serve_command(
         index=index,
         chunks=chunks,
         online=online,
-        reranker=reranker,
-        rerank_depth=rerank_depth,
+        reranker=reranker
+        and reranker_config(reranker, rerank_depth, rerank_tokens, rerank_batch_tokens, rerank_device, rerank_dtype),
         service=service,
         host=host,
         port=port,

@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.retrieval.rerank import RerankerConfig
 from deepsearch_rl.retrieval.searcher import RetrieverName
 
 LOOPBACK = "127.0.0.1"
@@ -26,6 +27,8 @@ class ServiceConfig(Record):
 class RetrievalConfig(ServiceConfig):
     """Section ``retrieval``: how passages are found wherever a model searches."""
 
+    reranker: RerankerConfig | None = Field(description="a cross-encoder behind the retriever; null for none")
+    online: Path | None = Field(description="YAML file of a search endpoint, searched instead of the index")
     startup_timeout_s: float = Field(gt=0, description="for opening the index")
 
 
@@ -35,8 +38,7 @@ class ServerConfig(Record):
     index: Path | None = Field(description="index folder of a corpus")
     chunks: Path | None = Field(description="the chunk file; null takes the one that the index names")
     online: Path | None = Field(description="YAML file of a search endpoint, instead of an index")
-    reranker: Path | None = Field(description="cross-encoder folder that puts the best hits in order")
-    rerank_depth: int = Field(ge=1, description="how many hits the reranker sees")
+    reranker: RerankerConfig | None = Field(description="a cross-encoder that puts the best hits in order")
     service: ServiceConfig
     host: NonEmpty
     port: int = Field(ge=0, le=65535, description="0 takes a free one")

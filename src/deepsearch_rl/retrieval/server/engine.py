@@ -5,13 +5,10 @@ from pathlib import Path
 
 from deepsearch_rl.retrieval.online.config import read_online_config
 from deepsearch_rl.retrieval.online.searcher import open_online
-from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher, RerankerConfig
+from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher
 from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY
 from deepsearch_rl.retrieval.searcher import SearchesChunks, open_index
 from deepsearch_rl.retrieval.server.config import ServerConfig
-
-RERANKER_MAX_TOKENS = 512
-RERANKER_BATCH_TOKENS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +32,7 @@ def open_engine(config: ServerConfig) -> SearchEngine:
     engine = _open_online(config.online) if config.online else _open_index(config)
     if config.reranker is None:
         return engine
-    reranker = CrossEncoder(_reranker_config(config.reranker, config.rerank_depth))
-    reranked = RerankedSearcher(engine.searcher, reranker, config.rerank_depth)
+    reranked = RerankedSearcher(engine.searcher, CrossEncoder(config.reranker), config.reranker.depth)
     return SearchEngine(reranked, engine.passages, engine.takes_filters)
 
 
@@ -50,14 +46,3 @@ def _open_index(config: ServerConfig) -> SearchEngine:
 
 def _open_online(description: Path) -> SearchEngine:
     return SearchEngine(open_online(description), read_online_config(description).max_results, takes_filters=False)
-
-
-def _reranker_config(folder: Path, depth: int) -> RerankerConfig:
-    return RerankerConfig(
-        model=folder,
-        depth=depth,
-        max_tokens=RERANKER_MAX_TOKENS,
-        batch_tokens=RERANKER_BATCH_TOKENS,
-        device="cpu",
-        dtype="float32",
-    )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.retrieval.rerank import RerankerConfig
 from deepsearch_rl.retrieval.server.config import LOOPBACK, RetrievalConfig
 from deepsearch_rl.retrieval.server.process import SHUTDOWN_TIMEOUT_S, listen
 
@@ -43,12 +44,21 @@ def _start(
     socket_fd: int, index_dir: Path, chunks_path: Path, config: RetrievalConfig, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "deepsearch_rl.retrieval.server.process", "--stop-with-stdin"]
-    command += ["--socket-fd", str(socket_fd), "--index", str(index_dir), "--chunks", str(chunks_path)]
+    command += ["--socket-fd", str(socket_fd)]
+    command += ["--online", str(config.online)] if config.online else ["--index", str(index_dir)]
+    command += [] if config.online else ["--chunks", str(chunks_path)]
     command += ["--retriever", config.retriever, "--top-k", str(config.top_k), "--window-ms", str(config.window_ms)]
     command += ["--max-batch", str(config.max_batch), "--max-pending", str(config.max_pending)]
     command += ["--cache-entries", str(config.cache_entries)]
     command += ["--pages", str(config.pages)] if config.pages else []
+    command += _reranker_options(config.reranker) if config.reranker else []
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[socket_fd])
+
+
+def _reranker_options(config: RerankerConfig) -> list[str]:
+    options = ["--reranker", str(config.model), "--rerank-depth", str(config.depth)]
+    options += ["--rerank-tokens", str(config.max_tokens), "--rerank-batch-tokens", str(config.batch_tokens)]
+    return [*options, "--rerank-device", config.device, "--rerank-dtype", config.dtype]
 
 
 def _await_health(port: int, process: subprocess.Popen[bytes], timeout_s: float, log: IO[bytes]) -> None:

@@ -7,6 +7,7 @@ requests under way are answered, new connections are refused.
 import errno
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -25,6 +26,7 @@ from deepsearch_rl.retrieval.server.service import RetrievalApp
 _LOG = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 10
 """How long requests under way may take once the server is told to stop."""
+MAX_OPEN_FILES = 65_536
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept: a trainer pauses between rollouts for longer than most servers wait."""
 
@@ -99,6 +101,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
         signal.signal(number, server.handle_exit)
     # What the MCP library logs of a request that it refuses holds the request itself.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
+    _allow_connections()
     _log_start(config, listener)
     server.run(sockets=[listener])
     _LOG.info("stopped serving %s", config.index or config.online)
@@ -111,6 +114,14 @@ def _read_token(variable: str | None) -> bytes | None:
     if not token:
         raise ConfigError(f"the environment variable {variable} should hold the token of the server and is not set.")
     return token.encode()
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files: a trainer's rollouts hold a connection each, and 1,024 is the usual limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _log_start(config: ServerConfig, listener: socket.socket) -> None:
