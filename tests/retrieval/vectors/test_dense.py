@@ -1,7 +1,9 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
+from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.encoders.encoder import normalise_rows
 from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig
@@ -46,3 +48,12 @@ def test_denied_rows_are_not_found(tmp_path):
     [ranking] = retriever_over(tmp_path, FlatConfig(kind="flat")).search(["3"], 5, allowed_N)
     assert len(ranking.rows_K) == 5
     assert allowed_N[ranking.rows_K].all()
+
+
+def test_an_encoder_of_another_dimension_is_refused(tmp_path):
+    retriever = retriever_over(tmp_path, FlatConfig(kind="flat"))
+    np.save(tmp_path / "wider.npy", np.pad(VECTORS_ND, ((0, 0), (0, 4))))
+    build_vector_index(tmp_path / "wider.npy", tmp_path / "wider", FlatConfig(kind="flat"), seed=0)
+    wider = open_vector_index(tmp_path / "wider", FlatConfig(kind="flat"))
+    with pytest.raises(ArtifactError, match="8 dimensions and the index holds 12"):
+        DenseRetriever(retriever.encoder, wider).search(["0"], 5)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.ranking import rank
 from deepsearch_rl.retrieval.vectors.config import HnswConfig, IvfFlatConfig, IvfPqConfig, IvfPqRefineConfig
-from deepsearch_rl.retrieval.vectors.vector_file import read_ahead
 from deepsearch_rl.retrieval.vectors.vector_index import NO_ROW, stack
 
 TIE_SLACK = 16
@@ -28,17 +27,15 @@ ApproximateConfig = IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig | HnswConfig
 
 
 def read_faiss(path: Path) -> faiss.Index:
-    """Memory-map a FAISS index and ask the kernel to read it ahead.
+    """Memory-map a FAISS index.
 
     Raises:
         ArtifactError: the file is missing or damaged.
     """
     try:
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         raise ArtifactError(f"the vectors in {path} cannot be read; build the index again.") from error
-    read_ahead(path)
-    return index
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.encoders.encoder import Encoder
 from deepsearch_rl.retrieval.ranking import Ranking
 from deepsearch_rl.retrieval.vectors.vector_index import NO_ROW, VectorIndex
@@ -19,10 +20,20 @@ class DenseRetriever:
     vectors: VectorIndex
 
     def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
-        """Rank rows by inner product; a query in which the encoder sees nothing finds nothing."""
+        """Rank rows by inner product; a query in which the encoder sees nothing finds nothing.
+
+        Raises:
+            ArtifactError: the encoder's vectors have another dimension than the index's.
+        """
         if not queries:
             return []
-        found_QK = self.vectors.search(self.encoder.encode(queries, "query"), top_k, allowed_N)
+        queries_QD = self.encoder.encode(queries, "query")
+        if queries_QD.shape[1] != self.vectors.dimension:
+            raise ArtifactError(
+                f"the encoder gives vectors of {queries_QD.shape[1]} dimensions and the index holds "
+                f"{self.vectors.dimension}, so it was built with another encoder; build it again with this one."
+            )
+        found_QK = self.vectors.search(queries_QD, top_k, allowed_N)
         return [
             Ranking(rows_K[rows_K != NO_ROW], scores_K[rows_K != NO_ROW])
             for scores_K, rows_K in zip(*found_QK, strict=True)

@@ -5,10 +5,10 @@ from pathlib import Path
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex, read_faiss
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE
-from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqRefineConfig, VectorsConfig
+from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig, IvfPqRefineConfig, VectorsConfig
 from deepsearch_rl.retrieval.vectors.flat import FlatIndex
 from deepsearch_rl.retrieval.vectors.refine import RefinedIndex
-from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file
+from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file, read_ahead
 from deepsearch_rl.retrieval.vectors.vector_index import VectorIndex
 
 
@@ -20,6 +20,8 @@ def open_vector_index(folder: Path, config: VectorsConfig) -> VectorIndex:
     """
     if isinstance(config, FlatConfig):
         return FlatIndex(open_vector_file(folder / VECTORS_FILE))
+    if isinstance(config, IvfPqConfig | IvfPqRefineConfig) and (folder / INDEX_FILE).is_file():
+        read_ahead(folder / INDEX_FILE)  # codes are small, and most searches run through a part of them
     first = ApproximateIndex(read_faiss(folder / INDEX_FILE), config)
     if not isinstance(config, IvfPqRefineConfig):
         return first
