@@ -8,8 +8,8 @@ error of a code* sets the plateau. So a vector is
     topic + article + passage,      normalised,
 
 where all three are Gaussian with variances falling as 1 / i over 768 directions (embeddings fill few directions well
-and the rest a little), turned by a random rotation, so that no sub-quantizer sees a direction alone. An article has eight
-passages, scattered over the file. Few and strong topics make cells that hold whole neighbourhoods, which lifts
+and the rest a little), turned by a random rotation, so that no sub-quantizer sees a direction alone. An article has
+eight passages, scattered over the file. Few and strong topics make cells that hold whole neighbourhoods, which lifts
 nprobe 1; loose passages, near those of other articles, lower the plateau. A query is a passage moved by a fraction of
 the distance between passages of an article.
 

@@ -82,8 +82,8 @@ def _ivf(file: VectorFile, config: _IvfConfig, seed: int) -> faiss.Index:
     index.nprobe = config.nprobe
     worker = _on_gpus(index) if config.device == "cuda" else index
     sample = min(file.rows, config.train_rows)
-    chosen_S = np.sort(np.random.default_rng(seed).choice(file.rows, sample, replace=False))
-    worker.train(file.vectors_ND[chosen_S].astype(np.float32, copy=False))
+    chosen_M = np.sort(np.random.default_rng(seed).choice(file.rows, sample, replace=False))
+    worker.train(file.vectors_ND[chosen_M].astype(np.float32, copy=False))
     _add(worker, file)
     return faiss.index_gpu_to_cpu(worker) if config.device == "cuda" else index
 

@@ -173,7 +173,7 @@ def _measured(folder: Path, build: Sequence[VectorsConfig], queries: Queries, ba
                 config,
                 recall_at_5=queries.recall(runs[0].rows_QK),
                 queries_per_s=len(queries.own_Q) / min(run.cpu_s for run in runs),
-                memory_mb=anonymous_mb + opening.scanned_file.stat().st_size / MEGABYTE,
+                memory_mb=anonymous_mb + opening.scanned_mb,
                 anonymous_mb=anonymous_mb,
                 disk_mb=sum(path.stat().st_size for path in opening.files) / MEGABYTE,
             )

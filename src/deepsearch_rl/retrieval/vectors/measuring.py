@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex
-from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE
+from deepsearch_rl.retrieval.vectors.building import FAST_SCAN_BITS, INDEX_FILE, VECTORS_FILE
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig, IvfPqRefineConfig, VectorsConfig
 from deepsearch_rl.retrieval.vectors.flat import FlatIndex
 from deepsearch_rl.retrieval.vectors.opening import open_vector_index
@@ -47,15 +47,19 @@ class Opening:
     in_memory: bool = False
 
     @property
-    def scanned_file(self) -> Path:
-        """What a search runs through, so that it should fit the page cache; refining reads single rows beside it."""
-        return self.folder / (VECTORS_FILE if isinstance(self.config, FlatConfig) else INDEX_FILE)
+    def files(self) -> tuple[Path, ...]:
+        """All that the index reads, first what a search runs through."""
+        names = {"flat": (VECTORS_FILE,), "ivf_pq_refine": (INDEX_FILE, VECTORS_FILE)}
+        return tuple(self.folder / name for name in names.get(self.config.kind, (INDEX_FILE,)))
 
     @property
-    def files(self) -> tuple[Path, ...]:
-        """All that the index reads."""
-        refined = (self.folder / VECTORS_FILE,) if isinstance(self.config, IvfPqRefineConfig) else ()
-        return (self.scanned_file, *refined)
+    def scanned_mb(self) -> float:
+        """The file that a search runs through, so that it should fit the page cache; none where memory holds it.
+
+        Refining reads single rows beside it.
+        """
+        fast_scan = isinstance(self.config, IvfPqConfig | IvfPqRefineConfig) and self.config.nbits == FAST_SCAN_BITS
+        return 0.0 if fast_scan or self.in_memory else self.files[0].stat().st_size / MEGABYTE
 
 
 @dataclass(frozen=True, slots=True)
