@@ -75,7 +75,8 @@ def build_command(
     ] = VectorsOption.FLAT,
     nlist: Annotated[int, typer.Option(help="ivf: cells, 1 to 8 times the root of the passages.", min=1)] = 1024,
     nprobe: Annotated[int, typer.Option(help="ivf: cells visited per query.", min=1)] = 16,
-    m: Annotated[int, typer.Option(help="ivf_pq: bytes per vector; divides the dimension.", min=1)] = 64,
+    m: Annotated[int, typer.Option(help="ivf_pq: codes per vector; divides the dimension.", min=1)] = 64,
+    nbits: Annotated[int, typer.Option(help="ivf_pq: bits of a code.", min=1, max=16)] = 8,
     train_rows: Annotated[int, typer.Option(help="ivf: vectors that cells are learnt from.", min=1)] = 262_144,
     half: Annotated[bool, typer.Option("--half", help="Keep vectors in float16: half the disk.")] = False,
     k1: Annotated[float, typer.Option(help="BM25: how slowly repeated terms saturate.", min=0.01)] = 0.9,
@@ -106,7 +107,8 @@ def build_command(
         deepsearch retrieve build --corpus corpus.jsonl --out index
         deepsearch retrieve build --corpus corpus.jsonl --out index --field title=2 --field body=1
         deepsearch retrieve build --corpus wiki-18.jsonl --out wiki --encoder models/e5-base-v2 --device cuda \\
-            --query-prefix 'query: ' --passage-prefix 'passage: ' --half --vectors ivf_pq_refine --m 96 --nlist 16384
+            --query-prefix 'query: ' --passage-prefix 'passage: ' --half \\
+            --vectors ivf_pq_refine --m 128 --nbits 4 --nprobe 48
         deepsearch retrieve build --corpus corpus.jsonl --out index --params params.yaml --corpus-name world
     """  # noqa: D301 - the backspace keeps the lines below it apart
     from deepsearch_rl.files import read_jsonl  # noqa: PLC0415 - with the rest
@@ -129,7 +131,7 @@ def build_command(
                 "bm25": {"engine": "builtin", "k1": k1, "b": b, "fields": _field_weights(field)},
                 "encoder": _encoder(encoder, dimension, model),
                 "encoding": _encoding(half, weightless=encoder == WEIGHTLESS),
-                "vectors": _vectors(vectors, cells, m),
+                "vectors": _vectors(vectors, cells, {"m": m, "nbits": nbits}),
                 "fusion": FUSION,
             }
         )
@@ -202,8 +204,7 @@ def _encoding(half: bool, weightless: bool) -> dict[str, object]:
     return {"engine": "local", "dtype": "float16" if half else "float32", "block_rows": rows, "ray": None}
 
 
-def _vectors(kind: VectorsOption, cells: Mapping[str, object], m: int) -> dict[str, object]:
-    codes = {"m": m, "nbits": 8}
+def _vectors(kind: VectorsOption, cells: Mapping[str, object], codes: Mapping[str, object]) -> dict[str, object]:
     fields: dict[VectorsOption, Mapping[str, object]] = {
         VectorsOption.FLAT: {},
         VectorsOption.IVF_FLAT: cells,
