@@ -1,4 +1,5 @@
-from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, take_apart
+from deepsearch_rl.retrieval.hybrid.dates import MOST_DATES
+from deepsearch_rl.retrieval.hybrid.question_parts import MOST_PARTS, MOST_SOURCES, SourceNames, take_apart
 
 SOURCES = ("The Age", "The Independent", "The Independent - Sports", "Wired", "wired")
 
@@ -36,3 +37,15 @@ def test_names_with_signs_of_patterns_are_taken_literally():
     names = SourceNames.of(("Cnbc | World (US)", ""))
     assert take_apart("reported by Cnbc | World (US) in May", names).sources == (0,)
     assert take_apart("reported by Cnbc in May", names).sources == ()
+
+
+def test_a_source_inside_a_date_takes_nothing_from_what_follows():
+    asked = take_apart("What did May say on May 4, 2023 about ships?", SourceNames.of(("May",)))
+    assert (asked.sources, len(asked.days)) == ((0,), 1)
+    assert asked.whole == "What did \n say on \n about ships?"
+
+
+def test_a_page_pasted_as_a_question_has_a_bounded_number_of_everything():
+    papers = [f"Paper {number}" for number in range(100)]
+    asked = take_apart("one two, May 4, 2023 " * 1000 + " ".join(papers), SourceNames.of(papers))
+    assert (len(asked.parts), asked.sources, len(asked.days)) == (MOST_PARTS, tuple(range(MOST_SOURCES)), MOST_DATES)

@@ -1,10 +1,12 @@
 """The dates that a question names, in the usual English and ISO spellings, as ranges of days."""
 
+import itertools
 import re
 from datetime import date, timedelta
 
 from deepsearch_rl.retrieval.row_table import EPOCH
 
+MOST_DATES = 32
 DayRange = tuple[int, int]
 """First and last day since 1970-01-01; both belong to the range."""
 
@@ -28,14 +30,18 @@ _SPELLINGS = tuple(
 
 
 def find_dates(text: str) -> list[tuple[re.Match[str], DayRange]]:
-    """Where a text names a day or a month of a year, in order; impossible dates are left alone."""
+    """Where a text names a day or a month of a year, in order; impossible dates are left alone.
+
+    At most MOST_DATES are found, so that a text of dates alone takes no longer than another.
+    """
     found: list[tuple[re.Match[str], DayRange]] = []
-    for spelling in _SPELLINGS:
-        for match in spelling.finditer(text):
-            taken = any(match.start() < other.end() and other.start() < match.end() for other, _ in found)
-            days = None if taken else _days(match)
-            if days:
-                found.append((match, days))
+    for match in itertools.chain.from_iterable(spelling.finditer(text) for spelling in _SPELLINGS):
+        taken = any(match.start() < other.end() and other.start() < match.end() for other, _ in found)
+        days = None if taken else _days(match)
+        if days:
+            found.append((match, days))
+        if len(found) == MOST_DATES:
+            break
     return sorted(found, key=lambda pair: pair[0].start())
 
 

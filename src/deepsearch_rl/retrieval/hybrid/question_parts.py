@@ -18,35 +18,51 @@ _BREAK = re.compile(
     r"|\b(?:and|or|but|while|whereas|than|which|who|that|with|after|before|between)\b",
     re.IGNORECASE,
 )
+MOST_PARTS, MOST_SOURCES = 32, 16
+"""A question has a handful; a page pasted in place of one may have thousands, and each takes time."""
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceNames:
-    """Finds the sources of a corpus in a text: as whole words, in any case, the longest name first."""
+    """Finds the sources of a corpus in a text: as whole words, in any case, the longest name first.
 
-    codes: dict[str, tuple[int, ...]]
-    pattern: re.Pattern[str] | None
+    A name is looked up as a run of tokens, so that thousands of names cost no more than ten.
+    """
+
+    codes: dict[tuple[str, ...], tuple[int, ...]]
+    """By the tokens of a name; several sources may differ in case or spacing alone."""
+    longest: int
+    """Tokens of the longest name."""
 
     @classmethod
     def of(cls, sources: Sequence[str]) -> Self:
         """From a row table's ``sources``, whose positions are the codes."""
-        codes: dict[str, tuple[int, ...]] = {}
+        codes: dict[tuple[str, ...], tuple[int, ...]] = {}
         for code, source in enumerate(sources):
-            name = _key(source)
+            name = tuple(_TOKEN.findall(source.lower()))
             if name:
                 codes[name] = (*codes.get(name, ()), code)
-        longest_first = sorted(codes, key=lambda name: (-len(name), name))
-        names = "|".join(r"\s+".join(map(re.escape, name.split())) for name in longest_first)
-        return cls(codes, re.compile(rf"(?<!\w)(?:{names})(?!\w)", re.IGNORECASE) if codes else None)
+        return cls(codes, max(map(len, codes), default=0))
 
-    def find(self, text: str) -> list[tuple[re.Match[str], tuple[int, ...]]]:
-        """The mentions in order, each with the codes of the sources of that name."""
-        matches = self.pattern.finditer(text) if self.pattern else ()
-        return [(match, self.codes.get(_key(match[0]), ())) for match in matches]
+    def find(self, text: str) -> list[tuple[Span, tuple[int, ...]]]:
+        """Where sources are named, in order, each with the codes of the sources of that name."""
+        tokens = [(match[0].lower(), match.span()) for match in _TOKEN.finditer(text)]
+        found: list[tuple[Span, tuple[int, ...]]] = []
+        start = 0
+        while start < len(tokens):
+            length = self._name_length([token for token, _ in tokens[start : start + self.longest]])
+            if length:
+                last = start + length - 1
+                name = tuple(token for token, _ in tokens[start : last + 1])
+                found.append(((tokens[start][1][0], tokens[last][1][1]), self.codes[name]))
+            start += length or 1
+        return found
 
-
-def _key(name: str) -> str:
-    return " ".join(name.lower().split())
+    def _name_length(self, tokens: Sequence[str]) -> int:
+        """Tokens of the longest name that the text begins with here; 0 where it begins with none."""
+        return next((length for length in range(len(tokens), 0, -1) if tuple(tokens[:length]) in self.codes), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +70,31 @@ class QuestionParts:
     """A question taken apart."""
 
     sources: tuple[int, ...]
-    """Codes of the sources that it names, ascending."""
+    """Codes of the first MOST_SOURCES sources that it names, ascending."""
     days: tuple[DayRange, ...]
     whole: str
     """The question without sources and dates."""
     parts: tuple[str, ...]
-    """The pieces of ``whole`` that have two words or more; all of it where there are none."""
+    """The first MOST_PARTS pieces of ``whole`` that have two words or more; all of it where there are none."""
 
 
 def take_apart(question: str, names: SourceNames) -> QuestionParts:
     """Find the sources and days of a question and cut the rest into parts."""
     mentions, dates = names.find(question), find_dates(question)
-    whole = _blanked(question, [match.span() for match, _ in (*mentions, *dates)])
+    whole = _blanked(question, [*(span for span, _ in mentions), *(match.span() for match, _ in dates)])
     whole = whole if re.search(r"\w", whole) else question
-    parts = tuple(part for part in _BREAK.split(whole) if len(part.split()) > 1)
-    sources = {code for _, codes in mentions for code in codes}
-    return QuestionParts(tuple(sorted(sources)), tuple(days for _, days in dates), whole, parts or (whole,))
+    parts = tuple(part for part in _BREAK.split(whole) if len(part.split()) > 1)[:MOST_PARTS]
+    sources = dict.fromkeys(code for _, codes in mentions for code in codes)
+    return QuestionParts(
+        tuple(sorted([*sources][:MOST_SOURCES])), tuple(days for _, days in dates), whole, parts or (whole,)
+    )
 
 
-def _blanked(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    """The text with a line break in place of each span, so that a part ends there."""
-    for start, end in sorted(spans, reverse=True):
-        text = f"{text[:start]}\n{text[end:]}"
-    return text
+def _blanked(text: str, spans: Sequence[Span]) -> str:
+    """The text with a line break in place of spans, which may overlap, so that a part ends there."""
+    kept, end = [], 0
+    for start, stop in sorted(spans):
+        if start >= end:
+            kept.append(text[end:start])
+        end = max(end, stop)
+    return "\n".join([*kept, text[end:]])
