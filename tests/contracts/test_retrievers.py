@@ -9,7 +9,11 @@ import pytest
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.manifest import IndexConfig
+from deepsearch_rl.retrieval.chunk_store import read_chunks
+from deepsearch_rl.retrieval.hybrid.features import FEATURES
+from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
+from deepsearch_rl.retrieval.hybrid.weights import FusionWeights
+from deepsearch_rl.retrieval.manifest import TERMS_FOLDER, IndexConfig, read_manifest, write_manifest
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
 
@@ -18,6 +22,7 @@ BM25 = {
     "builtin": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
     "lucene": {"engine": "lucene", "k1": 0.9, "b": 0.4, "heap_mb": 256},
 }
+LEARNT = "learnt hybrid"
 TWINS = (3, 17, 20)
 """Rows with the same text."""
 
@@ -39,7 +44,10 @@ def chunk(row: int) -> Chunk:
 
 @pytest.fixture(
     scope="module",
-    params=[*(("builtin", name) for name in RETRIEVERS), pytest.param(("lucene", "bm25"), marks=pytest.mark.slow)],
+    params=[
+        *(("builtin", name) for name in (*RETRIEVERS, LEARNT)),
+        pytest.param(("lucene", "bm25"), marks=pytest.mark.slow),
+    ],
     ids="-".join,
 )
 def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Searcher:
@@ -63,7 +71,17 @@ def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         },
     }
     build_index(folder / "c.jsonl", folder / "index", IndexConfig.model_validate(config), seed=0)
+    if retriever == LEARNT:
+        add_weights(folder / "index", folder / "c.jsonl")
+        return open_index(folder / "index", folder / "c.jsonl", "hybrid")
     return open_index(folder / "index", folder / "c.jsonl", retriever)
+
+
+def add_weights(index: Path, chunks: Path) -> None:
+    """Make an index as if its hybrid had learnt, as learning needs more than 24 chunks say."""
+    write_sentence_terms(read_chunks(chunks), index / TERMS_FOLDER)
+    learnt = FusionWeights(ranking="learned", weights=dict.fromkeys(FEATURES, 1.0), questions=9, held_out={})
+    write_manifest(index, read_manifest(index).model_copy(update={"fusion_weights": learnt}))
 
 
 def test_hits_are_distinct_rows_best_first_with_their_own_chunks(searcher):
