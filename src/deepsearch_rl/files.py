@@ -146,7 +146,7 @@ def only_writer(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            lock_path.unlink()  # while it is held: whoever waits for the name gets a new file
+            lock_path.unlink(missing_ok=True)  # while it is held: whoever waits for the name gets a new file
 
 
 def _lock(lock_path: Path, path: Path) -> IO[str]:

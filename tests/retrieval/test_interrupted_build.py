@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from deepsearch_rl.retrieval.searcher import open_index
 BUILD = """
 import os, signal, sys
 from pathlib import Path
+from typing import Any
 from deepsearch_rl.retrieval import build, manifest
 from deepsearch_rl.retrieval.encoders import encoding
 from deepsearch_rl.retrieval.manifest import IndexConfig
@@ -140,7 +142,7 @@ def test_chunks_that_change_during_a_build_are_noticed(chunks_path, config, tmp_
     chunks = tmp_path / "small.jsonl"
     chunks.write_bytes(chunks_path.read_bytes())
 
-    def change(*arguments: object) -> None:
+    def change(*arguments: Any) -> None:
         build_vectors(*arguments)
         chunks.write_text(chunks.read_text() + '{"id": "late", "contents": "too late"}\n')
 

@@ -25,9 +25,7 @@ class Ranking:
 class Retriever(Protocol):
     """Finds rows for queries."""
 
-    def search(
-        self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None
-    ) -> list[Ranking]:
+    def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
         """One ranking per query with at most ``top_k`` rows; fewer where fewer match, never padded.
 
         ``allowed_N`` says of each of the index's N rows whether it may be found; None allows all.
