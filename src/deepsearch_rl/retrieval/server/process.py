@@ -26,6 +26,9 @@ from deepsearch_rl.retrieval.server.service import RetrievalApp
 _LOG = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 10
 """How long requests under way may take once the server is told to stop."""
+SWITCH_INTERVAL_S = 0.0005
+"""How long the search thread may keep the interpreter from the thread that serves. With Python's 5 ms, every answer
+from the cache waits that long while something else is searched for: measured, a third to two thirds fewer of them."""
 MAX_OPEN_FILES = 65_536
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept: a trainer pauses between rollouts for longer than most servers wait."""
@@ -102,6 +105,7 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
     # What the MCP library logs of a request that it refuses holds the request itself.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
     _allow_connections()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     _log_start(config, listener)
     server.run(sockets=[listener])
     _LOG.info("stopped serving %s", config.index or config.online)
