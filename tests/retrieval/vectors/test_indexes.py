@@ -195,7 +195,7 @@ def test_a_missing_or_damaged_file_is_refused(folder, kind, tmp_path):
         ("ivf_pq", {"m": 3}, "does not divide"),
         ("ivf_pq_refine", {"nbits": 11}, "too few"),
         ("ivf_flat", {"nlist": 1501}, "too few"),
-        ("fast_scan", {"device": "cuda"}, "4 bits"),
+        ("fast_scan", {"device": "cuda"}, "on a GPU"),
     ],
 )
 def test_parameters_that_do_not_fit_the_vectors_are_refused(vectors_ND, tmp_path, kind, changes, complaint):
@@ -208,7 +208,7 @@ def test_cuda_without_a_gpu_says_what_to_install(vectors_ND, tmp_path, monkeypat
     monkeypatch.setattr(building.faiss, "get_num_gpus", lambda: 0)
     vectors = write_vectors(tmp_path / "encoded.npy", vectors_ND)
     with pytest.raises(UnavailableError, match="faiss-gpu"):
-        build_vector_index(vectors, tmp_path / "index", config_of("ivf_pq", device="cuda"), 0)
+        build_vector_index(vectors, tmp_path / "index", config_of("ivf_pq", device="cuda", nbits=8), 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,6 +217,16 @@ def test_vectors_in_the_index_folder_stay_only_where_the_kind_reads_them(vectors
     build_vector_index(vectors, tmp_path, config_of(kind), 0)
     kept = {"flat": {VECTORS_FILE}, "ivf_pq_refine": {VECTORS_FILE, INDEX_FILE}}
     assert {path.name for path in tmp_path.iterdir()} == kept.get(config_of(kind).kind, {INDEX_FILE})
+
+
+def test_building_again_leaves_nothing_of_another_kind(vectors_ND, tmp_path):
+    vectors = write_vectors(tmp_path / "encoded.npy", vectors_ND)
+    for kind in ("ivf_pq_refine", "flat", "ivf_flat"):
+        build_vector_index(vectors, tmp_path / "index", config_of(kind), 0)
+    assert [path.name for path in (tmp_path / "index").iterdir()] == [INDEX_FILE]
+    build_vector_index(vectors, tmp_path / "index", config_of("flat"), 0)
+    assert [path.name for path in (tmp_path / "index").iterdir()] == [VECTORS_FILE]
+    assert vectors.exists()
 
 
 def test_a_full_disk_is_named(vectors_ND):

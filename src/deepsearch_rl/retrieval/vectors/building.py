@@ -26,6 +26,7 @@ from deepsearch_rl.retrieval.vectors.vector_file import VectorFile, open_vector_
 VECTORS_FILE = "vectors.npy"
 INDEX_FILE = "index.faiss"
 FAST_SCAN_BITS = 4
+GPU_BITS = 8
 
 _IvfConfig = IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig
 
@@ -43,7 +44,9 @@ def build_vector_index(vectors: Path, folder: Path, config: VectorsConfig, seed:
     """
     file = open_vector_file(vectors)
     folder.mkdir(parents=True, exist_ok=True)
-    if not isinstance(config, FlatConfig):
+    if isinstance(config, FlatConfig):
+        (folder / INDEX_FILE).unlink(missing_ok=True)
+    else:
         index = _hnsw(file, config) if isinstance(config, HnswConfig) else _ivf(file, config, seed)
         write_faiss(index, folder / INDEX_FILE)
     kept = folder / VECTORS_FILE
@@ -99,9 +102,10 @@ def _check(file: VectorFile, config: _IvfConfig) -> None:
         return
     if file.dimension % config.m:
         raise ConfigError(f"{config.kind}: m = {config.m} does not divide the encoder's dimension {file.dimension}.")
-    if config.nbits == FAST_SCAN_BITS and config.device == "cuda":
+    if config.device == "cuda" and config.nbits != GPU_BITS:
         raise ConfigError(
-            f"{config.kind}: codes of 4 bits are not built on a GPU; set device: cpu, which is quick for them."
+            f"{config.kind}: FAISS builds no codes of {config.nbits} bits on a GPU; set nbits: {GPU_BITS}, or device: "
+            f"cpu, which is quick for 4 bits."
         )
     if sample < 2**config.nbits:
         raise ConfigError(
@@ -127,7 +131,12 @@ def _on_gpus(index: faiss.Index) -> faiss.Index:
             "device: cuda needs faiss-gpu and a GPU: install faiss-gpu in place of faiss-cpu (they overwrite each "
             "other's files), or set device: cpu; the files are the same."
         )
-    return faiss.index_cpu_to_all_gpus(index)
+    options = faiss.GpuMultipleClonerOptions()  # pyright: ignore[reportAttributeAccessIssue] - faiss-gpu alone has it
+    options.useFloat16 = True  # of lookup tables: a block's 48 KB of shared memory hold 96 of 2-byte entries, 48 of 4
+    try:
+        return faiss.index_cpu_to_all_gpus(index, co=options)
+    except RuntimeError as error:
+        raise ConfigError(f"FAISS cannot build this index on a GPU ({error}); set device: cpu.") from error
 
 
 def _add(index: faiss.Index, file: VectorFile) -> None:
