@@ -39,15 +39,11 @@ def eval_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     as_csv: Annotated[Path | None, typer.Option("--csv", help="Also write the figures to a CSV file.")] = None,
 ) -> None:
-    r"""Score an index's retrievers over questions with gold evidence, with 95 % intervals.
+    """Score an index's retrievers over questions with gold evidence, with 95 % intervals.
 
     A question is {"id", "question", "golden_answers", "metadata"}; its metadata says what counts as found:
     "evidence_list" (a passage that contains a "fact"; MultiHop-RAG's official scores), else "supporting_doc_ids" or
     "supporting_titles" (a passage of such a document). Questions with none of these are left out.
-
-    \b
-        deepsearch retrieve eval --index index --questions questions.jsonl
-        deepsearch retrieve eval --index index --questions held_out.jsonl --stored-weights --retriever hybrid
     """
     from deepsearch_rl.errors import ConfigError  # noqa: PLC0415 - loads FAISS, with the rest below
     from deepsearch_rl.files import read_jsonl  # noqa: PLC0415
