@@ -6,10 +6,11 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.manifest import FILE, IndexConfig
+from deepsearch_rl.retrieval.manifest import IndexConfig, read_manifest
 
 WIKI18 = Path("../shared/data/wiki18")
 MAX_TOKENS = 32
@@ -56,13 +57,20 @@ def write_chunks(texts: list[str], path: Path) -> None:
 
 
 def prepare_index(texts: list[str], folder: Path, config: IndexConfig) -> tuple[Path, Path]:
-    """Index folder and chunk file under ``folder``, built unless they are there from an earlier run."""
+    """Index folder and chunk file under ``folder``, built unless an earlier run left the same."""
     chunks_path, index_dir = folder / "chunks.jsonl", folder / "index"
-    if not (index_dir / FILE).is_file():
+    if not _is_built(index_dir, config):
         folder.mkdir(parents=True, exist_ok=True)
         write_chunks(texts, chunks_path)
         build_index(chunks_path, index_dir, config, seed=0)
     return index_dir, chunks_path
+
+
+def _is_built(index_dir: Path, config: IndexConfig) -> bool:
+    try:
+        return read_manifest(index_dir).config == config
+    except ArtifactError:
+        return False
 
 
 def save_random_minilm(folder: Path, texts: list[str], seed: int) -> None:
