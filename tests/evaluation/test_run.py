@@ -98,6 +98,8 @@ def setting(base_url: str, sets: dict[str, SetPlan]) -> Evaluation:
             max_pending=64,
             cache_entries=100,
             pages=None,
+            reranker=None,
+            online=None,
             startup_timeout_s=60,
         ),
         serving=ServingConfig.model_validate(

@@ -74,6 +74,8 @@ def retrieval_config(tmp_path_factory: pytest.TempPathFactory) -> RetrievalConfi
         max_pending=64,
         cache_entries=100,
         pages=pages,
+        reranker=None,
+        online=None,
         startup_timeout_s=60,
     )
 

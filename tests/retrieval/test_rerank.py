@@ -17,9 +17,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.records import Chunk, ChunkMetadata
-from deepsearch_rl.retrieval.rerank import CrossEncoder, Pair, RerankedSearcher, RerankerConfig
+from deepsearch_rl.retrieval.rerank import CrossEncoder, Pair, RerankedSearcher, RerankerConfig, reranker_config
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 
@@ -91,6 +91,11 @@ def test_a_folder_that_is_no_trained_reranker_is_refused(tmp_path: Path, labels,
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="holds no reranker"):
         CrossEncoder(config(tmp_path / "nothing"))
+
+
+def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the reranker's device: .*'cpu' or 'cuda'"):
+        reranker_config(tmp_path, 10, 64, 256, "tpu", "float32")
 
 
 def chunk(row: int) -> Chunk:

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from deepsearch_rl.errors import ArtifactError, UnavailableError
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval.encoders.batching import token_batches
 from deepsearch_rl.retrieval.row_table import Filter
@@ -31,6 +31,30 @@ class RerankerConfig(Record):
     batch_tokens: int = Field(ge=1, description="most tokens of a batch, padding included")
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "float16", "bfloat16"]
+
+
+def reranker_config(
+    model: Path, depth: int, max_tokens: int, batch_tokens: int, device: str, dtype: str
+) -> RerankerConfig:
+    """A config from a command line's options.
+
+    Raises:
+        ConfigError: there is no such device or dtype.
+    """
+    try:
+        return RerankerConfig.model_validate(
+            {
+                "model": model,
+                "depth": depth,
+                "max_tokens": max_tokens,
+                "batch_tokens": batch_tokens,
+                "device": device,
+                "dtype": dtype,
+            }
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"the reranker's {first['loc'][0]}: {first['msg']}.") from error
 
 
 class CrossEncoder:

@@ -12,7 +12,7 @@ import typer
 from deepsearch_rl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from deepsearch_rl.retrieval.searcher import Hit
+    from deepsearch_rl.retrieval.searcher import Hit, SearchesChunks
 
 
 class RetrieverOption(StrEnum):
@@ -36,6 +36,8 @@ def search_command(
         datetime | None, typer.Option(help="Only passages published on this day or earlier.", formats=["%Y-%m-%d"])
     ] = None,
     chunks: Annotated[Path | None, typer.Option(help="The passage file, if it was moved since the build.")] = None,
+    reranker: Annotated[Path | None, typer.Option(help="Cross-encoder folder for the best hits.")] = None,
+    rerank_depth: Annotated[int, typer.Option(help="How many hits the reranker puts in order.", min=1)] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list of {id, score, contents, metadata}.")] = False,
 ) -> None:
     """Print the best passages for a query, numbered, with their scores.
@@ -52,8 +54,18 @@ def search_command(
         where = Filter(source=source, after=after and after.date(), before=before and before.date())
     except ValidationError as error:
         raise ConfigError(f"these filters cannot be: {error.errors()[0]['msg']}.") from error
-    [hits] = open_index(index, chunks, retriever.value).search([query], top_k, where)
+    searcher: SearchesChunks = open_index(index, chunks, retriever.value)
+    if reranker:
+        searcher = _reranked(searcher, reranker, rerank_depth)
+    [hits] = searcher.search([query], top_k, where)
     typer.echo(_as_json(hits) if as_json else _as_text(hits))
+
+
+def _reranked(searcher: "SearchesChunks", folder: Path, depth: int) -> "SearchesChunks":
+    from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher, reranker_config  # noqa: PLC0415
+
+    config = reranker_config(folder, depth, max_tokens=512, batch_tokens=16_384, device="cpu", dtype="float32")
+    return RerankedSearcher(searcher, CrossEncoder(config), depth)
 
 
 def _as_text(hits: Sequence["Hit"]) -> str:

@@ -4,19 +4,19 @@ import pytest
 import yaml
 
 from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.retrieval.rerank import RerankerConfig, reranker_config
 from deepsearch_rl.retrieval.server.config import ServerConfig
 from deepsearch_rl.retrieval.server.engine import open_engine
 from tests.retrieval.server.searchers import service_config
 from tests.retrieval.server.test_process import error_of
 
 
-def server_config(**changes: Path | None) -> ServerConfig:
+def server_config(**changes: Path | RerankerConfig | None) -> ServerConfig:
     settings = {
         "index": None,
         "chunks": None,
         "online": None,
         "reranker": None,
-        "rerank_depth": 10,
         "service": service_config(),
         "host": "127.0.0.1",
         "port": 0,
@@ -48,8 +48,9 @@ def test_an_online_search_is_served_like_an_index(server_url, tmp_path):
 
 @pytest.mark.slow
 def test_a_folder_without_a_reranker_is_refused(index_dir, tmp_path):
+    config = reranker_config(tmp_path, 10, 64, 256, "cpu", "float32")
     with pytest.raises(ArtifactError, match="reranker"):
-        open_engine(server_config(index=index_dir, reranker=tmp_path))
+        open_engine(server_config(index=index_dir, reranker=config))
 
 
 @pytest.mark.parametrize("options", [[], ["--index", "here", "--online", "there"]])

@@ -2,8 +2,8 @@
 
 Search-R1, veRL, RLinf and ASearcher clients work unchanged; the shapes are those of docs/contracts.md §1. Whatever the
 dialect, a query waits in the same queue and is answered from the same cache. Errors are ``{"detail": message}``: 4xx
-for a request that cannot be served as it is, 503 with ``Retry-After`` when too many queries wait, 500 when the search
-itself fails. Nothing is ever padded, and no failure is answered with an empty list.
+for a request that cannot be served as it is, 503 with ``Retry-After`` when too many queries wait or an online search's
+endpoint fails, 500 when the search itself does. Nothing is ever padded, and no failure is answered with an empty list.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from mcp.server.transport_security import TransportSecuritySettings
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
+from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.retrieval.server.asgi import (
     App,
     CountedSend,
@@ -94,7 +95,9 @@ class RetrievalApp:
         except OverloadedError as error:
             await respond_error(counted, 503, str(error), _RETRY)
         except SearchFailedError as error:
-            await respond_error(counted, 500, str(error))
+            # An online search's endpoint may be well again soon, an index will not.
+            passing = isinstance(error.__cause__, EndpointError)
+            await respond_error(counted, 503 if passing else 500, str(error), _RETRY if passing else ())
         except asyncio.CancelledError:  # its time was up when the server stopped
             if not counted.begun:
                 await respond_error(counted, 503, "the server is stopping.", _RETRY)
