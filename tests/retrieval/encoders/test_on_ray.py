@@ -59,20 +59,21 @@ def test_a_node_that_dies_midway_changes_no_byte(cluster, ray, tmp_path, monkeyp
     calls = tmp_path / "learnt", ChunkStore(tmp_path / "chunks.jsonl", tmp_path / "rows"), "digest"
     encoding.encode_to_file(encoder, *calls, tmp_path / "local.npy", tmp_path / "work1", EncodingConfig(**LOCAL))
 
-    nodes_seen = []
+    written = []
     write = encoding.write_rows
 
     def write_then_kill(*arguments: object) -> None:
         write(*arguments)
-        nodes_seen.append(sum(node["Alive"] for node in ray.nodes()))
-        if len(nodes_seen) == 2:
-            [second] = cluster.worker_nodes
-            cluster.remove_node(second, allow_graceful=False)
+        written.append(1)
+        both_encode = ray.available_resources().get("CPU", 0) == 0
+        if cluster.worker_nodes and both_encode and len(written) > 1:
+            cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
 
     monkeypatch.setattr(encoding, "write_rows", write_then_kill)
     config = on_a_cluster(cluster.address)
     encoding.encode_to_file(encoder, *calls, tmp_path / "ray.npy", tmp_path / "work2", config)
-    assert (nodes_seen[0], nodes_seen[-1], len(nodes_seen)) == (2, 1, BLOCKS)
+    assert not cluster.worker_nodes  # the second node was killed, while an encoder ran on it
+    assert len(written) == BLOCKS
     assert (tmp_path / "ray.npy").read_bytes() == (tmp_path / "local.npy").read_bytes()
 
 

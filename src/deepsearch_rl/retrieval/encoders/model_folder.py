@@ -143,7 +143,7 @@ def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
     root = _find(config, weights)
     modules = read_record(root / "modules.json", _Modules).root if (root / "modules.json").is_file() else ()
     paths = {module.type.rpartition(".")[2]: root / module.path for module in modules}
-    for step in paths.keys() - {"Transformer", "Pooling", "Normalize"}:
+    for step in sorted(paths.keys() - {"Transformer", "Pooling", "Normalize"}):
         raise ConfigError(f"the encoder in {root} has a step {step} (modules.json), which cannot be computed here.")
     transformer = paths.get("Transformer", root)
     model = _optional(transformer / "config.json", _ModelFile)
