@@ -1,5 +1,7 @@
+import socket
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -7,6 +9,7 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.rerank import RerankerConfig, reranker_config
 from deepsearch_rl.retrieval.server.config import ServerConfig
 from deepsearch_rl.retrieval.server.engine import open_engine
+from deepsearch_rl.retrieval.server.launch import serve_index
 from tests.retrieval.server.searchers import service_config
 from tests.retrieval.server.test_process import error_of
 
@@ -56,3 +59,16 @@ def test_a_folder_without_a_reranker_is_refused(index_dir, tmp_path):
 @pytest.mark.parametrize("options", [[], ["--index", "here", "--online", "there"]])
 def test_a_server_serves_one_thing(options):
     assert error_of(options).startswith("error: say what to serve: --index ")
+
+
+@pytest.mark.slow
+def test_a_failing_endpoint_is_told_with_its_reason_and_a_retry(index_dir, chunks_path, retrieval_config, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/s?q={{query}}"
+    description = {"name": "web", "url": url, "attempts": 1, "fields": {"results": "items", "text": "text"}}
+    (tmp_path / "online.yaml").write_text(yaml.safe_dump(description))
+    config = retrieval_config.model_copy(update={"online": tmp_path / "online.yaml"})
+    with serve_index(index_dir, chunks_path, config) as server:
+        answer = httpx.post(f"{server}/retrieve", json={"queries": ["comet"]})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "online search 'web'" in answer.json()["detail"]
