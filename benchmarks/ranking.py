@@ -158,6 +158,7 @@ def _config(fields: dict[str, float]) -> IndexConfig:
             "fusion": {
                 "depth": 100,
                 "source_depth": 30,
+                "unlearned": "reciprocal_ranks",
                 "rrf_k": 60,
                 "bm25_weight": 1.0,
                 "dense_weight": 1.0,

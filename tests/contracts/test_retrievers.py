@@ -64,6 +64,7 @@ def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         "fusion": {
             "depth": 20,
             "source_depth": 5,
+            "unlearned": "reciprocal_ranks",
             "rrf_k": 60,
             "bm25_weight": 1.0,
             "dense_weight": 1.0,

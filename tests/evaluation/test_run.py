@@ -30,6 +30,7 @@ INDEX = IndexConfig.model_validate(
         "fusion": {
             "depth": 10,
             "source_depth": 5,
+            "unlearned": "reciprocal_ranks",
             "rrf_k": 60,
             "bm25_weight": 1.0,
             "dense_weight": 0.5,

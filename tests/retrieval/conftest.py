@@ -39,6 +39,7 @@ def index_config() -> IndexConfig:
             "fusion": {
                 "depth": 10,
                 "source_depth": 5,
+                "unlearned": "reciprocal_ranks",
                 "rrf_k": 60,
                 "bm25_weight": 1.0,
                 "dense_weight": 0.5,

@@ -6,7 +6,15 @@ import pytest
 from deepsearch_rl.retrieval.fusion import FusionConfig, ReciprocalRankFusion
 from deepsearch_rl.retrieval.ranking import Ranking, rank
 
-RANKS = {"depth": 10, "source_depth": 5, "rrf_k": 60, "bm25_weight": 1.0, "dense_weight": 0.5, "learning": None}
+RANKS = {
+    "depth": 10,
+    "source_depth": 5,
+    "unlearned": "bm25",
+    "rrf_k": 60,
+    "bm25_weight": 1.0,
+    "dense_weight": 0.5,
+    "learning": None,
+}
 
 
 @dataclass

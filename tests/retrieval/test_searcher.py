@@ -5,6 +5,7 @@ import pytest
 
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.retrieval import chunk_store
+from deepsearch_rl.retrieval.manifest import read_manifest, write_manifest
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, open_index
 
@@ -69,3 +70,17 @@ def test_an_index_of_an_earlier_format_says_how_to_build_it_again(index_dir, tmp
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": 1}))
     with pytest.raises(ArtifactError, match=r"has format 1, .* build it again with `deepsearch retrieve build`"):
         open_index(tmp_path / "index")
+
+
+@pytest.mark.parametrize("half", ["bm25", "dense"])
+def test_a_hybrid_that_learnt_nothing_is_the_half_that_its_config_names(index_dir, chunks_path, tmp_path, half):
+    copy = tmp_path / "index"
+    shutil.copytree(index_dir, copy)
+    built = read_manifest(copy)
+    fusion = built.config.fusion.model_copy(update={"unlearned": half})
+    write_manifest(copy, built.model_copy(update={"config": built.config.model_copy(update={"fusion": fusion})}))
+    queries = ["capital of Austria", "comet lander", "Danube"]
+    hybrid, named = (open_index(copy, chunks_path, name).search(queries, 5) for name in ("hybrid", half))
+    assert hybrid == named
+    fused = open_index(index_dir, chunks_path, "hybrid").search(queries, 5)
+    assert fused != named

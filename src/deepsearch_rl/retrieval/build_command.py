@@ -132,7 +132,8 @@ def build_command(
                 "encoder": _encoder(encoder, dimension, model),
                 "encoding": _encoding(half, weightless=encoder == WEIGHTLESS),
                 "vectors": _vectors(vectors, cells, {"m": m, "nbits": nbits}),
-                "fusion": FUSION,
+                # TF-IDF + SVD is far below BM25, and would drag it down; a neural encoder is not.
+                "fusion": {**FUSION, "unlearned": "bm25" if encoder == WEIGHTLESS else "reciprocal_ranks"},
             }
         )
     known = list(read_jsonl(questions, Question)) if questions else []

@@ -1,13 +1,15 @@
 """How a hybrid is made of BM25 and dense retrieval, and what it does before it has learnt anything.
 
-An index that was built with training questions has learnt weights (:mod:`.hybrid`). One that was not fuses both
-rankings by weighted reciprocal ranks (Cormack, Clarke and Buettcher 2009): a row's score is the sum over the rankings
-of ``weight / (rrf_k + rank)``, rank from 1. Ranks need no common scale, so that one retriever's scores cannot drown the
-other's; but a weak half drags a strong one down, which is why learning is better (docs/retrieval.md).
+An index that was built with training questions has learnt weights (:mod:`.hybrid`). For one that was not, params say
+which half its hybrid is, or that both are fused by weighted reciprocal ranks (Cormack, Clarke and Buettcher 2009): a
+row's score is the sum over the rankings of ``weight / (rrf_k + rank)``, rank from 1. Ranks need no common scale, so
+that one retriever's scores cannot drown the other's; but a weak half drags a strong one down (docs/retrieval.md), so
+that fusing pays where both are about as good, as BM25 and a neural encoder are.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,8 @@ from pydantic import Field
 from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval.hybrid.weights import LearningConfig
 from deepsearch_rl.retrieval.ranking import Ranking, Retriever, rank
+
+Unlearned = Literal["bm25", "dense", "reciprocal_ranks"]
 
 
 class FusionConfig(Record):
@@ -26,7 +30,10 @@ class FusionConfig(Record):
     rrf_k: float = Field(gt=0, description="how little the first ranks stand out; 60 in the paper")
     bm25_weight: float = Field(ge=0)
     dense_weight: float = Field(ge=0)
-    learning: LearningConfig | None = Field(description="null: nothing is learnt, and reciprocal ranks are fused")
+    learning: LearningConfig | None = Field(description="null: nothing is learnt")
+    unlearned: Unlearned = Field(
+        description="what the hybrid is where nothing was learnt: one half, or reciprocal_ranks of both"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,19 +23,17 @@ from deepsearch_rl.retrieval.vectors.opening import open_vector_index
 def open_retriever(folder: Path, config: IndexConfig, weights: FusionWeights | None, name: str) -> Retriever:
     """The retriever of a name: ``bm25``, ``dense`` or ``hybrid``.
 
-    The hybrid is the learnt one, the better half where learning did not help, or a fusion of reciprocal ranks where
+    The hybrid is the learnt one, the better half where learning did not help, or what ``fusion.unlearned`` says where
     nothing was learnt.
 
     Raises:
         ArtifactError: a file is missing or damaged.
     """
-    if name == "hybrid" and weights is not None:
-        return _open_learned(folder, config, weights)
+    if name == "hybrid":
+        return _open_hybrid(folder, config, weights)
     if name == "bm25":
         return open_sparse(folder / manifest.BM25_FOLDER, config.bm25)
-    if name == "dense":
-        return _open_dense(folder, config)
-    return ReciprocalRankFusion(*open_halves(folder, config), config.fusion)
+    return _open_dense(folder, config)
 
 
 def open_halves(folder: Path, config: IndexConfig) -> tuple[Retriever, Retriever]:
@@ -58,9 +56,12 @@ def open_finder(folder: Path, config: IndexConfig, terms_folder: Path) -> Candid
     )
 
 
-def _open_learned(folder: Path, config: IndexConfig, weights: FusionWeights) -> Retriever:
-    if weights.ranking != "learned":
-        return open_retriever(folder, config, None, weights.ranking)
+def _open_hybrid(folder: Path, config: IndexConfig, weights: FusionWeights | None) -> Retriever:
+    ranking = weights.ranking if weights else config.fusion.unlearned
+    if ranking == "reciprocal_ranks":
+        return ReciprocalRankFusion(*open_halves(folder, config), config.fusion)
+    if weights is None or ranking != "learned":
+        return open_retriever(folder, config, None, ranking)
     weights_F = np.array([weights.weights[name] for name in FEATURES])
     return HybridRetriever(open_finder(folder, config, folder / manifest.TERMS_FOLDER), weights_F)
 
