@@ -32,6 +32,10 @@ def test_a_month_without_a_day_is_all_of_it():
     ]
 
 
+def test_letters_that_count_as_others_in_any_case_are_read_as_those():
+    assert days("\u017fep 2023") == days("Sep 2023") == [(date(2023, 9, 1), date(2023, 9, 30))]
+
+
 def test_several_dates_are_given_in_the_order_of_the_text():
     assert days("between 2024-02-29 and October 30, 2023") == [(date(2024, 2, 29),) * 2, (THE_30TH,) * 2]
 

@@ -48,7 +48,8 @@ def find_dates(text: str) -> list[tuple[re.Match[str], DayRange]]:
 def _days(match: re.Match[str]) -> DayRange | None:
     named = match.groupdict()
     year, day = int(named["year"]), named.get("day")
-    month = int(named["number"]) if named.get("number") else 1 + _MONTHS.index(named["month"][:3].lower())
+    # IGNORECASE takes a long s for an s, and so does casefold, unlike lower.
+    month = int(named["number"]) if named.get("number") else 1 + _MONTHS.index(named["month"][:3].casefold())
     try:
         first = date(year, month, int(day) if day else 1)
     except ValueError:  # February 30
