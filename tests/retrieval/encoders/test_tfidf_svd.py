@@ -65,3 +65,9 @@ def test_a_corpus_below_the_bound_is_learnt_from_whole_and_a_larger_one_from_a_d
 def test_nothing_to_learn_from_is_refused():
     with pytest.raises(ConfigError, match="nothing to encode"):
         TfidfSvdEncoder.fit(["the of and", ""], SVD, seed=0)
+
+
+@pytest.mark.parametrize(("texts", "max_terms"), [(["comet", "the comet"], 100), (TEXTS, 1)])
+def test_a_single_known_term_is_refused(texts, max_terms):
+    with pytest.raises(ConfigError, match="two terms at least"):
+        TfidfSvdEncoder.fit(texts, SVD.model_copy(update={"max_terms": max_terms}), seed=0)

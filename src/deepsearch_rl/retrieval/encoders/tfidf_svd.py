@@ -46,7 +46,7 @@ class TfidfSvdEncoder:
         """Learn vocabulary, document frequencies and projection from texts; equal inputs give equal arrays.
 
         Raises:
-            ConfigError: no text holds a single term.
+            ConfigError: fewer than two terms would be known.
         """
         from sklearn.decomposition import TruncatedSVD  # noqa: PLC0415 - needed for fitting alone, costs a second
 
@@ -54,6 +54,11 @@ class TfidfSvdEncoder:
         counts_NV = _count_terms(texts, seen, grow=True)
         if not seen:
             raise ConfigError("there is nothing to encode: no chunk holds a word that is not a stop word.")
+        if min(len(seen), config.max_terms) < 2:
+            raise ConfigError(
+                f"tfidf_svd learns from two terms at least; the chunks that it read hold {len(seen)}, and "
+                f"max_terms is {config.max_terms}. Raise max_terms, index more text, or choose another encoder."
+            )
         terms = list(seen)
         frequencies_V = np.bincount(counts_NV.indices, minlength=len(terms))
         frequent = sorted(range(len(terms)), key=lambda column: (-frequencies_V[column], terms[column]))
