@@ -31,6 +31,11 @@ def test_scores_of_one_question_follow_their_definitions():
     )
 
 
+def test_ap_passes_one_only_where_a_chunk_holds_several_of_more_than_ten_items():
+    assert score_facts([set(range(12))], facts=12, cutoffs=[])["map@10"] == pytest.approx(1.2)
+    assert score_facts([set(range(10))], facts=10, cutoffs=[])["map@10"] == pytest.approx(1.0)
+
+
 def test_what_is_found_below_rank_ten_counts_for_recall_alone():
     scores = score_facts([set()] * 10 + [{0}], facts=1, cutoffs=[11])
     assert (scores["hits@11"], scores["mrr@10"], scores["map@10"]) == (1.0, 0.0, 0.0)

@@ -40,7 +40,7 @@ def with_gold(questions: Sequence[Question]) -> list[tuple[str, Gold]]:
 def score_search(
     searcher: SearchesChunks, asked: Sequence[tuple[str, Gold]], cutoffs: Sequence[int]
 ) -> list[dict[str, float]]:
-    """The scores of every question, each in [0, 1]."""
+    """The scores of every question, see :func:`score_facts`."""
     found = searcher.search([text for text, _ in asked], max(*cutoffs, RANKED))
     return [
         score_facts([gold.found_in(hit.chunk) for hit in hits], len(gold.items), cutoffs)
@@ -49,7 +49,7 @@ def score_search(
 
 
 def measure(searcher: SearchesChunks, asked: Sequence[tuple[str, Gold]], cutoffs: Sequence[int]) -> dict[str, float]:
-    """Mean scores in [0, 1] over at least one question, and their number ``n``."""
+    """Mean scores over at least one question, and their number ``n``."""
     rows = score_search(searcher, asked, cutoffs)
     return {"n": len(rows), **{name: round(fmean(row[name] for row in rows), 4) for name in rows[0]}}
 

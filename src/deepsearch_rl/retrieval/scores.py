@@ -11,9 +11,10 @@ RANKED = 10
 
 
 def score_facts(found_by_rank: Sequence[set[int]], facts: int, cutoffs: Sequence[int]) -> dict[str, float]:
-    """Scores in [0, 1] of a question whose ranked chunks hold the given items (by position, of ``facts`` in all).
+    """Scores of a question whose ranked chunks hold the given items (by position, of ``facts`` in all).
 
-    MAP@10 is the sum over ranks of newly found items / rank, divided by min(facts, 10).
+    MAP@10 is the sum over ranks of newly found items / rank, divided by min(facts, 10). All scores are in [0, 1], but
+    this one can pass 1 where a question has more than 10 items and a chunk holds several.
     """
     scores: dict[str, float] = {}
     for cutoff in cutoffs:

@@ -1,8 +1,8 @@
 """What every encoder promises.
 
 All give L2-normalised float32 vectors, so that an inner product is a cosine. A text in which an encoder sees nothing
-becomes the zero vector, which matches nothing; a blank text is one in every encoder. A text's vector does not depend on
-the texts beside it, but for the rounding of floats.
+becomes the zero vector; a blank text is one in every encoder. As a query it finds nothing, as a passage it scores 0. A
+text's vector does not depend on the texts beside it, but for the rounding of floats.
 """
 
 from collections.abc import Callable, Sequence

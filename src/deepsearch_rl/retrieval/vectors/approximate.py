@@ -1,7 +1,7 @@
 """Approximate search by a FAISS index that is memory-mapped from its file.
 
 ``IO_FLAG_MMAP_IFC`` leaves inverted lists, codes, vectors and graph links in the file: opening takes no memory but the
-cells' centroids and code books.
+cells' centroids and code books. Codes of 4 bits are the exception: FAISS reads them into memory.
 
 A mask thins out what a visit of a cell (or a step through the graph) can find, so that the effort grows as the share of
 allowed rows falls: as many allowed rows are looked at as without a mask, and a filter does not cost hits.

@@ -1,4 +1,4 @@
-"""Opening a vector index for search: everything large stays in its file, behind a memory map."""
+"""Opening a vector index for search: all but codes of 4 bits stays in its file, behind a memory map."""
 
 from pathlib import Path
 
