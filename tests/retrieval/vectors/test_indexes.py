@@ -1,5 +1,6 @@
 """What every kind of vector index promises, on clustered vectors of 16 dimensions."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ from pydantic import TypeAdapter
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.files import sha256_file
 from deepsearch_rl.retrieval.encoders.encoder import normalise_rows
-from deepsearch_rl.retrieval.vectors import building
+from deepsearch_rl.retrieval.vectors import building, flat
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 from deepsearch_rl.retrieval.vectors.opening import open_vector_index
+from deepsearch_rl.retrieval.vectors.vector_file import BLOCK_ROWS
 
 ROWS, DIMENSION, QUERIES = 2000, 16, 40
 TWINS = (11, 700, 1999)
@@ -99,8 +101,8 @@ def best(scores_QN: np.ndarray, top_k: int) -> np.ndarray:
     return np.argsort(-scores_QN, axis=1, kind="stable")[:, :top_k]
 
 
-def test_it_knows_its_size(index):
-    assert (index.rows, index.dimension) == (ROWS, DIMENSION)
+def test_it_knows_its_dimension(index):
+    assert index.dimension == DIMENSION
 
 
 def test_it_finds_most_of_what_is_nearest(index, kind, queries_QD, scores_QN):
@@ -161,6 +163,29 @@ def test_an_answer_does_not_depend_on_the_queries_beside_it(index, queries_QD):
     together = index.search(queries_QD, 5)
     alone = [index.search(query_D[None], 5) for query_D in queries_QD]
     np.testing.assert_array_equal(together[1], np.concatenate([rows_QK for _, rows_QK in alone]))
+
+
+@pytest.mark.parametrize("queries", [1, 7, QUERIES])
+def test_exact_search_gives_the_same_whatever_number_of_queries_it_compares_at_once(
+    vectors_ND, queries_QD, tmp_path, monkeypatch, queries
+):
+    build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config_of("flat"), 0)
+    index = open_vector_index(tmp_path / "index", config_of("flat"))
+    expected = index.search(queries_QD, 5)
+    monkeypatch.setattr(flat, "QUERIES", queries)
+    for sliced, whole in zip(index.search(queries_QD, 5), expected, strict=True):
+        np.testing.assert_array_equal(sliced, whole)
+
+
+def test_the_memory_of_exact_search_does_not_grow_with_the_queries_of_a_call(tmp_path):
+    vectors_ND = normalise_rows(np.random.default_rng(0).normal(size=(BLOCK_ROWS, 4)))
+    build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config_of("flat"), 0)
+    index = open_vector_index(tmp_path / "index", config_of("flat"))
+    tracemalloc.start()
+    index.search(vectors_ND[: 3 * flat.QUERIES], 1)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2 * flat.QUERIES * BLOCK_ROWS * 4  # the scores of all queries would take 3 times QUERIES
 
 
 def test_no_queries_give_no_answers(index):

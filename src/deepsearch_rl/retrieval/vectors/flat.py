@@ -16,6 +16,8 @@ from deepsearch_rl.retrieval.vectors.vector_index import stack
 
 ROUNDING = 1e-5
 """More than the scores of a matrix product of unit vectors in float32 can be off by."""
+QUERIES = 256
+"""Queries compared with a block of rows at once: their scores take 16 MiB, however many queries a call has."""
 
 
 @dataclass(slots=True)
@@ -47,11 +49,6 @@ class FlatIndex:
     file: VectorFile
 
     @property
-    def rows(self) -> int:
-        """Vectors in the index."""
-        return self.file.rows
-
-    @property
     def dimension(self) -> int:
         """Components of a vector."""
         return self.file.dimension
@@ -60,7 +57,12 @@ class FlatIndex:
         self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """See :meth:`VectorIndex.search`; exact."""
-        top_k = min(top_k, self.rows)
+        top_k = min(top_k, self.file.rows)
+        slices = (queries_QD[start : start + QUERIES] for start in range(0, len(queries_QD), QUERIES))
+        return stack([ranking for part_QD in slices for ranking in self._rank(part_QD, top_k, allowed_N)], top_k)
+
+    def _rank(self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None) -> list[Ranking]:
+        """The rankings of a few queries, for which the file is read once."""
         pools = [_Pool(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries_QD]
         for start, block_BD in self.file.blocks():
             scores_QB = queries_QD @ block_BD.T
@@ -69,7 +71,7 @@ class FlatIndex:
             for pool, scores_B, query_D in zip(pools, scores_QB, queries_QD, strict=True):
                 if query_D.any():
                     pool.add(start, scores_B, top_k)
-        return stack([self._ranked(pool, query, top_k) for pool, query in zip(pools, queries_QD, strict=True)], top_k)
-
-    def _ranked(self, pool: _Pool, query_D: NDArray[np.float32], top_k: int) -> Ranking:
-        return rank(pool.rows_C, self.file.inner_products(pool.rows_C, query_D), top_k)
+        return [
+            rank(pool.rows_C, self.file.inner_products(pool.rows_C, query_D), top_k)
+            for pool, query_D in zip(pools, queries_QD, strict=True)
+        ]

@@ -27,11 +27,6 @@ class RefinedIndex:
     refine_factor: float
 
     @property
-    def rows(self) -> int:
-        """Vectors in the index."""
-        return self.file.rows
-
-    @property
     def dimension(self) -> int:
         """Components of a vector."""
         return self.file.dimension
@@ -40,7 +35,7 @@ class RefinedIndex:
         self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """See :meth:`VectorIndex.search`; scores are exact, and so is the order of the candidates."""
-        top_k = min(top_k, self.rows)
+        top_k = min(top_k, self.file.rows)
         rows_QC = self._candidates(queries_QD, math.ceil(top_k * self.refine_factor), allowed_N)
         self.file.prefetch(rows_QC[rows_QC != NO_ROW])
         rankings = [self._refined(rows_C, query_D, top_k) for rows_C, query_D in zip(rows_QC, queries_QD, strict=True)]

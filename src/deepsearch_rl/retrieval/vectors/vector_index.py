@@ -16,11 +16,6 @@ class VectorIndex(Protocol):
     """Finds the rows of greatest inner product."""
 
     @property
-    def rows(self) -> int:
-        """Vectors in the index."""
-        ...
-
-    @property
     def dimension(self) -> int:
         """Components of a vector."""
         ...
@@ -28,7 +23,7 @@ class VectorIndex(Protocol):
     def search(
         self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The scores_QK and rows_QK of the best rows, K = min(top_k, rows), best first, equal scores by row.
+        """The scores_QK and rows_QK of the best rows, K = min(top_k, N), best first, equal scores by row.
 
         Rows that ``allowed_N`` denies are not found. A zero query, which points nowhere, finds nothing.
         """
