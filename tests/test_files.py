@@ -49,7 +49,7 @@ def test_a_malformed_line_is_named_by_file_line_and_field(tmp_path: Path, line: 
 
 def test_a_missing_artifact_says_how_it_is_made(tmp_path: Path) -> None:
     for read in (read_json, lambda path: list(read_jsonl(path, Document))):
-        with pytest.raises(ArtifactError, match=r"does not exist; run the stage that makes it \(`dvc repro`\)"):
+        with pytest.raises(ArtifactError, match=r"does not exist; check the path, or run the stage that makes it"):
             read(tmp_path / "missing.json")
 
 
@@ -90,6 +90,56 @@ def test_leftovers_of_a_killed_writer_are_cleared_away(tmp_path: Path) -> None:
     with atomic_directory(tmp_path / "model") as partial:
         assert list(partial.iterdir()) == []
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_kill_between_the_two_renames_loses_no_version(tmp_path: Path) -> None:
+    (tmp_path / ".model.earlier").mkdir()
+    (tmp_path / ".model.earlier" / "weights").write_text("1")
+
+    def fail() -> None:
+        with atomic_directory(tmp_path / "model"):
+            assert (tmp_path / "model" / "weights").read_text() == "1"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert (tmp_path / "model" / "weights").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_rename_that_fails_puts_the_earlier_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_text("1")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+
+    def fill() -> None:
+        with atomic_directory(tmp_path / "model") as partial:
+            (partial / "weights").write_text("2")
+
+    with pytest.raises(KeyboardInterrupt):
+        fill()
+    assert (tmp_path / "model" / "weights").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_behind_a_link_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "model").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "model")
+    with atomic_directory(tmp_path / "link") as partial:
+        (partial / "weights").write_text("1")
+    assert (tmp_path / "disk" / "model" / "weights").read_text() == "1"
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("path", [".", "..", "/"])
+def test_the_working_directory_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="holds the working directory"), atomic_directory(Path(path)):
+        pytest.fail("it was begun")
 
 
 def test_only_one_writer_at_a_time_may_make_an_artifact(tmp_path: Path) -> None:

@@ -38,18 +38,28 @@ def parse_record(model: type[ModelT], line: str | bytes, path: Path | str, numbe
 
 
 def read_jsonl(path: Path, model: type[ModelT]) -> Iterator[ModelT]:
-    """Yield the records of a JSON Lines file one by one; blank lines are skipped.
+    """The records of :func:`numbered_records` without their lines' numbers."""
+    return (record for _, record in numbered_records(path, model))
+
+
+def numbered_records(path: Path, model: type[ModelT]) -> Iterator[tuple[int, ModelT]]:
+    """Yield the line numbers, from 1, and the records of a JSON Lines file one by one; blank lines are skipped.
 
     Raises:
         ArtifactError: the file does not exist.
         RecordError: a line does not fit ``model``.
     """
     if not path.is_file():
-        raise ArtifactError(f"{path} does not exist; run the stage that makes it (`dvc repro`) first.")
+        raise ArtifactError(missing(path))
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                yield parse_record(model, line, path, number)
+                yield number, parse_record(model, line, path, number)
+
+
+def missing(path: Path) -> str:
+    """What a user reads about a file that is not there, be its name mistyped or its stage not run."""
+    return f"{path} does not exist; check the path, or run the stage that makes it (`dvc repro`)."
 
 
 def write_jsonl(path: Path, records: Iterable[BaseModel]) -> int:
@@ -71,7 +81,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ArtifactError(f"{path} does not exist; run the stage that makes it (`dvc repro`) first.") from error
+        raise ArtifactError(missing(path)) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path} is not valid JSON: {error}.") from error
 
@@ -88,7 +98,9 @@ def read_record(path: Path, model: type[ModelT]) -> ModelT:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise ArtifactError(f"{path}, field {field!r}: {first['msg']}; run the stage that makes it again.") from error
+        raise ArtifactError(
+            f"{path}, field {field!r}: {first['msg']}; mend it or, if a stage makes it, run that again."
+        ) from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -117,20 +129,55 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield an empty hidden neighbour to fill; it replaces ``path`` when the block ends without an error."""
+    """Yield an empty hidden neighbour to fill; it replaces ``path`` when the block ends without an error.
+
+    Where ``path`` leads through a link, the folder behind it is replaced. What was there before stands aside for a
+    moment; where a kill comes between, it is put back when ``path`` is next made.
+
+    Raises:
+        ConfigError: ``path`` is the working directory or holds it.
+    """
+    path = path.resolve()
+    if Path.cwd().is_relative_to(path):
+        raise ConfigError(f"{path} holds the working directory, so it cannot be replaced; name a folder inside it.")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial, earlier = _partial_name(path), path.with_name(f".{path.name}.earlier")
+    _put_back(earlier, path)
     for leftover in (partial, earlier):  # of a killed process
         shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir()
     try:
         yield partial
+        _flush_tree(partial)
         if path.exists():
             path.rename(earlier)  # removing it takes long where it is large, and path would be half there meanwhile
         partial.replace(path)
+        _flush(path.parent)
     finally:
+        _put_back(earlier, path)
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _put_back(earlier: Path, path: Path) -> None:
+    if earlier.exists() and not path.exists():
+        earlier.rename(path)
+
+
+def _flush_tree(folder: Path) -> None:
+    """Wait until files and names are on disk, so that no power cut leaves a whole folder with files that are not."""
+    for path in folder.rglob("*"):
+        if not path.is_symlink() and (path.is_file() or path.is_dir()):
+            _flush(path)
+    _flush(folder)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
