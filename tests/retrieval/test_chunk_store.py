@@ -62,17 +62,22 @@ def test_a_store_is_opened_again_by_the_process_that_it_is_handed_to(tmp_path, l
     assert pickle.loads(pickle.dumps(store))[2] == store[2]
 
 
-def test_a_line_that_was_changed_meanwhile_is_named(tmp_path, lines):
-    store = store_of(tmp_path, lines)
+def test_a_blank_line_is_one_of_json_space(tmp_path, lines):
+    with pytest.raises(RecordError, match=r"chunks\.jsonl, line 2: Invalid JSON"):
+        store_of(tmp_path, [lines[0], "\f", *lines[1:]])
+
+
+def test_a_row_that_was_changed_meanwhile_is_named(tmp_path, lines):
+    store = store_of(tmp_path, ["", *lines])
     store.path.write_bytes(b"x" * store.path.stat().st_size)
-    with pytest.raises(RecordError, match=r"chunks\.jsonl, line 3"):
+    with pytest.raises(ArtifactError, match=r"chunks\.jsonl .* row 2 .*Build the index again"):
         store[2]
 
 
 def test_a_file_that_was_cut_off_meanwhile_is_an_error_not_a_crash(tmp_path, lines):
     store = store_of(tmp_path, lines)
     store.path.write_bytes(b"")
-    with pytest.raises(RecordError, match="line 4"):
+    with pytest.raises(ArtifactError, match="row 3"):
         store[3]
 
 

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from deepsearch_rl.corpora.spans import BLOCK_CHARS, Sentences, Span, sentence_blocks
 from deepsearch_rl.corpora.token_counts import TokenCounter, load_tokenizer
 from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
-from deepsearch_rl.files import read_jsonl, write_jsonl
+from deepsearch_rl.files import numbered_records, write_jsonl
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import Chunk, Document, Record
 
@@ -75,7 +75,7 @@ def _count_lines(path: Path) -> int:
 def _read_documents(path: Path) -> Iterator[Document]:
     # Hashes of the ids, not the ids: a corpus may have 21 million of them.
     seen: set[int] = set()
-    for number, document in enumerate(read_jsonl(path, Document), 1):
+    for number, document in numbered_records(path, Document):
         if hash(document.id) in seen:
             raise RecordError(path, number, "id", f"{document.id!r} is the id of an earlier document too")
         seen.add(hash(document.id))

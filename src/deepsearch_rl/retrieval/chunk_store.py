@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.corpora.flashrag import DocumentRow
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import parse_record
+from deepsearch_rl.errors import ArtifactError, RecordError
+from deepsearch_rl.files import missing, parse_record
 from deepsearch_rl.records import Chunk, ChunkMetadata
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
@@ -27,6 +27,8 @@ OFFSETS_FILE = "offsets.npy"
 STREAM_BUFFER_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
 """How a gzipped file begins."""
+JSON_SPACE = b" \t\r\n"
+"""All that a parser passes over: a blank line's bytes are read with those of the chunk above it."""
 
 
 class ChunkStore(Sequence[Chunk]):
@@ -66,13 +68,19 @@ class ChunkStore(Sequence[Chunk]):
 
         Raises:
             IndexError: there is no such row.
-            RecordError: its line is no chunk, because the file was changed after it was opened.
+            ArtifactError: its line is no chunk, because the file was changed after it was indexed.
         """
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         row = range(len(self))[index]
         start, end = self._offsets_N[row : row + 2].tolist()
-        return parse_chunk(os.pread(self._file, end - start, start), self.path, row + 1)
+        try:
+            return parse_chunk(os.pread(self._file, end - start, start), self.path, row + 1)
+        except RecordError as error:
+            raise ArtifactError(
+                f"{self.path} has no passage at byte {start}, where that of row {row} was: the file was changed after "
+                f"it was indexed. Build the index again."
+            ) from error
 
     def __iter__(self) -> Iterator[Chunk]:
         return read_chunks(self.path)
@@ -92,7 +100,7 @@ def read_chunks(path: Path) -> Iterator[Chunk]:
 def read_offset_chunks(path: Path) -> Iterator[tuple[int, int, Chunk]]:
     """Yield where each chunk's line begins and ends in the file, and the chunk."""
     if not path.is_file():
-        raise ArtifactError(f"{path} does not exist; run the stage that makes it (`dvc repro`) first.")
+        raise ArtifactError(missing(path))
     start = 0
     with path.open("rb", buffering=STREAM_BUFFER_BYTES) as lines:
         if lines.read(len(GZIP)) == GZIP:
@@ -100,7 +108,7 @@ def read_offset_chunks(path: Path) -> Iterator[tuple[int, int, Chunk]]:
         lines.seek(0)
         for number, line in enumerate(lines, 1):
             end = start + len(line)
-            if line.strip():
+            if line.strip(JSON_SPACE):
                 yield start, end, parse_chunk(line, path, number)
             start = end
 
