@@ -171,8 +171,11 @@ def test_a_session_whose_search_was_cut_off_by_the_deadline_still_searches(chat_
         ("", [("retrieve", '{"query": "a')]),
         ("", [("retrieve", '{"question": "a"}')]),
         ("", [("search_the_web", '{"query": "a"}')]),
+        ("", [("retrieve", '{"query": "\\ud83d"}')]),
+        ("", [("retrieve", "[" * 100_000)]),
+        ("", [("retrieve", '{"query": ' + "1" * 5000 + "}")]),
     ],
-    ids=["raw text", "broken JSON", "wrong argument", "unknown tool"],
+    ids=["raw text", "broken JSON", "wrong argument", "unknown tool", "half a pair", "too deep", "too many digits"],
 )
 def test_a_call_that_cannot_be_carried_out_is_unparsable(chat_server, searches, answer, content, calls):
     chat_server.says(content, *calls)
@@ -180,6 +183,19 @@ def test_a_call_that_cannot_be_carried_out_is_unparsable(chat_server, searches, 
     assert trajectory.stop_reason is StopReason.TOOL_CALL_UNPARSABLE
     assert trajectory.error
     assert searches.queries == []
+    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
+
+
+def test_half_a_surrogate_pair_in_an_answer_can_be_stored(chat_server, answer):
+    chat_server.says("<answer>caf\ud83d</answer>")
+    trajectory = answer()
+    assert trajectory.answer == "caf?"
+    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
+
+
+def test_an_endpoint_that_counts_no_tokens_leaves_no_usage(chat_server, answer):
+    chat_server.says(ANSWER, tokens=(0, 0))
+    assert answer().usage == ()
 
 
 def test_a_search_that_fails_once_is_repeated(chat_server, searches, answer):

@@ -22,6 +22,7 @@ class ChatEndpoint:
 
     reply: Callable[[dict[str, Any]], dict[str, Any] | int]
     requests: list[dict[str, Any]] = field(default_factory=list)
+    choices: int = 1
     endpoint: Endpoint = field(default_factory=lambda: Endpoint("", "scripted", KEY))
 
     def app(self) -> FastAPI:
@@ -43,7 +44,7 @@ class ChatEndpoint:
                     "object": "chat.completion",
                     "created": 0,
                     "model": "m",
-                    "choices": [choice],
+                    "choices": [choice] * self.choices,
                     "usage": usage,
                 }
             )

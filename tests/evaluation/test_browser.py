@@ -116,6 +116,10 @@ def test_the_list_is_walked_by_keyboard_alone(chromium: webdriver.Chrome, page: 
     current = chromium.find_elements(By.CSS_SELECTOR, "#list [aria-current]")
     assert [listed(chromium).index(entry) for entry in current] == [2]
     assert chromium.switch_to.active_element == current[0]
+    current[0].send_keys(Keys.TAB)
+    while chromium.switch_to.active_element.get_attribute("class") == "more":
+        chromium.switch_to.active_element.send_keys(Keys.TAB)
+    assert chromium.switch_to.active_element.get_attribute("id") == "rollout"
 
 
 @pytest.mark.slow

@@ -119,6 +119,40 @@ def test_a_row_that_does_not_fit_is_named_by_file_line_and_field(
     assert (caught.value.path, caught.value.line, caught.value.field) == (str(path), 2, field)
 
 
+def test_what_other_systems_add_to_their_rows_does_no_harm(tmp_path: Path) -> None:
+    added = [
+        {"metadata": None, "question_type": None},
+        {"metadata": {"evidence_list": ["a fact"], "question_type": "bridge"}},
+        {"stop_reason": "stop"},
+        {"id": 7},
+    ]
+    rows = [{**row(number, "x", ["x"]), **more} for number, more in enumerate(added)]
+    scored = score_predictions(write_rows(tmp_path / "p.jsonl", [rows[2], *rows[:2], rows[3]]))
+    assert scored.rows == 4
+    assert sorted(scored.scores.question_types) == ["", "", "", "bridge"]
+
+
+def test_lines_are_counted_blank_ones_too(tmp_path: Path) -> None:
+    line = json.dumps(row(1, "x", ["x"]))
+    (tmp_path / "p.jsonl").write_text(f"{line}\n\n\n{line}\n")
+    with pytest.raises(RecordError) as caught:
+        score_predictions(tmp_path / "p.jsonl")
+    assert caught.value.line == 4
+
+
+def test_a_trajectory_without_golden_answers_is_named(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "t.jsonl", [make_rollout(0).model_copy(update={"golden_answers": ()})])
+    with pytest.raises(RecordError, match="golden_answers"):
+        score_predictions(tmp_path / "t.jsonl")
+
+
+def test_files_with_other_golden_answers_are_not_compared(tmp_path: Path) -> None:
+    first = score_predictions(write_rows(tmp_path / "a.jsonl", [row(1, "x", ["x", "y"])]))
+    second = score_predictions(write_rows(tmp_path / "b.jsonl", [row(1, "x", ["z"])]))
+    with pytest.raises(CheckFailedError, match=r"other golden answers for 1 \(q1\)"):
+        report_comparison(first, second, seed=0, draws=10)
+
+
 @pytest.mark.parametrize("content", [None, "", "\n\n"])
 def test_a_missing_or_empty_file_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
@@ -150,6 +184,7 @@ def test_files_over_different_questions_are_not_compared(tmp_path: Path) -> None
 
 
 def test_both_commands_print_tables(tmp_path: Path) -> None:
-    path = str(write_rows(tmp_path / "p.jsonl", [row(number, *pair) for number, pair in enumerate(PAIRS)]))
-    assert "constant" in CliRunner().invoke(app, ["score", path], env={"COLUMNS": "200"}).stdout
+    pairs = [*PAIRS, *[("x", ["see [/b] x"])] * 9]
+    path = str(write_rows(tmp_path / "p.jsonl", [row(number, *pair) for number, pair in enumerate(pairs)]))
+    assert "see [/b] x" in CliRunner().invoke(app, ["score", path]).stdout
     assert "+0.000" in CliRunner().invoke(app, ["compare", path, path, "--draws", "50"]).stdout

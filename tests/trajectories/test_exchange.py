@@ -124,6 +124,16 @@ def test_results_of_other_systems_become_trajectories_and_their_errors_failures(
     assert (read["b#0"].stop_reason, read["b#0"].error) == (StopReason.MODEL_ERROR, "timeout")
 
 
+def test_a_result_that_stands_twice_is_named_and_none_at_all_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text(f"{json.dumps(RESULTS[0])}\n{json.dumps(RESULTS[0])}\n")
+    with pytest.raises(RecordError) as caught:
+        import_results(tmp_path / "results.jsonl", tmp_path / "out.jsonl", "m")
+    assert (caught.value.line, caught.value.field) == (2, "id")
+    (tmp_path / "results.jsonl").write_text("")
+    with pytest.raises(CheckFailedError):
+        import_results(tmp_path / "results.jsonl", tmp_path / "out.jsonl", "m")
+
+
 def test_a_malformed_result_is_named(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text(json.dumps([RESULTS[0], {"id": "x", "question": "?"}]))
     with pytest.raises(RecordError) as caught:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+NO_KEY = "none"
+"""What is sent to a server that wants no key."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -15,4 +18,8 @@ class Endpoint:
 
     base_url: str
     model: str
-    api_key: str = field(default="none", repr=False)
+    api_key: str = field(default=NO_KEY, repr=False)
+
+    def redact(self, text: str) -> str:
+        """The text, such as an error's, without the key that the server may have repeated in it."""
+        return text if self.api_key in {"", NO_KEY} else text.replace(self.api_key, "***")

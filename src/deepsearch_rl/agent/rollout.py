@@ -175,9 +175,10 @@ class SearchAgent:
         """Answer one question; whatever goes wrong is in the trajectory's stop reason and error, nothing is raised."""
         transcript = Transcript([self._system, Message(role="user", content=question.question)])
         reason, detail = await self._outcome(question, sample, transcript)
-        return transcript.finish(question, sample, self._key, reason, self._without_key(detail))
+        return transcript.finish(question, sample, self._key, reason, detail)
 
     async def _outcome(self, question: Question, sample: int, transcript: Transcript) -> tuple[StopReason, str | None]:
+        redact = self._model.redact if isinstance(self._model, Endpoint) else str
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 await self._run(question, sample, transcript)
@@ -188,10 +189,12 @@ class SearchAgent:
         except MaxTurnsExceeded:
             return StopReason.TURN_BUDGET, f"no answer after {self._config.max_turns} turns"
         except openai.APIError as error:
-            return _model_failure(error), f"{type(error).__name__}: {error}"
+            return model_failure(error), redact(f"{type(error).__name__}: {error}")
+        except (UnicodeEncodeError, RecursionError) as error:  # the SDK reads a call's arguments before we can
+            return StopReason.TOOL_CALL_UNPARSABLE, f"{type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001 - whatever else a server's reply breaks is this rollout's failure
             _LOG.debug("rollout %s#%d failed", question.id, sample, exc_info=True)
-            return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}"
+            return StopReason.MODEL_ERROR, redact(f"{type(error).__name__}: {error}")
         return (StopReason.ANSWERED if transcript.has_answer_tags else StopReason.NO_ANSWER_TAG), None
 
     async def _run(self, question: Question, sample: int, transcript: Transcript) -> None:
@@ -210,11 +213,6 @@ class SearchAgent:
             run_config=run_config,
         )
 
-    def _without_key(self, detail: str | None) -> str | None:
-        if detail is None or not isinstance(self._model, Endpoint) or not self._model.api_key:
-            return detail
-        return detail.replace(self._model.api_key, "***")
-
 
 def _recorded_input(call: CallModelData[Transcript]) -> ModelInputData:
     """Send exactly what the transcript records."""
@@ -222,7 +220,8 @@ def _recorded_input(call: CallModelData[Transcript]) -> ModelInputData:
     return ModelInputData(input=call.context.input_items(), instructions=call.model_data.instructions)
 
 
-def _model_failure(error: openai.APIError) -> StopReason:
+def model_failure(error: openai.APIError) -> StopReason:
+    """Whether the prompt did not fit or the endpoint failed."""
     too_long = isinstance(error, openai.BadRequestError) and _TOO_LONG.search(str(error))
     return StopReason.TOKEN_BUDGET if too_long else StopReason.MODEL_ERROR
 

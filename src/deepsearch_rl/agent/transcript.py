@@ -4,6 +4,7 @@ The transcript is the conversation: what is sent to the model next is rebuilt fr
 holds exactly the messages that the model saw.
 """
 
+import itertools
 import json
 import math
 import re
@@ -66,9 +67,10 @@ class Transcript:
         if calls:  # some servers repeat the calls as raw text; the model's own template would render them twice
             content = _RAW_CALL.sub("", content)
         reasoning = "".join(_reasoning(item) for item in response.output if isinstance(item, ResponseReasoningItem))
-        turn = Message(role="assistant", content=content, reasoning=reasoning or None, tool_calls=calls)
+        turn = Message(role="assistant", content=whole(content), reasoning=whole(reasoning) or None, tool_calls=calls)
         self.messages.append(turn)
-        self.add_usage(response.usage.input_tokens, response.usage.output_tokens)
+        if response.usage.total_tokens:  # zeros stand for an endpoint that does not count
+            self.add_usage(response.usage.input_tokens, response.usage.output_tokens)
         return turn
 
     def add_usage(self, prompt_tokens: int, completion_tokens: int) -> None:
@@ -135,17 +137,20 @@ class Transcript:
             retrievals=tuple(self.retrievals),
             answer=self.answer if reason is StopReason.ANSWERED else "",
             stop_reason=reason,
-            error=error,
+            error=error and whole(error),
             usage=tuple(self.usage),
         )
 
     def numbered_messages(self) -> tuple[Message, ...]:
         """The messages with call ids counted from ``call_1``, since servers draw them at random."""
         names: dict[str, str] = {}
+        numbers = itertools.count(1)
+        numbered: list[Message] = []
         for message in self.messages:
-            for call in message.tool_calls:
-                names.setdefault(call.id, f"call_{len(names) + 1}")
-        return tuple(_renamed(message, names) for message in self.messages)
+            # A later turn may use an id again: its results follow it.
+            names |= {call.id: f"call_{next(numbers)}" for call in message.tool_calls}
+            numbered.append(_renamed(message, names))
+        return tuple(numbered)
 
 
 def parse_search(call: ToolCall) -> str:
@@ -169,11 +174,22 @@ def _tool_call(item: ResponseFunctionToolCall) -> ToolCall:
 
 
 def _compact(arguments: str) -> str:
-    """Arguments as `json.dumps` writes them, which is how training renders them; broken JSON is left as it is."""
+    """Arguments as `json.dumps` writes them, which is how training renders them.
+
+    What is no JSON, or none that can be written (too deep, thousands of digits, half a surrogate pair), is left as it
+    is, for :func:`parse_search` to refuse.
+    """
     try:
-        return json.dumps(json.loads(arguments), ensure_ascii=False)
-    except json.JSONDecodeError:
-        return arguments
+        compact = json.dumps(json.loads(arguments), ensure_ascii=False)
+        compact.encode()
+    except (ValueError, RecursionError):
+        return whole(arguments)
+    return compact
+
+
+def whole(text: str) -> str:
+    """The text with halves of surrogate pairs, which JSON can escape and no file can hold, as question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _text(item: ResponseOutputMessage) -> str:
@@ -205,5 +221,5 @@ def _input_items(message: Message) -> list[TResponseInputItem]:
 
 def _renamed(message: Message, names: dict[str, str]) -> Message:
     calls = tuple(call.model_copy(update={"id": names[call.id]}) for call in message.tool_calls)
-    answered = message.tool_call_id and names[message.tool_call_id]
-    return message.model_copy(update={"tool_calls": calls, "tool_call_id": answered or None})
+    answered = None if message.tool_call_id is None else names[message.tool_call_id]
+    return message.model_copy(update={"tool_calls": calls, "tool_call_id": answered})

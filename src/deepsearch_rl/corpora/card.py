@@ -19,7 +19,7 @@ class DatasetCard:
     revision: str | None
     """Commit that the loader was written for; None where none was seen, so that one must be chosen."""
     files: tuple[str, ...]
-    """Paths in the repository that the loader reads."""
+    """Paths in the repository that the loader reads; empty where they were not seen there."""
     licence: str
     sample: Mapping[str, JsonValue]
     """A row in the form that the files have, shortened where it is long."""

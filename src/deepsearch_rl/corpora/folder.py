@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
@@ -56,7 +57,7 @@ class QuestionSource(Record):
     format: str = Field(description="a key of QUESTION_FORMATS; `deepsearch datasets` lists them")
     path: Path = Field(description="file (multihoprag: folder) below the root")
     shuffle_seed: int | None = Field(description="seed of a shuffle before splitting; null keeps the file's order")
-    splits: dict[str, int | None] = Field(
+    splits: dict[str, Annotated[int, Field(ge=1)] | None] = Field(
         description="split -> number of questions, cut one after the other; null, in the last place, takes the rest"
     )
 

@@ -25,7 +25,7 @@ CARD = DatasetCard(
     paper="arXiv 2506.05690",
     repository="GraphRAG-Bench/GraphRAG-Bench",
     revision=None,
-    files=("medical and novel: a corpus and a question file each, Parquet or JSON Lines",),
+    files=(),
     licence="MIT (the authors' repository)",
     sample={
         "id": "Medical-73586ddc",

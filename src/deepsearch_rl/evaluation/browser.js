@@ -80,6 +80,7 @@
       element("small", "", about),
     );
     button.type = "button";
+    button.tabIndex = -1; // one stop for the whole list: arrow keys walk through it
     button.onclick = () => {
       show(one, button);
       if (window.matchMedia("(max-width: 52rem)").matches) view.scrollIntoView({ block: "start" });
@@ -88,8 +89,12 @@
   }
 
   function show(one, button) {
-    for (const current of list.querySelectorAll("[aria-current]")) current.removeAttribute("aria-current");
+    for (const current of list.querySelectorAll("[aria-current]")) {
+      current.removeAttribute("aria-current");
+      current.tabIndex = -1;
+    }
     button.setAttribute("aria-current", "true");
+    button.tabIndex = 0;
     const conversation = one.messages.map((message) => turn(message, one.facts || []));
     view.replaceChildren(element("h3", "", one.question), summary(one), ...conversation);
     view.scrollTop = 0;

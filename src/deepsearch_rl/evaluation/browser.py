@@ -1,8 +1,8 @@
 """The report's trajectory browser: rollouts of every run, packed into the page and read there by browser.js.
 
 The rollouts travel as gzipped JSON in base64, a tenth of their size, so that the page stays one file that can be mailed
-and kept in git; a script unpacks them when the section is first looked at. Of each run the same number is kept, spread
-evenly over its rollouts in the order of their ids, so that nobody picks the pretty ones.
+and kept in git. Of each run the same number is kept (fewer where it has fewer), spread evenly over its rollouts in the
+order of their ids, so that nobody picks the pretty ones.
 """
 
 import base64
@@ -123,7 +123,7 @@ def browser_section(rollouts: Sequence[ShownRollout]) -> list[Markup]:
         return [paragraph("The report was made without rollouts (`report.rollouts`).")]
     return [
         paragraph(
-            f"{len(rollouts)} rollouts, the same number of each run, spread evenly over it. In a conversation the "
+            f"{len(rollouts)} rollouts, spread evenly over each run. In a conversation the "
             "passages that the model was shown carry the gold facts in yellow. Arrow keys walk through the list.",
             "note",
         ),
@@ -148,5 +148,5 @@ _CONTROLS = (
     '<p class="note" id="count" role="status">Unpacking the rollouts.</p>'
     '<noscript><p class="note">Rollouts need JavaScript; everything else on this page does not.</p></noscript>'
     '<div class="browser"><ol id="list" aria-label="Rollouts"></ol>'
-    '<article id="rollout" aria-label="The chosen rollout" tabindex="-1"></article></div>'
+    '<article id="rollout" aria-label="The chosen rollout" tabindex="0"></article></div>'
 )

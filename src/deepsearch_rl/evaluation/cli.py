@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+
+from deepsearch_rl.terminal import print_table
 
 Predictions = Annotated[Path, typer.Argument(help="JSON Lines of predictions, or of trajectories.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -34,12 +34,13 @@ def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draw
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
         return
-    table = Table("questions", "n", *report.metrics, "constant answer", "its f1", "its em", title=str(predictions))
+    rows = []
     for name, group in {"all": report, **report.types}.items():
         cells = [_scored(value, (group.intervals or {}).get(metric)) for metric, value in group.metrics.items()]
         constant = group.constant
-        table.add_row(name, str(group.n), *cells, constant.answer, f"{constant.f1:.3f}", f"{constant.em:.3f}")
-    Console().print(table)
+        rows.append([name, str(group.n), *cells, constant.answer, f"{constant.f1:.3f}", f"{constant.em:.3f}"])
+    header = ["questions", "n", *report.metrics, "constant answer", "its f1", "its em"]
+    print_table(str(predictions), header, rows)
 
 
 def compare_command(
@@ -63,12 +64,12 @@ def compare_command(
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
         return
-    table = Table("questions", "n", "metric", "difference", "95 % interval", "p", title=f"{first} minus {second}")
-    for name, group in {"all": report, **report.types}.items():
-        for metric, one in group.differences.items():
-            interval = f"[{one.low:+.3f}, {one.high:+.3f}]"
-            table.add_row(name, str(group.n), metric, f"{one.mean:+.3f}", interval, f"{one.p_value:.4f}")
-    Console().print(table)
+    rows = [
+        [name, str(group.n), metric, f"{one.mean:+.3f}", f"[{one.low:+.3f}, {one.high:+.3f}]", f"{one.p_value:.4f}"]
+        for name, group in {"all": report, **report.types}.items()
+        for metric, one in group.differences.items()
+    ]
+    print_table(f"{first} minus {second}", ["questions", "n", "metric", "difference", "95 % interval", "p"], rows)
 
 
 def _scored(value: float, interval: tuple[float, float] | None) -> str:

@@ -23,9 +23,9 @@ from openai.types.chat.chat_completion import Choice
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.agent.rollout import MODEL_RETRIES, AgentConfig
+from deepsearch_rl.agent.rollout import MODEL_RETRIES, AgentConfig, model_failure
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL, format_passages
-from deepsearch_rl.agent.transcript import RolloutKey, Transcript
+from deepsearch_rl.agent.transcript import RolloutKey, Transcript, whole
 from deepsearch_rl.records import Chunk, Message, Question, StopReason, ToolCall, Trajectory
 from deepsearch_rl.trajectories.convert import chat_messages
 
@@ -86,7 +86,9 @@ class ControlAgent:
         except TimeoutError:
             return StopReason.DEADLINE, f"not finished after {self._config.timeout_s:g} s"
         except openai.APIError as error:
-            return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}".replace(self._endpoint.api_key, "***")
+            return model_failure(error), self._endpoint.redact(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever a server's reply breaks is this rollout's failure
+            return StopReason.MODEL_ERROR, self._endpoint.redact(f"{type(error).__name__}: {error}")
 
     async def _converse(self, question: Question, conversation: Transcript, seed: int) -> StopReason:
         if self._gold_text is None:
@@ -131,12 +133,12 @@ def _reason(choice: Choice) -> StopReason:
 def _as_record(message: ChatCompletionMessage, turns: int) -> Message:
     """The turn with call ids of its own, since servers draw them at random."""
     calls = tuple(
-        ToolCall(id=f"call_{turns}_{position}", name=call.function.name, arguments=call.function.arguments)
+        ToolCall(id=f"call_{turns}_{position}", name=call.function.name, arguments=whole(call.function.arguments))
         for position, call in enumerate(message.tool_calls or ())
         if call.type == "function"
     )
     # Some servers repeat the calls as raw text; the model's template would render them twice.
-    content = "" if calls else message.content or ""
+    content = "" if calls else whole(message.content or "")
     return Message(role="assistant", content=content, tool_calls=calls)
 
 

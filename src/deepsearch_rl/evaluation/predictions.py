@@ -15,23 +15,36 @@ from pydantic import BaseModel, ConfigDict, Field
 from deepsearch_rl import answers
 from deepsearch_rl.errors import ArtifactError, RecordError
 from deepsearch_rl.evaluation.score import QuestionScores
-from deepsearch_rl.files import read_jsonl
-from deepsearch_rl.records import NonEmpty, QuestionMetadata, Trajectory
+from deepsearch_rl.files import numbered_records
+from deepsearch_rl.records import NonEmpty, Trajectory
+
+
+class PredictionMetadata(BaseModel):
+    """What of a row's metadata counts here."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    question_type: str | None = None
 
 
 class Prediction(BaseModel):
     """One answer to one question."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
 
     id: NonEmpty
     question: str
     golden_answers: tuple[str, ...] = Field(min_length=1)
     pred: str
     sample: int = Field(default=0, ge=0)
-    question_type: str = ""
-    metadata: QuestionMetadata = QuestionMetadata()
+    question_type: str | None = None
+    metadata: PredictionMetadata | None = None
     failed: bool = Field(default=False, description="the rollout ended without an answer, so it scores zero")
+
+    @property
+    def kind(self) -> str:
+        """The question's type, empty where it is not known."""
+        return self.question_type or (self.metadata and self.metadata.question_type) or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +57,20 @@ class ScoredFile:
     golden_answers: tuple[tuple[str, ...], ...]
 
 
-def read_predictions(path: Path) -> Iterator[Prediction]:
-    """Yield the rows of a file of predictions or trajectories.
+def read_predictions(path: Path) -> Iterator[tuple[int, Prediction]]:
+    """Yield the line numbers, from 1, and rows of a file of predictions or trajectories.
 
     Raises:
         ArtifactError: the file does not exist.
         RecordError: a row does not fit; names file, line and field.
     """
-    if _holds_trajectories(path):
-        return (_from_trajectory(trajectory) for trajectory in read_jsonl(path, Trajectory))
-    return read_jsonl(path, Prediction)
+    if not _holds_trajectories(path):
+        yield from numbered_records(path, Prediction)
+        return
+    for number, trajectory in numbered_records(path, Trajectory):
+        if not trajectory.golden_answers:
+            raise RecordError(path, number, "golden_answers", "there is none, so the answer cannot be scored")
+        yield number, _from_trajectory(trajectory)
 
 
 def _holds_trajectories(path: Path) -> bool:
@@ -63,9 +80,9 @@ def _holds_trajectories(path: Path) -> bool:
         first = next((line for line in lines if line.strip()), b"{}")
     try:
         row = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False  # the reader of predictions names the line
-    return isinstance(row, dict) and "stop_reason" in row
+    return isinstance(row, dict) and "stop_reason" in row and "pred" not in row
 
 
 def _from_trajectory(trajectory: Trajectory) -> Prediction:
@@ -92,7 +109,7 @@ def score_predictions(path: Path) -> ScoredFile:
     firsts: list[Prediction] = []
     seen: set[tuple[str, int]] = set()
     rows: list[tuple[int, answers.AnswerScores]] = []
-    for number, row in enumerate(read_predictions(path), 1):
+    for number, row in read_predictions(path):
         place = places.setdefault(row.id, len(places))
         if place == len(firsts):
             firsts.append(row)
@@ -123,6 +140,6 @@ def _by_question(
         for column, name in enumerate(answers.METRICS)
     }
     ordered = [firsts[place] for place in order_Q]
-    kinds = tuple(row.question_type or row.metadata.question_type for row in ordered)
+    kinds = tuple(row.kind for row in ordered)
     scores = QuestionScores(tuple(row.id for row in ordered), kinds, metrics)
     return scores, tuple(row.golden_answers for row in ordered)

@@ -96,6 +96,9 @@ def report_comparison(run: ScoredFile, other: ScoredFile, seed: int, draws: int)
             f"{run.path} and {other.path} answer different questions, so they cannot be compared question by question: "
             f"{_some(ours - theirs)} only in the first, {_some(theirs - ours)} only in the second."
         )
+    golds = zip(run.scores.question_ids, run.golden_answers, other.golden_answers, strict=True)
+    if differing := [name for name, one, two in golds if set(one) != set(two)]:
+        raise CheckFailedError(f"{run.path} and {other.path} have other golden answers for {_some(differing)}.")
     kinds = sorted(set(run.scores.question_types) - {""})
     return ComparisonReport(
         n=len(ours),

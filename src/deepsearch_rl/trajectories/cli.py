@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deepsearch_rl.terminal import print_table
+
 if TYPE_CHECKING:
     from deepsearch_rl.trajectories.statistics import Spread, TrajectoryStatistics
 
@@ -77,7 +79,7 @@ def stats_command(
         typer.echo(found.model_dump_json(indent=2))
     else:
         for title, header, rows in _tables(found):
-            _print_markdown(title, header, rows) if as_markdown else _print_table(title, header, rows)
+            _print_markdown(title, header, rows) if as_markdown else print_table(title, header, rows)
 
 
 Table = tuple[str, list[str], list[list[str]]]
@@ -87,14 +89,7 @@ def _tables(found: "TrajectoryStatistics") -> Iterator[Table]:
     groups = found.groups
     names = [f"{name} ({group.rollouts})" for name, group in groups.items()]
     rows = [
-        [
-            figure,
-            *(
-                f"{one.mean:.3f} ± {one.std:.3f}" if (one := group.figures.get(figure)) else "-"
-                for group in groups.values()
-            ),
-        ]
-        for figure in groups["all"].figures
+        [figure, *(_spread(group.figures.get(figure)) for group in groups.values())] for figure in groups["all"].figures
     ]
     yield f"Rollouts of {found.questions} questions", ["mean ± std", *names], rows
     for what in ("rounds", "tool_calls"):
@@ -123,13 +118,3 @@ def _share(count: int, total: int) -> str:
 def _print_markdown(title: str, header: list[str], rows: list[list[str]]) -> None:
     lines = [header, ["---"] * len(header), *rows]
     typer.echo(f"## {title}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n")
-
-
-def _print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - only where a table is drawn
-    from rich.table import Table as Drawn  # noqa: PLC0415
-
-    table = Drawn(*header, title=title, title_justify="left")
-    for cells in rows:
-        table.add_row(*cells)
-    Console().print(table)

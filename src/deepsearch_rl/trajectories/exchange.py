@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.answers import extract_answer
-from deepsearch_rl.errors import CheckFailedError, UnknownNameError
-from deepsearch_rl.files import atomic_file, parse_record, read_json, read_jsonl, write_jsonl
-from deepsearch_rl.records import Message, NonEmpty, Question, QuestionMetadata, Record, StopReason, Trajectory
+from deepsearch_rl.errors import CheckFailedError, RecordError, UnknownNameError
+from deepsearch_rl.files import atomic_file, numbered_records, parse_record, read_json, read_jsonl, write_jsonl
+from deepsearch_rl.records import Message, NonEmpty, Question, Record, StopReason, Trajectory
 from deepsearch_rl.trajectories.convert import swift_row
 from deepsearch_rl.trajectories.exports import rlinf_row, search_r1_row, trl_row, verl_row
 
@@ -136,6 +136,14 @@ class Output(BaseModel):
     error: str | None = None
 
 
+class ResultMetadata(BaseModel):
+    """What of a row's metadata is kept."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    question_type: str | None = None
+
+
 class ResultRow(BaseModel):
     """A row of FlashRAG's ``intermediate_data.json`` or of DeepSearch-RL's ``results.jsonl``."""
 
@@ -144,7 +152,7 @@ class ResultRow(BaseModel):
     id: NonEmpty
     question: NonEmpty
     golden_answers: tuple[str, ...] = Field(min_length=1)
-    metadata: QuestionMetadata = QuestionMetadata()
+    metadata: ResultMetadata | None = None
     output: Output
 
 
@@ -155,17 +163,31 @@ def import_results(path: Path, out: Path, model: str) -> int:
     with an error, which that system counts as an empty answer, becomes a failed rollout.
 
     Raises:
-        ArtifactError, RecordError: the file is missing or malformed; FlashRAG's array counts entries as lines.
+        ArtifactError, RecordError: the file is missing or malformed, or names a question twice; FlashRAG's array counts
+            entries as lines.
+        CheckFailedError: it holds no results.
     """
-    trajectories = sorted((_trajectory(row, model) for row in _read_results(path)), key=lambda one: one.id)
-    return write_jsonl(out, trajectories)
+    trajectories: dict[str, Trajectory] = {}
+    for number, row in _read_results(path):
+        made = _trajectory(row, model)
+        if made.id in trajectories:
+            raise RecordError(path, number, "id", f"{row.id!r} stands further up too")
+        trajectories[made.id] = made
+    if not trajectories:
+        raise CheckFailedError(f"{path} holds no results.")
+    return write_jsonl(out, (trajectories[name] for name in sorted(trajectories)))
 
 
-def _read_results(path: Path) -> Iterator[ResultRow]:
-    if path.is_file() and path.read_bytes()[:1] == b"[":
+def _read_results(path: Path) -> Iterator[tuple[int, ResultRow]]:
+    if path.is_file() and _begins_with_bracket(path):
         rows = enumerate(read_json(path), 1)
-        return (parse_record(ResultRow, json.dumps(row), path, number) for number, row in rows)
-    return read_jsonl(path, ResultRow)
+        return ((number, parse_record(ResultRow, json.dumps(row), path, number)) for number, row in rows)
+    return numbered_records(path, ResultRow)
+
+
+def _begins_with_bracket(path: Path) -> bool:
+    with path.open("rb") as data:
+        return data.read(64).lstrip()[:1] == b"["
 
 
 def _trajectory(row: ResultRow, model: str) -> Trajectory:
@@ -178,7 +200,7 @@ def _trajectory(row: ResultRow, model: str) -> Trajectory:
         sample=0,
         question=row.question,
         golden_answers=row.golden_answers,
-        question_type=row.metadata.question_type,
+        question_type=(row.metadata and row.metadata.question_type) or "",
         model=model,
         prompt=UNKNOWN,
         temperature=0.0,

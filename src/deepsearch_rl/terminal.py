@@ -1,0 +1,21 @@
+"""Tables on a terminal, as wide as it is; in a pipe or a file as wide as they need to be."""
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH = 240
+"""Characters: nothing is cut where no terminal limits a line."""
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table. Texts stand as they are: brackets in a title or a cell are no markup."""
+    table = Table(title=Text(title), title_justify="left")
+    for name in header:
+        table.add_column(Text(name))
+    for cells in rows:
+        table.add_row(*map(Text, cells))
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
