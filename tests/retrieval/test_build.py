@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
-from deepsearch_rl.files import sha256_file
+from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
+from deepsearch_rl.files import only_writer, sha256_file
 from deepsearch_rl.retrieval import build
 from deepsearch_rl.retrieval.build import IndexSection, build_index, build_indexes
 from deepsearch_rl.retrieval.manifest import read_manifest
@@ -58,6 +58,34 @@ def test_a_build_that_fails_leaves_the_earlier_index(chunks_path, index_config, 
         build_index(chunks_path, folder, index_config, seed=1)
     assert digests(folder) == before
     assert {path.name for path in tmp_path.iterdir()} == {"index", ".index.work"}  # the vectors need no second encoding
+
+
+def test_a_folder_that_holds_something_else_is_not_replaced(chunks_path, index_config, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "notes.txt").write_text("mine")
+    for chunks, complaint in ((data / "notes.txt", "lies in"), (chunks_path, "neither an index nor an empty folder")):
+        with pytest.raises(ConfigError, match=complaint):
+            build_index(chunks, data, index_config, seed=0)
+    with pytest.raises(ConfigError, match=r"work folder .* holds notes\.txt"):
+        build_index(chunks_path, tmp_path / "index", index_config, seed=0, work=data)
+    assert [path.name for path in tmp_path.rglob("*")] == ["data", "notes.txt"]
+
+
+def test_an_empty_folder_and_an_index_are_replaced_also_behind_a_link(chunks_path, index_config, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "index").symlink_to(tmp_path / "disk")
+    for seed in (0, 1):
+        build_index(chunks_path, tmp_path / "index", index_config, seed=seed)
+        assert read_manifest(tmp_path / "disk").seed == seed
+    assert {path.name for path in tmp_path.iterdir()} == {"disk", "index"}
+
+
+def test_two_builds_do_not_share_a_work_folder(chunks_path, index_config, tmp_path):
+    with only_writer(tmp_path / "work"), pytest.raises(ConfigError, match=r"another process .* is making .*work"):
+        build_index(chunks_path, tmp_path / "index", index_config, seed=0, work=tmp_path / "work")
+    with pytest.raises(ConfigError, match="lies in the index folder"):
+        build_index(chunks_path, tmp_path / "index", index_config, seed=0, work=tmp_path / "index" / "work")
 
 
 def test_an_empty_chunk_file_is_refused(index_config, tmp_path):

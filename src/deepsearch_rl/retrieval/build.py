@@ -14,13 +14,13 @@ from pathlib import Path
 
 import faiss
 
-from deepsearch_rl.errors import ArtifactError, UnknownNameError
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import atomic_directory, full_disk_named, only_writer, sha256_file
 from deepsearch_rl.records import Question, Record
 from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.chunk_store import ChunkStore
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig, prepare_encoder
-from deepsearch_rl.retrieval.encoders.encoding import encode_to_file
+from deepsearch_rl.retrieval.encoders.encoding import encode_to_file, remove_work, require_work_folder
 from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig
 from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.hybrid.learning import learn_fusion
@@ -99,25 +99,45 @@ def build_index(
 
     Args:
         chunks_path: where searching will read the passages; the manifest keeps the way there from the index.
-        index_dir: appears, or changes, in one moment at the end.
+        index_dir: appears, or changes, in one moment at the end; not there yet, empty, or an index.
         config: what is built.
         seed: of whatever is drawn.
         work: where encoding goes on after a kill, on the disk of ``index_dir``; a hidden folder beside it where not
-            given. Removed at the end.
+            given. It holds nothing else, and is removed at the end.
         questions: what the hybrid learns from; without gold evidence it learns nothing.
 
     Raises:
         ArtifactError: the chunk file is missing, empty, or changed meanwhile; or the disk is full.
         RecordError: a line of it is neither a chunk nor a FlashRAG document.
-        ConfigError: another process is building this folder, or a parameter does not fit the corpus.
+        ConfigError: another process is building this folder, or works in ``work``; either folder holds what is not the
+            build's to remove; or a parameter does not fit the corpus.
     """
-    work = work or index_dir.with_name(f".{index_dir.name}.work")
-    with only_writer(index_dir), full_disk_named(index_dir):
+    index_dir = index_dir.resolve()
+    _require_replaceable(index_dir, chunks_path)
+    work = (work or index_dir.with_name(f".{index_dir.name}.work")).resolve()
+    if work.is_relative_to(index_dir):
+        raise ConfigError(f"the work folder {work} lies in the index folder, which is replaced; name another.")
+    require_work_folder(work)
+    with only_writer(index_dir), only_writer(work), full_disk_named(index_dir):
         with atomic_directory(index_dir) as folder:
             built = _Build(folder, chunks_path, index_dir, config, seed, work).run(questions)
             manifest.write_manifest(folder, built)
-        shutil.rmtree(work, ignore_errors=True)
+        remove_work(work)
     return built
+
+
+def _require_replaceable(index_dir: Path, chunks_path: Path) -> None:
+    """Refuse to put an index where something else than an index would be lost."""
+    if chunks_path.resolve().is_relative_to(index_dir):
+        raise ConfigError(f"{chunks_path} lies in {index_dir}, which the index would replace; name another folder.")
+    if not index_dir.exists():
+        return
+    is_index = (index_dir / manifest.FILE).is_file() and (index_dir / manifest.BM25_FOLDER).is_dir()
+    if not is_index and not (index_dir.is_dir() and not any(index_dir.iterdir())):
+        raise ConfigError(
+            f"{index_dir} is neither an index nor an empty folder, so it is not replaced; name another folder, or "
+            f"remove this one."
+        )
 
 
 @dataclass(frozen=True, slots=True)

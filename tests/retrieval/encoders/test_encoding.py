@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.retrieval.encoders import encoding
 from deepsearch_rl.retrieval.encoders.choice import open_encoder, prepare_encoder
 from deepsearch_rl.retrieval.encoders.encoding import encode_to_file, write_rows
@@ -98,6 +98,14 @@ def test_work_of_another_job_is_not_continued(learnt, monkeypatch):
     assert blocks_encoded(learnt.parent / "other", monkeypatch, digest="other chunks", config=halves) == 7
     (learnt.parent / "work" / "vectors.npy").unlink()
     assert blocks_encoded(learnt.parent / "other", monkeypatch, digest="other chunks", config=halves) == 7
+
+
+def test_a_folder_that_holds_something_else_is_no_work_folder(learnt):
+    (learnt.parent / "work").mkdir()
+    (learnt.parent / "work" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"holds thesis\.tex"):
+        encode(learnt)
+    assert [path.name for path in (learnt.parent / "work").iterdir()] == ["thesis.tex"]
 
 
 def test_new_weights_under_an_old_name_are_another_job(tmp_path, monkeypatch):

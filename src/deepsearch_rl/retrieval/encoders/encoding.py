@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import Field
 
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import AppendLog, atomic_file, read_json, read_jsonl, sha256_file, sha256_json, write_json
 from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import Chunk, Record
@@ -31,6 +31,8 @@ from deepsearch_rl.retrieval.encoders.model_folder import ModelFolderConfig
 from deepsearch_rl.retrieval.encoders.on_ray import encode_on_ray
 
 JOB_FILE, VECTORS_FILE, BLOCKS_FILE = "job.json", "vectors.npy", "blocks.jsonl"
+WORK_FILES = (JOB_FILE, VECTORS_FILE, BLOCKS_FILE, f".{JOB_FILE}.partial", f".{VECTORS_FILE}.partial")
+"""All that an encoding ever writes to its work folder."""
 
 
 class FinishedBlock(Record):
@@ -58,11 +60,12 @@ def encode_to_file(
         out: the vectors of one N x D matrix, float32 or float16, by one rename.
         work: a folder of this job's own, where unfinished work lies. It is left in place (sharing its bytes with
             ``out`` where both are on one file system), so that whoever builds on the vectors can begin again without
-            encoding; remove it when the whole is done.
+            encoding; call :func:`remove_work` when the whole is done.
         config: engine, type and size of blocks.
 
     Raises:
         ArtifactError: the disk is full, or ``work`` holds damaged files.
+        ConfigError: ``work`` holds something else than such work.
     """
     job = EncodingJob(encoder, folder, chunks, config.block_rows)
     _keep_work_of(job, chunks_sha256, config, work)
@@ -79,6 +82,7 @@ def encode_to_file(
 
 def _keep_work_of(job: EncodingJob, chunks_sha256: str, config: EncodingConfig, work: Path) -> None:
     """Empty ``work`` unless it belongs to this very job."""
+    require_work_folder(work)
     key = {
         "chunks_sha256": chunks_sha256,
         "rows": len(job.chunks),
@@ -92,10 +96,36 @@ def _keep_work_of(job: EncodingJob, chunks_sha256: str, config: EncodingConfig, 
     is_begun = job_path.is_file() and (work / BLOCKS_FILE).is_file()
     if is_begun and read_json(job_path) == key and _has_vectors(work):
         return
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    remove_work(work)
+    work.mkdir(parents=True, exist_ok=True)
     (work / BLOCKS_FILE).touch()
     write_json(job_path, key)
+
+
+def require_work_folder(work: Path) -> None:
+    """Refuse a folder that is not there for encoding alone, whose files would be in danger.
+
+    Raises:
+        ConfigError: ``work`` is a file, or holds something else than an encoding's work; names that.
+    """
+    if not work.exists():
+        return
+    if not work.is_dir():
+        raise ConfigError(f"the work folder {work} is a file; name a folder that is empty or does not exist.")
+    for path in work.iterdir():
+        if path.name not in WORK_FILES:
+            raise ConfigError(
+                f"the work folder {work} holds {path.name}, which is no part of an encoding's work; name a folder that "
+                f"is empty or does not exist."
+            )
+
+
+def remove_work(work: Path) -> None:
+    """Remove an encoding's work, and its folder unless that holds something else too."""
+    for name in WORK_FILES:
+        (work / name).unlink(missing_ok=True)
+    if work.is_dir() and not any(work.iterdir()):
+        work.rmdir()
 
 
 def _has_vectors(work: Path) -> bool:
