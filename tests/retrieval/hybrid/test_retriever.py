@@ -10,7 +10,11 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata, Evidence, Question, QuestionMetadata
 from deepsearch_rl.retrieval.build import build_index
+from deepsearch_rl.retrieval.hybrid import learning
+from deepsearch_rl.retrieval.hybrid.features import FEATURES
 from deepsearch_rl.retrieval.manifest import TERMS_FOLDER, IndexConfig, read_manifest
+from deepsearch_rl.retrieval.opening import open_finder
+from deepsearch_rl.retrieval.quality import with_gold
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Searcher, open_index
 
@@ -18,6 +22,7 @@ TOPICS = [
     "comets", "rivers", "ships", "bridges", "castles", "forests", "deserts", "islands", "engines", "violins",
     "glaciers", "volcanoes", "markets", "harbours", "museums", "orchards", "tunnels", "windmills", "lanterns", "clocks",
 ]  # fmt: skip
+BM25 = FEATURES.index("bm25")
 QUIET, LOUD = "Quiet Gazette", "Loud Herald"
 
 
@@ -111,6 +116,27 @@ def test_filters_hold_for_the_candidates_within_a_source_too(hybrid):
     assert found(hybrid, query, where=Filter(source=LOUD))[0] == f"{LOUD} comets"
     assert all(name.startswith(LOUD) for name in found(hybrid, query, 40, Filter(source=LOUD)))
     assert found(hybrid, query, where=Filter(source="no such paper")) == []
+
+
+def test_what_a_half_did_not_list_scores_nothing_unless_its_list_was_cut(index, config):
+    finder = open_finder(index, config, index / TERMS_FOLDER)
+    complete, cut = finder.find(["comets", "news"], 1)
+    listed = [CHUNKS[row].id for row in complete.rows_C[complete.features_CF[:, BM25] > 0].tolist()]
+    assert sorted(listed) == sorted(f"{source} comets" for source in (LOUD, QUIET))
+    assert len(complete.rows_C) > len(listed)  # dense lists more
+    assert len(cut.rows_C) > config.fusion.depth
+    assert (cut.features_CF[:, BM25] > 0).all()
+
+
+def test_questions_are_gathered_together_as_one_by_one(index, config, monkeypatch):
+    finder = open_finder(index, config, index / TERMS_FOLDER)
+    monkeypatch.setattr(learning, "TOGETHER", 7)
+    gathered = learning.gather(finder, CHUNKS, with_gold(QUESTIONS))
+    for question, example in zip(QUESTIONS, gathered, strict=True):
+        [alone] = finder.find([question.question], learning.RANKED)
+        assert example.candidates.rows_C.tolist() == alone.rows_C.tolist()
+        assert example.candidates.features_CF.tolist() == alone.features_CF.tolist()
+        assert example.relevant_C.sum() == 1
 
 
 def test_nothing_is_found_twice_or_made_up(hybrid):

@@ -1,7 +1,9 @@
 """What a ranking is learnt from: eight numbers per candidate, each in [0, 1] but the last.
 
-    bm25              BM25's score over the best candidate's
-    dense             the encoder's inner product over the best candidate's
+    bm25              BM25's score over the best candidate's; of a candidate that BM25 did not list, 0 if it listed
+                      fewer rows than it was asked for, since it then listed all that match, else the last score
+    dense             the encoder's inner product over the best candidate's, likewise; an approximate index that
+                      lists too few has met no other row, and what it did not meet counts 0 too
     passage           the greatest fit to any part of the question, as a share of the fit of that part's best candidate
     sentence          the fit of the candidate's best sentence to any part, as a share of the best candidate's
     source_passage    if the question names the candidate's source: its fit to the whole question, as a share of the
@@ -52,15 +54,19 @@ class Fits:
 def features(
     rows_C: NDArray[np.int64],
     listed: tuple[Ranking, Ranking],
+    depth: int,
     asked: QuestionParts,
     terms: SentenceTerms,
     table: RowTable,
 ) -> Floats:
-    """features_CF of at least one candidate; ``listed`` is what BM25 and the encoder found, best first."""
+    """features_CF of at least one candidate.
+
+    ``listed`` is what BM25 and the encoder found, best first, each having been asked for ``depth`` rows.
+    """
     fits = fit(rows_C, asked, terms)
     source_C = table.source_N[rows_C]
     columns = (
-        *(_listed_share(ranking, rows_C) for ranking in listed),
+        *(_listed_share(ranking, rows_C, depth) for ranking in listed),
         _share(fits.passage_CP[:, 1:]).max(axis=1),
         _share(fits.sentence_CP.max(axis=1)),
         _share_within(fits.passage_CP[:, 0], source_C, asked.sources),
@@ -126,13 +132,14 @@ def _published_on(day_C: NDArray[np.int32], asked: QuestionParts) -> Floats:
     return on_a_day_C.astype(np.float64)
 
 
-def _listed_share(ranking: Ranking, rows_C: NDArray[np.int64]) -> Floats:
-    """A retriever's scores as a share of its best; a candidate that it did not list counts as its last."""
+def _listed_share(ranking: Ranking, rows_C: NDArray[np.int64], depth: int) -> Floats:
+    """A retriever's scores as a share of its best; a candidate off its list scores 0, or its last if it was cut."""
     if not len(ranking.rows_K):
         return np.zeros(len(rows_C))
     order_K = np.argsort(ranking.rows_K)
     places_C = np.minimum(np.searchsorted(ranking.rows_K, rows_C, sorter=order_K), len(order_K) - 1)
     place_C = order_K[places_C]
     listed_C = ranking.rows_K[place_C] == rows_C
-    scores_C = np.where(listed_C, ranking.scores_K[place_C], ranking.scores_K[-1]).astype(np.float64)
+    beyond = ranking.scores_K[-1] if len(ranking.rows_K) >= depth else 0.0
+    scores_C = np.where(listed_C, ranking.scores_K[place_C], beyond).astype(np.float64)
     return np.maximum(scores_C, 0) / max(float(ranking.scores_K[0]), 1e-9)

@@ -23,7 +23,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from deepsearch_rl.progress import track
+from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import Chunk, Question
 from deepsearch_rl.retrieval.gold import Gold, gold_of
 from deepsearch_rl.retrieval.hybrid.features import FEATURES, Floats
@@ -35,6 +35,8 @@ from deepsearch_rl.retrieval.scores import RANKED, score_facts
 logger = logging.getLogger(__name__)
 
 MRR, MAP = f"mrr@{RANKED}", f"map@{RANKED}"
+TOGETHER = 64
+"""Questions that are searched for at once, since an exact vector index is read whole for every call."""
 DIGITS = 6
 """Decimals of a stored weight, so that machines that round differently store the same."""
 
@@ -57,11 +59,14 @@ def gather(
     finder: CandidateFinder, chunks: Sequence[Chunk], asked: Sequence[tuple[str, Gold]], depth: int = RANKED
 ) -> list[Example]:
     """An example for every question, with candidates for a ranking of at least ``depth`` rows."""
-    return [
-        _example(candidates, chunks, gold)
-        for text, gold in track(asked, "gather candidates", len(asked), "questions")
-        for candidates in finder.find([text], depth)
-    ]
+    examples: list[Example] = []
+    with Meter("gather candidates", len(asked), "questions") as meter:
+        for start in range(0, len(asked), TOGETHER):
+            part = asked[start : start + TOGETHER]
+            found = finder.find([text for text, _ in part], depth)
+            examples.extend(_example(one, chunks, gold) for one, (_, gold) in zip(found, part, strict=True))
+            meter.advance(len(part))
+    return examples
 
 
 def _example(candidates: Candidates, chunks: Sequence[Chunk], gold: Gold) -> Example:

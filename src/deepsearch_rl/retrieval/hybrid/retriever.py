@@ -43,13 +43,15 @@ class CandidateFinder:
         listed = zip(
             self.bm25.search(queries, depth, allowed_N), self.dense.search(queries, depth, allowed_N), strict=True
         )
-        return [self._candidates(query, pair, allowed_N) for query, pair in zip(queries, listed, strict=True)]
+        return [self._candidates(query, pair, depth, allowed_N) for query, pair in zip(queries, listed, strict=True)]
 
-    def _candidates(self, query: str, listed: tuple[Ranking, Ranking], allowed_N: Mask | None) -> Candidates:
+    def _candidates(
+        self, query: str, listed: tuple[Ranking, Ranking], depth: int, allowed_N: Mask | None
+    ) -> Candidates:
         asked = take_apart(query, self.names)
         within = [self._within(query, source, allowed_N).rows_K for source in asked.sources]
         rows_C = np.unique(np.concatenate([*(ranking.rows_K for ranking in listed), *within]))
-        return Candidates(rows_C, self._features(rows_C, listed, asked))
+        return Candidates(rows_C, self._features(rows_C, listed, depth, asked))
 
     def _within(self, query: str, source: int, allowed_N: Mask | None) -> Ranking:
         of_source_N = self.table.source_N == source
@@ -57,10 +59,12 @@ class CandidateFinder:
         [ranking] = self.bm25.search([query], self.source_depth, mask_N)
         return ranking
 
-    def _features(self, rows_C: NDArray[np.int64], listed: tuple[Ranking, Ranking], asked: QuestionParts) -> Floats:
+    def _features(
+        self, rows_C: NDArray[np.int64], listed: tuple[Ranking, Ranking], depth: int, asked: QuestionParts
+    ) -> Floats:
         if not len(rows_C):
             return np.zeros((0, len(FEATURES)))
-        return features(rows_C, listed, asked, self.terms, self.table)
+        return features(rows_C, listed, depth, asked, self.terms, self.table)
 
 
 @dataclass(frozen=True, slots=True)
