@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.errors import ArtifactError, UnknownNameError
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.comparison import COMPARED, Comparison, compare_retrievers, intervals
@@ -65,6 +65,13 @@ def test_too_few_questions_with_gold_evidence_are_refused(index_dir):
 def test_an_unknown_retriever_is_refused_with_the_nearest_name(index_dir):
     with pytest.raises(UnknownNameError, match="Did you mean 'hybrid'"):
         compare(index_dir, retrievers=("hybird",))
+
+
+@pytest.mark.parametrize("cutoffs", ["4,ten", "4,,10", "\N{SUPERSCRIPT TWO}", "0", ""])
+def test_cutoffs_that_are_no_numbers_are_refused_and_not_left_out(cutoffs):
+    asked = ["retrieve", "eval", "--index", "i", "--questions", "q.jsonl", "--cutoffs", cutoffs]
+    with pytest.raises(ConfigError, match=r"should be numbers from 1 to 999999"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
 
 
 def test_the_command_prints_a_table_json_and_csv(index_dir, tmp_path):

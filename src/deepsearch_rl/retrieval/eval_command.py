@@ -1,6 +1,7 @@
 """``deepsearch retrieve eval``."""
 
 import csv
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from deepsearch_rl.errors import ConfigError
 
 if TYPE_CHECKING:
     from deepsearch_rl.retrieval.comparison import Comparison, Interval
@@ -34,7 +37,7 @@ def eval_command(
     ridge: Annotated[float, typer.Option(help="Penalty on squared weights.", min=1e-9)] = 0.001,
     cutoffs: Annotated[str, typer.Option(help="The k of hits@k and evidence recall@k.")] = "4,10",
     chunks: Annotated[Path | None, typer.Option(help="The passage file, if it was moved since the build.")] = None,
-    seed: Annotated[int, typer.Option(help="Of folds and resamples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of folds and resamples.", min=0, max=2**31 - 1)] = 0,
     draws: Annotated[int, typer.Option(help="Bootstrap resamples.", min=0)] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     as_csv: Annotated[Path | None, typer.Option("--csv", help="Also write the figures to a CSV file.")] = None,
@@ -45,16 +48,13 @@ def eval_command(
     "evidence_list" (a passage that contains a "fact"; MultiHop-RAG's official scores), else "supporting_doc_ids" or
     "supporting_titles" (a passage of such a document). Questions with none of these are left out.
     """
-    from deepsearch_rl.errors import ConfigError  # noqa: PLC0415 - loads FAISS, with the rest below
-    from deepsearch_rl.files import read_jsonl  # noqa: PLC0415
+    from deepsearch_rl.files import read_jsonl  # noqa: PLC0415 - with the rest below, which loads FAISS
     from deepsearch_rl.records import Question  # noqa: PLC0415
     from deepsearch_rl.retrieval.comparison import COMPARED, compare_retrievers  # noqa: PLC0415
     from deepsearch_rl.retrieval.hybrid.weights import LearningConfig  # noqa: PLC0415
     from deepsearch_rl.retrieval.searcher import open_index  # noqa: PLC0415
 
-    wanted = [int(cutoff) for cutoff in cutoffs.split(",") if cutoff.strip().isdigit()]
-    if not wanted or min(wanted) < 1:
-        raise ConfigError(f"--cutoffs {cutoffs!r} should be numbers from 1, e.g. 4,10.")
+    wanted = _numbers(cutoffs)
     asked = list(read_jsonl(questions, Question))
     learning = LearningConfig(split="given", questions=max(len(asked), 1), ridge=ridge, folds=folds)
     compared = compare_retrievers(
@@ -73,6 +73,13 @@ def eval_command(
         typer.echo(compared.model_dump_json(indent=2))
         return
     _print(compared, "cross-validated" if cross_validate else "as stored")
+
+
+def _numbers(cutoffs: str) -> list[int]:
+    parts = [part.strip() for part in cutoffs.split(",")]
+    if not all(re.fullmatch("[1-9][0-9]{0,5}", part) for part in parts):
+        raise ConfigError(f"--cutoffs {cutoffs!r} should be numbers from 1 to 999999 with commas between, e.g. 4,10.")
+    return [int(part) for part in parts]
 
 
 def _print(compared: "Comparison", hybrid: str) -> None:
