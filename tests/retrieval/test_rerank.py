@@ -93,6 +93,31 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         CrossEncoder(config(tmp_path / "nothing"))
 
 
+@pytest.mark.parametrize("batch_tokens", [1, 256])
+def test_more_tokens_than_the_model_has_positions_are_told_at_warm_up(folder: Path, batch_tokens: int) -> None:
+    CrossEncoder(config(folder, batch_tokens)).warm_up()
+    longer = config(folder, batch_tokens).model_copy(update={"max_tokens": 65})
+    with pytest.raises(ConfigError, match=r"cannot read 65 tokens as float32 on cpu: .*Lower max_tokens"):
+        CrossEncoder(longer).warm_up()
+
+
+def test_a_tokenizer_without_padding_is_told_at_warm_up(tmp_path: Path) -> None:
+    write_model(tmp_path, labels=1)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ArtifactError, match=r"cannot read pairs of unequal length: .*padding token"):
+        CrossEncoder(config(tmp_path)).warm_up()
+
+
+def test_scores_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
+    model = BertForSequenceClassification.from_pretrained(write_model(tmp_path, labels=1))
+    torch.nn.init.constant_(model.classifier.bias, torch.nan)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"not finite as float32; choose"):
+        CrossEncoder(config(tmp_path)).score(PAIRS)
+
+
 def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the reranker's device: .*'cpu' or 'cuda'"):
         reranker_config(tmp_path, 10, 64, 256, "tpu", "float32")

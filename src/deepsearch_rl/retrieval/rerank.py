@@ -92,8 +92,33 @@ class CrossEncoder:
         self._model = model.to(config.device).eval()
         self._config = config
 
+    def warm_up(self) -> None:
+        """Score a short pair and one of full length, so that what can never work fails before the first search.
+
+        Raises:
+            ArtifactError: the tokenizer or the model knows no padding.
+            ConfigError: the model cannot read ``max_tokens`` tokens, or not with this dtype on this device.
+        """
+        config = self._config
+        try:
+            self.score([("warm", "up"), ("warm", "up " * config.max_tokens)])
+        except ValueError as error:
+            reason = str(error).partition("\n")[0]
+            raise ArtifactError(f"the reranker {config.model} cannot read pairs of unequal length: {reason}") from error
+        except (IndexError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"the reranker {config.model} cannot read {config.max_tokens} tokens as {config.dtype} on "
+                f"{config.device}: {reason}. Lower max_tokens (--rerank-tokens) to the positions that the model has, "
+                "or choose another dtype."
+            ) from error
+
     def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Scores_N of N pairs; equal pairs score alike, whatever else is asked with them."""
+        """Finite scores_N of N pairs; equal pairs score alike, whatever else is asked with them.
+
+        Raises:
+            ConfigError: a score is not finite, as float16 may give where a model was trained in another dtype.
+        """
         distinct = list(dict.fromkeys(pairs))
         if not distinct:
             return np.zeros(0, dtype=np.float32)
@@ -107,6 +132,11 @@ class CrossEncoder:
         scores_N = np.zeros(len(distinct), dtype=np.float32)
         for batch in token_batches(lengths_N, self._config.batch_tokens):
             scores_N[batch] = self._scored({name: [rows[i] for i in batch] for name, rows in tokens.items()})
+        if not np.isfinite(scores_N).all():
+            raise ConfigError(
+                f"the reranker {self._config.model} gives scores that are not finite as {self._config.dtype}; "
+                "choose float32 or bfloat16, or another model."
+            )
         position = {pair: i for i, pair in enumerate(distinct)}
         return scores_N[[position[pair] for pair in pairs]]
 
@@ -124,8 +154,9 @@ class RerankedSearcher:
     """A searcher whose ``depth`` best hits a cross-encoder puts in order.
 
     Hits of equal score keep the first stage's order. Where more than ``depth`` hits are asked for, the rest follow in
-    the first stage's order too, each scored one below the hit before it, so that a larger ``top_k`` never changes what
-    a smaller one gives.
+    the first stage's order too, each scored one below the hit before it. Up to ``depth`` hits, a larger ``top_k``
+    therefore only continues a smaller one. Beyond, the first stage is itself asked for ``top_k`` hits, and one that
+    looks further for more, like a fusion or an approximate index, may then name other hits as its ``depth`` best.
     """
 
     searcher: SearchesChunks

@@ -5,13 +5,14 @@ import httpx
 import pytest
 import yaml
 
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.retrieval.rerank import RerankerConfig, reranker_config
 from deepsearch_rl.retrieval.server.config import ServerConfig
 from deepsearch_rl.retrieval.server.engine import open_engine
 from deepsearch_rl.retrieval.server.launch import serve_index
 from tests.retrieval.server.searchers import service_config
 from tests.retrieval.server.test_process import error_of
+from tests.retrieval.test_rerank import write_model
 
 
 def server_config(**changes: Path | RerankerConfig | None) -> ServerConfig:
@@ -53,6 +54,13 @@ def test_an_online_search_is_served_like_an_index(server_url, tmp_path):
 def test_a_folder_without_a_reranker_is_refused(index_dir, tmp_path):
     config = reranker_config(tmp_path, 10, 64, 256, "cpu", "float32")
     with pytest.raises(ArtifactError, match="reranker"):
+        open_engine(server_config(index=index_dir, reranker=config))
+
+
+@pytest.mark.slow
+def test_a_reranker_that_cannot_read_what_it_is_to_is_refused_before_the_first_search(index_dir, tmp_path):
+    config = reranker_config(write_model(tmp_path, labels=1), 10, 65, 256, "cpu", "float32")
+    with pytest.raises(ConfigError, match="cannot read 65 tokens"):
         open_engine(server_config(index=index_dir, reranker=config))
 
 

@@ -26,13 +26,17 @@ def open_engine(config: ServerConfig) -> SearchEngine:
     """Open what a server is to answer from, ready for the first query.
 
     Raises:
-        ArtifactError: the index is missing, incomplete or of other chunks; or the reranker's folder holds none.
-        ConfigError: the file of the online search describes none, or its key is not set.
+        ArtifactError: the index is missing, incomplete or of other chunks; or the reranker's folder holds none that
+            can be used.
+        ConfigError: the file of the online search describes none, or its key is not set; or the reranker cannot read
+            as many tokens as it is to.
     """
     engine = _open_online(config.online) if config.online else _open_index(config)
     if config.reranker is None:
         return engine
-    reranked = RerankedSearcher(engine.searcher, CrossEncoder(config.reranker), config.reranker.depth)
+    reranker = CrossEncoder(config.reranker)
+    reranker.warm_up()
+    reranked = RerankedSearcher(engine.searcher, reranker, config.reranker.depth)
     return SearchEngine(reranked, engine.passages, engine.takes_filters)
 
 
