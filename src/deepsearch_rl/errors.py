@@ -7,6 +7,7 @@
     ├── ArtifactError             an artifact is missing, incomplete or belongs to other inputs
     ├── UnavailableError          a backend cannot run here; says what to install or attach
     ├── EndpointError             a model, retrieval or tracking server does not answer
+    │   └── EndpointDownError     nor would it answer another request now
     ├── CommandError              another project's program, run by a stage, ended with an error
     └── CheckFailedError          a stage's proof of its own output failed
         └── StalePolicyError      the policy that rolls out is not the one just trained
@@ -57,6 +58,10 @@ class UnavailableError(DeepsearchError):
 
 class EndpointError(DeepsearchError):
     """A server that the work needs does not answer."""
+
+
+class EndpointDownError(EndpointError):
+    """A server failed through all attempts that a request has; another request would fare no better now."""
 
 
 class CommandError(DeepsearchError):

@@ -10,9 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.online.config import OnlineConfig, read_key, read_online_config
 from deepsearch_rl.retrieval.online.exchange import SearchEndpoint
 from deepsearch_rl.retrieval.online.searcher import OnlineSearcher, open_online
@@ -206,10 +207,11 @@ def test_too_many_requests_are_tried_again_after_as_long_as_was_asked(endpoint, 
 
 def test_a_longer_wait_than_allowed_and_a_last_failure_are_errors(endpoint, searching) -> None:
     endpoint.replies = [as_json({}, 429, Retry_After="3600")]
-    with pytest.raises(EndpointError, match="asks to wait 3600 s, longer than max_wait_s allows"):
+    with pytest.raises(EndpointDownError, match="asks to wait 3600 s, longer than max_wait_s allows"):
         searching().search(["comet"], 3)
     endpoint.replies = [Reply(b"down for repair", 502)]
-    with pytest.raises(EndpointError, match=r"'test web' at http://127.*/s: status 502, 'down for repair'.*3 attempts"):
+    down = r"'test web' at http://127.*/s: status 502, 'down for repair'.*3 attempts"
+    with pytest.raises(EndpointDownError, match=down):
         searching().search(["comet"], 3)
 
 
@@ -228,8 +230,9 @@ def test_a_longer_wait_than_allowed_and_a_last_failure_are_errors(endpoint, sear
 )  # fmt: skip
 def test_whatever_is_wrong_with_an_answer_is_an_error_and_is_not_asked_again(endpoint, searching, reply, message):
     endpoint.replies = [reply]
-    with pytest.raises(EndpointError, match=message):
+    with pytest.raises(EndpointError, match=message) as raised:
         searching(max_response_bytes=100_000).search(["comet"], 3)
+    assert type(raised.value) is EndpointError  # another query may well be answered
     assert len(endpoint.asked) == (4 if "more than 3" in message else 1)
 
 
@@ -242,10 +245,20 @@ def test_a_redirect_within_the_endpoint_is_followed(endpoint, searching) -> None
 def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(searching) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/s?q={{query}}"
-        with pytest.raises(EndpointError, match=r"no answer within 0\.05 s.*2 attempts"):
+        with pytest.raises(EndpointDownError, match=r"no answer within 0\.05 s.*2 attempts"):
             searching(url=url, timeout_s=0.05, attempts=2).search(["comet"], 3)
-    with pytest.raises(EndpointError, match=r"the connection failed.*3 attempts"):
+    with pytest.raises(EndpointDownError, match=r"the connection failed.*3 attempts"):
         searching(url=url).search(["comet"], 3)
+
+
+def test_a_lost_connection_without_a_message_is_named_by_its_kind(searching) -> None:
+    def lose(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadError("", request=request)
+
+    searcher = searching()
+    searcher._endpoint._transport = httpx.MockTransport(lose)
+    with pytest.raises(EndpointDownError, match=r"the connection failed \(ReadError\)"):
+        searcher.search(["comet"], 3)
 
 
 def test_one_failing_query_fails_the_search_and_leaves_nothing_empty(endpoint, searching) -> None:

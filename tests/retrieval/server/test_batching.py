@@ -1,10 +1,11 @@
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.server.answers import Answer
 from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchFailedError, SearchQueue
@@ -199,6 +200,62 @@ def test_an_error_that_is_meant_for_users_reaches_them():
         async with driving(Unfiltered()) as driver:
             with pytest.raises(SearchFailedError, match="takes no filters"):
                 await driver.ask("a")
+
+    run(scenario)
+
+
+class Unreachable(GatedSearcher):
+    """Asks an endpoint that refuses the query "refused" and answers no other."""
+
+    def search(self, queries, *_):
+        self.batches.append(list(queries))
+        raise EndpointError("no.") if "refused" in queries else EndpointDownError("it is down.")
+
+
+@pytest.mark.parametrize(
+    ("queries", "searches"),
+    [(("a", "b", "c"), [["a", "b", "c"]]), (("refused", "b", "c"), [["refused", "b", "c"], ["refused"], ["b"]])],
+)
+def test_an_endpoint_that_is_down_is_not_waited_for_query_by_query(queries, searches):
+    async def scenario():
+        async with driving(Unreachable(), window_ms=15_000, max_batch=3) as driver:
+            answers = await asyncio.gather(*(driver.ask(query) for query in queries), return_exceptions=True)
+            assert [str(answer) for answer in answers] == [
+                "no." if query == "refused" else "it is down." for query in queries
+            ]
+            assert all(isinstance(answer.__cause__, EndpointError) for answer in answers)
+            assert driver.searcher.batches == searches
+            assert b"deepsearch_search_failures_total 3.0" in driver.metrics.render()
+
+    run(scenario)
+
+
+def test_the_log_quotes_our_own_errors_without_their_causes_which_may_hold_a_key(caplog):
+    class Telling(GatedSearcher):
+        def search(self, *_):
+            raise EndpointError("the endpoint failed.") from ValueError("api_key=hunter2")
+
+    async def scenario(searcher: GatedSearcher, query: str):
+        async with driving(searcher) as driver:
+            with pytest.raises(SearchFailedError):
+                await driver.ask(query)
+
+    run(lambda: scenario(Telling(), "a"))
+    assert "a search failed: the endpoint failed." in caplog.text
+    assert "hunter2" not in caplog.text
+    run(lambda: scenario(open_searcher(), "broken"))
+    assert "OSError: secret path" in caplog.text
+
+
+def test_a_score_that_json_has_no_number_for_fails_its_query_alone():
+    class Overflowing(GatedSearcher):
+        def search(self, queries, *_):
+            return [[dataclasses.replace(hit(query), score=float(query))] for query in queries]
+
+    async def scenario():
+        async with driving(Overflowing(), window_ms=15_000, max_batch=3) as driver:
+            answers = await asyncio.gather(*map(driver.ask, ("nan", "1", "inf")), return_exceptions=True)
+            assert [type(answer) for answer in answers] == [SearchFailedError, list, SearchFailedError]
 
     run(scenario)
 

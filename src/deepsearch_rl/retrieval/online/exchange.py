@@ -15,7 +15,7 @@ import httpx
 import orjson
 from pydantic import JsonValue
 
-from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.errors import EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.online.config import OnlineConfig
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class SearchEndpoint:
         """The endpoint's parsed answer to a query.
 
         Raises:
-            EndpointError: it refused, kept failing, or answered with something else than JSON.
+            EndpointDownError: it kept failing, or asks for a longer wait than is allowed.
+            EndpointError: it refused, or answered with something else than JSON.
         """
         request = self._request({"query": query, "top_k": str(top_k), "key": self._key or ""})
         for attempt in range(1, self._config.attempts + 1):
@@ -66,7 +67,10 @@ class SearchEndpoint:
 
     def error(self, problem: str) -> EndpointError:
         """An error of this endpoint; whatever text it quotes, the key is not in it."""
-        return EndpointError(self.redact(f"online search {self._config.name!r} at {self._config.place}: {problem}"))
+        return EndpointError(self._told(problem))
+
+    def _told(self, problem: str) -> str:
+        return self.redact(f"online search {self._config.name!r} at {self._config.place}: {problem}")
 
     def redact(self, text: str) -> str:
         """The text with the key, as it is, percent-encoded or with JSON's escaped slashes, replaced by ``***``."""
@@ -96,10 +100,11 @@ class SearchEndpoint:
         config = self._config
         wait_s = config.first_wait_s * 2 ** (attempt - 1) if failure.wait_s is None else failure.wait_s
         if attempt == config.attempts:
-            raise self.error(f"{failure} ({attempt} attempts).") from failure
+            raise EndpointDownError(self._told(f"{failure} ({attempt} attempts).")) from failure
         if failure.wait_s is not None and wait_s > config.max_wait_s:
-            raise self.error(f"{failure} It asks to wait {wait_s:g} s, longer than max_wait_s allows.") from failure
-        logger.warning("%s", self.error(f"{failure} Trying again."))
+            told = self._told(f"{failure} It asks to wait {wait_s:g} s, longer than max_wait_s allows.")
+            raise EndpointDownError(told) from failure
+        logger.warning("%s", self._told(f"{failure} Trying again."))
         self._sleep(min(wait_s, config.max_wait_s))
 
     def _exchange(self, request: httpx.Request) -> bytes:
@@ -116,7 +121,7 @@ class SearchEndpoint:
             except httpx.TimeoutException as error:
                 raise _TryAgainError(f"no answer within {self._config.timeout_s:g} s.") from error
             except (httpx.TransportError, httpx.DecodingError) as error:
-                raise _TryAgainError(f"the connection failed ({error or type(error).__name__}).") from error
+                raise _TryAgainError(f"the connection failed ({str(error) or type(error).__name__}).") from error
             if not response.has_redirect_location:
                 self._check_status(response, body)
                 return body

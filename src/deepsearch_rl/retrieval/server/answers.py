@@ -4,6 +4,7 @@ A document is written as JSON once, when it is found. A repeated query is then a
 answer takes half of the memory of its records.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,8 +54,12 @@ class Answer:
 
     @classmethod
     def of(cls, hits: Iterable[Hit]) -> Self:
-        """The answer that consists of these hits."""
-        return cls(tuple(Passage(hit.chunk.id, hit.chunk.contents, hit.score, _document(hit)) for hit in hits))
+        """The answer that consists of these hits.
+
+        Raises:
+            ValueError: a score is not finite, which JSON has no number for.
+        """
+        return cls(tuple(map(_passage, hits)))
 
     def as_json(self, with_scores: bool) -> bytes:
         """``[document, ...]``, or ``[{"document": document, "score": score}, ...]``."""
@@ -97,6 +102,12 @@ class AnswerCache:
         while len(self._answers) > self._max_entries or self._size_bytes > MAX_CACHE_BYTES:
             _, (_, dropped_bytes) = self._answers.popitem(last=False)
             self._size_bytes -= dropped_bytes
+
+
+def _passage(hit: Hit) -> Passage:
+    if not math.isfinite(hit.score):
+        raise ValueError(f"passage {hit.chunk.id!r} was found with score {hit.score}")
+    return Passage(hit.chunk.id, hit.chunk.contents, hit.score, _document(hit))
 
 
 def _document(hit: Hit) -> bytes:

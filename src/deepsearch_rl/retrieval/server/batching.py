@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Self, TypeAlias
 
-from deepsearch_rl.errors import DeepsearchError, EndpointError
+from deepsearch_rl.errors import DeepsearchError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import SearchesChunks
 from deepsearch_rl.retrieval.server.answers import Answer, AnswerCache, Search
@@ -137,7 +137,10 @@ class SearchQueue:
         return batch
 
     def _answer(self, searches: Sequence[Search]) -> list[tuple[Search, Outcome]]:
-        """The outcomes of searches that are alike. If they fail together, each is tried alone."""
+        """The outcomes of searches that are alike.
+
+        If they fail together, each is tried alone, until an endpoint is down: what is left would wait for it in turn.
+        """
         _, top_k, where = searches[0]
         started = time.perf_counter()
         try:
@@ -148,13 +151,28 @@ class SearchQueue:
         # Whatever it was belongs to the requests that asked. Libraries in Rust panic with what is no Exception, and a
         # thread that ended would leave every later request waiting.
         except BaseException as error:  # noqa: BLE001
-            if len(searches) > 1:
-                return [self._answer([search])[0] for search in searches]
-            self._metrics.search_failures.inc()
-            return [(searches[0], _failed(error))]
+            if len(searches) > 1 and not isinstance(error, EndpointDownError):
+                return self._answer_alone(searches)
+            return self._fail(searches, error)
         self._metrics.search_seconds.observe(time.perf_counter() - started)
         self._metrics.batch_queries.observe(len(searches))
         return answers
+
+    def _answer_alone(self, searches: Sequence[Search]) -> list[tuple[Search, Outcome]]:
+        outcomes: list[tuple[Search, Outcome]] = []
+        for position, search in enumerate(searches, 1):
+            [(_, outcome)] = self._answer([search])
+            outcomes.append((search, outcome))
+            if isinstance(outcome, SearchFailedError) and isinstance(outcome.__cause__, EndpointDownError):
+                left = searches[position:]
+                self._metrics.search_failures.inc(len(left))
+                return outcomes + [(search, outcome) for search in left]
+        return outcomes
+
+    def _fail(self, searches: Sequence[Search], error: BaseException) -> list[tuple[Search, Outcome]]:
+        self._metrics.search_failures.inc(len(searches))
+        failed = _failed(error)
+        return [(search, failed) for search in searches]
 
 
 def _alike(batch: Iterable[Search]) -> Iterable[list[Search]]:
@@ -166,7 +184,12 @@ def _alike(batch: Iterable[Search]) -> Iterable[list[Search]]:
 
 def _failed(error: BaseException) -> SearchFailedError:
     """The error as a client may read it: our own messages are fit for that, others may hold anything."""
-    _LOG.error("a search failed", exc_info=error)
-    failed = SearchFailedError(str(error) if isinstance(error, DeepsearchError) else "the search failed; see the log.")
+    if isinstance(error, DeepsearchError):
+        # Without its causes: an HTTP library's error may quote a URL or a header, and those may hold an API key.
+        _LOG.error("a search failed: %s", error)
+        failed = SearchFailedError(str(error))
+    else:
+        _LOG.error("a search failed", exc_info=error)
+        failed = SearchFailedError("the search failed; see the log.")
     failed.__cause__ = error
     return failed
