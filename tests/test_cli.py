@@ -66,6 +66,18 @@ def test_a_profile_without_a_report_or_without_a_folder_is_one_paragraph(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_an_error_of_the_system_is_one_paragraph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "corpus.jsonl").touch()
+    build = ("retrieve", "build", "--corpus", str(tmp_path / "corpus.jsonl"), "--out")
+    told = deepsearch(monkeypatch, *build, str(tmp_path / "corpus.jsonl" / "index"))
+    assert told == f"error: [Errno 17] File exists: '{tmp_path / 'corpus.jsonl'}'"
+    assert "Traceback" not in capsys.readouterr().err
+    deepsearch(monkeypatch, "--debug", *build, str(tmp_path / "corpus.jsonl" / "index"))
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_the_summary_lists_the_last_run_of_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project(tmp_path))
     (tmp_path / "reports" / "tiny").mkdir(parents=True)

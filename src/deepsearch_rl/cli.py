@@ -16,6 +16,7 @@ from deepsearch_rl import __version__, doctor, summary
 from deepsearch_rl.corpora.cli import datasets_command
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.evaluation import cli as evaluation
+from deepsearch_rl.files import full_disk_named
 from deepsearch_rl.retrieval.cli import app as retrieval_commands
 from deepsearch_rl.trajectories.cli import app as trajectories_commands
 
@@ -92,10 +93,11 @@ app.command("compare")(evaluation.compare_command)
 
 
 def main() -> None:
-    """Entry point: a user's errors are one paragraph and status 1; ``--debug`` adds the traceback."""
+    """Entry point: a user's errors and the system's are one paragraph and status 1; ``--debug`` adds the traceback."""
     try:
-        app()
-    except DeepsearchError as error:
+        with full_disk_named(Path.cwd()):
+            app()
+    except (DeepsearchError, OSError) as error:
         if DEBUG in sys.argv:
             traceback.print_exc()
         sys.exit(f"error: {error}")
