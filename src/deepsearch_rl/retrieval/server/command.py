@@ -2,9 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from deepsearch_rl.errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from deepsearch_rl.retrieval.searcher import RetrieverName
+    from deepsearch_rl.retrieval.server.config import ServerConfig
 
 
 def serve_command(
@@ -40,18 +46,13 @@ def serve_command(
     One process answers POST /retrieve and /access, GET /healthz and /metrics, and MCP at /mcp (streamable HTTP) and
     /sse. It stops on Ctrl-C or SIGTERM, once requests under way are answered.
     """
-    from deepsearch_rl.errors import ConfigError, UnknownNameError  # noqa: PLC0415 - with the rest below
-    from deepsearch_rl.retrieval.rerank import reranker_config  # noqa: PLC0415
-    from deepsearch_rl.retrieval.searcher import RETRIEVERS  # noqa: PLC0415 - loads FAISS
-    from deepsearch_rl.retrieval.server import process  # noqa: PLC0415 - loads the MCP library
+    from deepsearch_rl.retrieval.rerank import reranker_config  # noqa: PLC0415 - loads much, as the rest does
     from deepsearch_rl.retrieval.server.config import ServerConfig, ServiceConfig  # noqa: PLC0415
 
     if (index is None) == (online is None):
         raise ConfigError("say what to serve: --index with an index folder, or --online with a search endpoint.")
-    if retriever not in RETRIEVERS:
-        raise UnknownNameError("retriever", retriever, RETRIEVERS)
     service = ServiceConfig(
-        retriever=retriever,
+        retriever=_known(retriever),
         top_k=top_k,
         window_ms=window_ms,
         max_batch=max_batch,
@@ -71,6 +72,20 @@ def serve_command(
         public=public,
         token_variable=token_variable,
     )
+    _serve(config, socket_fd, stop_with_stdin)
+
+
+def _known(retriever: str) -> "RetrieverName":
+    from deepsearch_rl.retrieval.searcher import RETRIEVERS  # noqa: PLC0415 - loads FAISS
+
+    if retriever not in RETRIEVERS:
+        raise UnknownNameError("retriever", retriever, RETRIEVERS)
+    return retriever
+
+
+def _serve(config: "ServerConfig", socket_fd: int | None, stop_with_stdin: bool) -> None:
+    from deepsearch_rl.retrieval.server import process  # noqa: PLC0415 - loads the MCP library
+
     process.log_to_stderr()
     if stop_with_stdin:
         process.stop_with(sys.stdin.fileno())
