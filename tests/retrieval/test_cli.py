@@ -66,12 +66,14 @@ def test_filters_leave_out_what_is_of_another_source_or_day_or_of_none(index):
         retrieve("search", "--index", index, "--after", "2021-01-01", "--before", "2020-01-01", "comet")
 
 
-def test_an_encoder_folder_and_a_kind_of_vectors_can_be_chosen(corpus, tmp_path):
+def test_an_encoder_folder_and_a_kind_of_vectors_can_be_chosen(corpus, tmp_path, monkeypatch):
     write_bert(tmp_path / "encoder")
-    options = ("--encoder", tmp_path / "encoder", "--pooling", "mean", "--half", "--vectors", "hnsw")
+    monkeypatch.chdir(tmp_path)
+    options = ("--encoder", "encoder", "--pooling", "mean", "--half", "--vectors", "hnsw")
     retrieve("build", "--corpus", corpus, "--out", tmp_path / "index", *options)
     config = read_manifest(tmp_path / "index").config
     assert (config.encoder.name, config.encoding.dtype, config.vectors.kind) == ("transformers", "float16", "hnsw")
+    monkeypatch.chdir(corpus.parent)  # the folder is found from anywhere
     assert "[1]" in retrieve("search", "--index", tmp_path / "index", "--retriever", "dense", "comet")
 
 
@@ -92,6 +94,14 @@ def test_settings_can_come_from_a_params_file(corpus, tmp_path):
 def test_settings_that_do_not_fit_are_named(corpus, tmp_path, options, complaint):
     with pytest.raises(ConfigError, match=complaint):
         retrieve("build", "--corpus", corpus, "--out", tmp_path / "index", *options)
+
+
+@pytest.mark.parametrize("command", ["build", "eval", "frontier"])
+@pytest.mark.parametrize("seed", ["-1", str(2**31)])
+def test_a_seed_that_no_library_takes_is_refused_at_once(command, seed):
+    result = CliRunner().invoke(app, ["retrieve", command, "--seed", seed])
+    assert result.exit_code == 2
+    assert "Invalid value for '--seed'" in result.output
 
 
 def test_help_shows_a_session_that_works(corpus, tmp_path, monkeypatch):

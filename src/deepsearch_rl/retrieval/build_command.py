@@ -44,59 +44,79 @@ class DeviceOption(StrEnum):
     CUDA = "cuda"
 
 
+_Corpus = Annotated[Path, typer.Option(help="Passages, JSON Lines.")]
+_Out = Annotated[Path, typer.Option(help="Index folder to write; an index that is there is replaced.")]
+_Params = Annotated[
+    Path | None, typer.Option(help="Take all settings below from section `index` of this params.yaml instead.")
+]
+_CorpusName = Annotated[
+    str, typer.Option(help="With --params: the corpus, where `corpus_vectors` has settings of its own for it.")
+]
+_Encoder = Annotated[
+    str, typer.Option(help="`tfidf_svd`, which needs no weights, or a folder that sentence-transformers can read.")
+]
+_Dimension = Annotated[int, typer.Option(help="Dimension of tfidf_svd's vectors.", min=1)]
+_QueryPrefix = Annotated[
+    str | None, typer.Option(help="Before every query, e.g. 'query: ' for e5.", show_default="the folder's")
+]
+_PassagePrefix = Annotated[
+    str | None, typer.Option(help="Before every passage, e.g. 'passage: '.", show_default="the folder's")
+]
+_Pooling = Annotated[str | None, typer.Option(help="mean or cls.", show_default="the folder's")]
+_MaxTokens = Annotated[int | None, typer.Option(help="Longer passages are cut.", min=3, show_default="the folder's")]
+_Device = Annotated[DeviceOption, typer.Option(help="Where the encoder runs; in float16 on cuda.")]
+_Vectors = Annotated[VectorsOption, typer.Option(help="Vector index; `deepsearch retrieve frontier` helps to choose.")]
+_Nlist = Annotated[int, typer.Option(help="ivf: cells, 1 to 8 times the root of the passages.", min=1)]
+_Nprobe = Annotated[int, typer.Option(help="ivf: cells visited per query.", min=1)]
+_Codes = Annotated[int, typer.Option(help="ivf_pq: codes per vector; divides the dimension.", min=1)]
+_Nbits = Annotated[int, typer.Option(help="ivf_pq: bits of a code.", min=1, max=16)]
+_TrainRows = Annotated[int, typer.Option(help="ivf: vectors that cells are learnt from.", min=1)]
+_Half = Annotated[bool, typer.Option("--half", help="Keep vectors in float16: half the disk.")]
+_K1 = Annotated[float, typer.Option(help="BM25: how slowly repeated terms saturate.", min=0.01)]
+_B = Annotated[float, typer.Option(help="BM25: how strongly long passages are discounted.", min=0, max=1)]
+_Field = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What BM25 searches and how much a word there counts: title, source, date, body or contents, as "
+        "`title=2`. Repeatable.",
+        show_default="contents=1",
+    ),
+]
+_Questions = Annotated[
+    Path | None, typer.Option(help="Questions with gold evidence, JSON Lines, that the hybrid learns from.")
+]
+_Work = Annotated[
+    Path | None,
+    typer.Option(help="Where encoding goes on after a kill.", show_default="a hidden folder beside --out"),
+]
+_Seed = Annotated[int, typer.Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)]
+
+
 def build_command(
-    corpus: Annotated[Path, typer.Option(help="Passages, JSON Lines.")],
-    out: Annotated[Path, typer.Option(help="Index folder to write; an index that is there is replaced.")],
-    params: Annotated[
-        Path | None, typer.Option(help="Take all settings below from section `index` of this params.yaml instead.")
-    ] = None,
-    corpus_name: Annotated[
-        str, typer.Option(help="With --params: the corpus, where `corpus_vectors` has settings of its own for it.")
-    ] = "",
-    encoder: Annotated[
-        str, typer.Option(help="`tfidf_svd`, which needs no weights, or a folder that sentence-transformers can read.")
-    ] = WEIGHTLESS,
-    dimension: Annotated[int, typer.Option(help="Dimension of tfidf_svd's vectors.", min=1)] = 256,
-    query_prefix: Annotated[
-        str | None, typer.Option(help="Before every query, e.g. 'query: ' for e5.", show_default="the folder's")
-    ] = None,
-    passage_prefix: Annotated[
-        str | None, typer.Option(help="Before every passage, e.g. 'passage: '.", show_default="the folder's")
-    ] = None,
-    pooling: Annotated[str | None, typer.Option(help="mean or cls.", show_default="the folder's")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Longer passages are cut.", min=3, show_default="the folder's")
-    ] = None,
-    device: Annotated[
-        DeviceOption, typer.Option(help="Where the encoder runs; in float16 on cuda.")
-    ] = DeviceOption.CPU,
-    vectors: Annotated[
-        VectorsOption, typer.Option(help="Vector index; `deepsearch retrieve frontier` helps to choose.")
-    ] = VectorsOption.FLAT,
-    nlist: Annotated[int, typer.Option(help="ivf: cells, 1 to 8 times the root of the passages.", min=1)] = 1024,
-    nprobe: Annotated[int, typer.Option(help="ivf: cells visited per query.", min=1)] = 16,
-    m: Annotated[int, typer.Option(help="ivf_pq: codes per vector; divides the dimension.", min=1)] = 64,
-    nbits: Annotated[int, typer.Option(help="ivf_pq: bits of a code.", min=1, max=16)] = 8,
-    train_rows: Annotated[int, typer.Option(help="ivf: vectors that cells are learnt from.", min=1)] = 262_144,
-    half: Annotated[bool, typer.Option("--half", help="Keep vectors in float16: half the disk.")] = False,
-    k1: Annotated[float, typer.Option(help="BM25: how slowly repeated terms saturate.", min=0.01)] = 0.9,
-    b: Annotated[float, typer.Option(help="BM25: how strongly long passages are discounted.", min=0, max=1)] = 0.4,
-    field: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What BM25 searches and how much a word there counts: title, source, date, body or contents, as "
-            "`title=2`. Repeatable.",
-            show_default="contents=1",
-        ),
-    ] = None,
-    questions: Annotated[
-        Path | None, typer.Option(help="Questions with gold evidence, JSON Lines, that the hybrid learns from.")
-    ] = None,
-    work: Annotated[
-        Path | None,
-        typer.Option(help="Where encoding goes on after a kill.", show_default="a hidden folder beside --out"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of whatever is drawn.")] = 0,
+    corpus: _Corpus,
+    out: _Out,
+    params: _Params = None,
+    corpus_name: _CorpusName = "",
+    encoder: _Encoder = WEIGHTLESS,
+    dimension: _Dimension = 256,
+    query_prefix: _QueryPrefix = None,
+    passage_prefix: _PassagePrefix = None,
+    pooling: _Pooling = None,
+    max_tokens: _MaxTokens = None,
+    device: _Device = DeviceOption.CPU,
+    vectors: _Vectors = VectorsOption.FLAT,
+    nlist: _Nlist = 1024,
+    nprobe: _Nprobe = 16,
+    m: _Codes = 64,
+    nbits: _Nbits = 8,
+    train_rows: _TrainRows = 262_144,
+    half: _Half = False,
+    k1: _K1 = 0.9,
+    b: _B = 0.4,
+    field: _Field = None,
+    questions: _Questions = None,
+    work: _Work = None,
+    seed: _Seed = 0,
 ) -> None:
     """Index a file of passages: BM25 and vectors, and a ranking learnt from questions where there are any.
 
@@ -115,33 +135,23 @@ def build_command(
     from deepsearch_rl.records import Question  # noqa: PLC0415
     from deepsearch_rl.retrieval.build import build_index  # noqa: PLC0415 - loads FAISS and SciPy
 
+    model = {"query_prefix": query_prefix, "passage_prefix": passage_prefix, "pooling": pooling}
+    cells = {"nlist": nlist, "nprobe": nprobe, "train_rows": train_rows, "device": "cpu"}
+    weightless = encoder == WEIGHTLESS
     if params:
         config = config_of_params(params, corpus_name)
     else:
-        model = {
-            "query_prefix": query_prefix,
-            "passage_prefix": passage_prefix,
-            "pooling": pooling,
-            "max_tokens": max_tokens,
-            "device": device.value,
-        }
-        cells = {"nlist": nlist, "nprobe": nprobe, "train_rows": train_rows, "device": "cpu"}
         config = config_of_options(
             {
                 "bm25": {"engine": "builtin", "k1": k1, "b": b, "fields": _field_weights(field)},
-                "encoder": _encoder(encoder, dimension, model),
-                "encoding": _encoding(half, weightless=encoder == WEIGHTLESS),
+                "encoder": _encoder(encoder, dimension, {**model, "max_tokens": max_tokens, "device": device.value}),
+                "encoding": _encoding(half, weightless),
                 "vectors": _vectors(vectors, cells, {"m": m, "nbits": nbits}),
-                # TF-IDF + SVD is far below BM25, and would drag it down; a neural encoder is not.
-                "fusion": {**FUSION, "unlearned": "bm25" if encoder == WEIGHTLESS else "reciprocal_ranks"},
+                "fusion": _fusion(weightless),
             }
         )
     known = list(read_jsonl(questions, Question)) if questions else []
-    built = build_index(corpus, out, config, seed, work, known)
-    size_mb = sum(built.sizes_bytes.values()) / 1e6
-    typer.echo(f"{out}: {built.rows} passages, {built.dimension}-d vectors, {size_mb:.1f} MB")
-    if questions:
-        typer.echo(_learnt(built))
+    _report(out, build_index(corpus, out, config, seed, work, known), is_taught=questions is not None)
 
 
 def config_of_params(path: Path, corpus: str) -> "IndexConfig":
@@ -196,6 +206,8 @@ def _encoder(name: str, dimension: int, model: Mapping[str, object]) -> dict[str
         return {"name": name, "dimension": dimension, "fit_rows": 50_000, "max_terms": 50_000}
     dtype = "float16" if model["device"] == "cuda" else "float32"
     sizes = {"batch_tokens": 65_536 if model["device"] == "cuda" else 4096, "threads": 1}
+    if Path(name).is_dir():
+        name = str(Path(name).resolve())  # the manifest's reader may have another working directory
     return {"name": "transformers", "model": name, "revision": None, "dtype": dtype, **sizes, **model}
 
 
@@ -203,6 +215,11 @@ def _encoding(half: bool, weightless: bool) -> dict[str, object]:
     # A block is what a kill costs: seconds with weights, nothing without.
     rows = 4096 if weightless else 1024
     return {"engine": "local", "dtype": "float16" if half else "float32", "block_rows": rows, "ray": None}
+
+
+def _fusion(weightless: bool) -> dict[str, object]:
+    # TF-IDF + SVD is far below BM25, and would drag it down; a neural encoder is not.
+    return {**FUSION, "unlearned": "bm25" if weightless else "reciprocal_ranks"}
 
 
 def _vectors(kind: VectorsOption, cells: Mapping[str, object], codes: Mapping[str, object]) -> dict[str, object]:
@@ -214,6 +231,13 @@ def _vectors(kind: VectorsOption, cells: Mapping[str, object], codes: Mapping[st
         VectorsOption.HNSW: {"links": 32, "ef_construction": 200, "ef_search": 64},
     }
     return {"kind": kind.value, **fields[kind]}
+
+
+def _report(out: Path, built: "IndexManifest", is_taught: bool) -> None:
+    size_mb = sum(built.sizes_bytes.values()) / 1e6
+    typer.echo(f"{out}: {built.rows} passages, {built.dimension}-d vectors, {size_mb:.1f} MB")
+    if is_taught:
+        typer.echo(_learnt(built))
 
 
 def _learnt(built: "IndexManifest") -> str:

@@ -108,6 +108,13 @@ def test_budgets_are_sizes_with_a_unit(text, expected):
         megabytes_of(text[:-1])
 
 
+def test_a_mistyped_vectors_file_is_named_and_no_folder_made(tmp_path):
+    options = ["--vectors", str(tmp_path / "typo.npy"), "--out", str(tmp_path / "out")]
+    with pytest.raises(ArtifactError, match=r"typo\.npy does not exist; check the path"):
+        CliRunner().invoke(app, ["retrieve", "frontier", *options], catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_the_command_writes_a_table_and_a_picture_and_recommends_a_setting(vectors, tmp_path):
     options = [

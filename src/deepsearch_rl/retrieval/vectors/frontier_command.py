@@ -24,7 +24,7 @@ def frontier_command(
     kinds: Annotated[str, typer.Option(help="Which kinds, by commas.")] = "flat,ivf_flat,ivf_pq,ivf_pq_refine,hnsw",
     nlist: Annotated[int | None, typer.Option(help="Cells; without it the square root of the rows.", min=1)] = None,
     batch: Annotated[int, typer.Option(help="Queries searched together.", min=1)] = 64,
-    seed: Annotated[int, typer.Option(help="Seed of whatever is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)] = 0,
 ) -> None:
     """Measure recall@5, speed and memory over the kinds of vector index, and recommend one for a memory budget.
 
@@ -35,9 +35,9 @@ def frontier_command(
     from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file  # noqa: PLC0415
 
     budget_mb, path = megabytes_of(memory_budget), vectors_of(vectors, index)
+    file = open_vector_file(path)
     out.mkdir(parents=True, exist_ok=True)
     frontier.require_room(path, out)
-    file = open_vector_file(path)
     settings = frontier.sweeps(file.rows, file.dimension, [kind.strip() for kind in kinds.split(",")], nlist)
     asked = frontier.prepare_queries(file, queries, sample_queries, out / "queries.npy", seed)
     points = frontier.measure_frontier(path, asked, settings, batch, out, seed)

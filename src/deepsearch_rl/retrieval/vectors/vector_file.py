@@ -79,7 +79,7 @@ def open_vector_file(path: Path, random_access: bool = False) -> VectorFile:
             offset_bytes = file.tell()
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
-        raise ArtifactError(f"{path} does not exist; build the index again.") from error
+        raise ArtifactError(f"{path} does not exist; check the path, or build the index again.") from error
     except (ValueError, OSError) as error:
         raise ArtifactError(f"{path} is not a vector file ({error}); build the index again.") from error
     if by_column or len(shape) != 2 or dtype not in (np.dtype(np.float16), np.dtype(np.float32)) or 0 in shape:
