@@ -31,8 +31,9 @@
   function fillFilters() {
     for (const select of filters.querySelectorAll("select")) {
       const values = [...new Set(rollouts.map((one) => one[select.name]))].filter(Boolean);
-      if (select.name !== "model" && select.name !== "dataset") values.sort();
-      for (const value of values) select.append(new Option(value.replaceAll("_", " "), value));
+      const named = select.name === "model" || select.name === "dataset";
+      if (!named) values.sort();
+      for (const value of values) select.append(new Option(named ? value : value.replaceAll("_", " "), value));
     }
   }
 
@@ -70,7 +71,7 @@
 
   function entry(one) {
     const answer = one.answer || "no answer";
-    const about = `${one.model}, ${one.dataset}, F1 ${one.f1 ?? 0}`;
+    const about = `${one.model}, ${one.dataset}, F1 ${(one.f1 ?? 0).toFixed(2)}`;
     const button = element(
       "button",
       "entry",
@@ -105,7 +106,7 @@
     const line = (name, ...content) => lines.append(element("dt", "", name), element("dd", "", ...content));
     line("answer", one.answer || "none");
     line("right answers", one.golden.join(" | "));
-    line("outcome", `${one.outcome.replaceAll("_", " ")}, F1 ${one.f1 ?? 0}${one.error ? `: ${one.error}` : ""}`);
+    line("outcome", `${one.outcome.replaceAll("_", " ")}, F1 ${(one.f1 ?? 0).toFixed(2)}${one.error ? `: ${one.error}` : ""}`);
     line("run", `${one.model}, ${one.dataset}, ${one.id}${one.type ? `, ${one.type.replaceAll("_", " ")}` : ""}`);
     const shown = one.messages.filter((message) => message.role === "tool").map((message) => message.text);
     for (const fact of one.facts || []) {
