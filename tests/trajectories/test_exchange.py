@@ -17,7 +17,8 @@ from deepsearch_rl.errors import CheckFailedError, RecordError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Question, StopReason, Trajectory
 from deepsearch_rl.trajectories.convert import SwiftRow, chat_messages
-from deepsearch_rl.trajectories.exchange import Source, export_rows, import_results
+from deepsearch_rl.trajectories.exchange import Source, export_rows
+from deepsearch_rl.trajectories.results import import_results
 from tests.trajectories.test_convert import ONE_CALL, conversation
 
 SOURCE = Source(dataset="multihoprag", split="train", prompt="multihoprag_nothink")

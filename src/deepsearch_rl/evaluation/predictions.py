@@ -17,14 +17,7 @@ from deepsearch_rl.errors import ArtifactError, RecordError
 from deepsearch_rl.evaluation.score import QuestionScores
 from deepsearch_rl.files import numbered_records
 from deepsearch_rl.records import NonEmpty, Trajectory
-
-
-class PredictionMetadata(BaseModel):
-    """What of a row's metadata counts here."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    question_type: str | None = None
+from deepsearch_rl.trajectories.results import ForeignMetadata
 
 
 class Prediction(BaseModel):
@@ -38,7 +31,7 @@ class Prediction(BaseModel):
     pred: str
     sample: int = Field(default=0, ge=0)
     question_type: str | None = None
-    metadata: PredictionMetadata | None = None
+    metadata: ForeignMetadata | None = None
     failed: bool = Field(default=False, description="the rollout ended without an answer, so it scores zero")
 
     @property

@@ -44,7 +44,8 @@ def convert_command(
         deepsearch trajectories convert data/tiny/questions/multihoprag/train.jsonl train.parquet --to verl
         deepsearch trajectories convert results.jsonl trajectories.jsonl --to trajectories --model kimi-k2
     """  # noqa: D301 - \b keeps the lines below it apart
-    from deepsearch_rl.trajectories.exchange import Source, export_rows, import_results  # noqa: PLC0415 - pandera
+    from deepsearch_rl.trajectories.exchange import Source, export_rows  # noqa: PLC0415 - pandera
+    from deepsearch_rl.trajectories.results import import_results  # noqa: PLC0415
 
     if to == "trajectories":
         count = import_results(source, out, model)

@@ -1,10 +1,9 @@
-"""Files of other systems: rows written for their trainers, and their results read back as our trajectories.
+"""Files for other trainers.
 
 Every frame is checked with pandera before it gets its name: what a trainer would refuse an hour into a run is refused
 here, by column.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +11,13 @@ from pathlib import Path
 import pandas as pd
 import pandera.pandas as pa
 from pandera.errors import SchemaError, SchemaErrors
-from pydantic import BaseModel, ConfigDict, Field
 
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.answers import extract_answer
-from deepsearch_rl.errors import CheckFailedError, RecordError, UnknownNameError
-from deepsearch_rl.files import atomic_file, numbered_records, parse_record, read_json, read_jsonl, write_jsonl
-from deepsearch_rl.records import Message, NonEmpty, Question, Record, StopReason, Trajectory
+from deepsearch_rl.errors import CheckFailedError, UnknownNameError
+from deepsearch_rl.files import atomic_file, read_jsonl, write_jsonl
+from deepsearch_rl.records import Question, Record, Trajectory
 from deepsearch_rl.trajectories.convert import swift_row
 from deepsearch_rl.trajectories.exports import rlinf_row, search_r1_row, trl_row, verl_row
-
-UNKNOWN = "unknown"
-"""The prompt of results that do not name theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +88,11 @@ def export_rows(source_path: Path, out: Path, to: str, source: Source) -> int:
     rows = list(_convert(source_path, to, source))
     if not rows:
         raise CheckFailedError(f"{source_path} gives no rows for {to}.")
-    _check(out, to, rows)
-    if to in PARQUET:
-        _write_parquet(out, rows)
-    else:
-        write_jsonl(out, rows)
+    frame = _checked_frame(out, to, rows)
+    if to not in PARQUET:
+        return write_jsonl(out, rows)
+    with atomic_file(out) as partial:
+        frame.to_parquet(partial, index=False)
     return len(rows)
 
 
@@ -113,99 +107,9 @@ def _convert(path: Path, to: str, source: Source) -> Iterator[Record]:
     return (row(one, source.dataset, source.split, index, instruction) for index, one in enumerate(questions))
 
 
-def _check(out: Path, to: str, rows: Sequence[Record]) -> None:
+def _checked_frame(out: Path, to: str, rows: Sequence[Record]) -> pd.DataFrame:
     frame = pd.DataFrame([row.model_dump(mode="json") for row in rows])
     try:
-        SCHEMAS[to].validate(frame)
+        return SCHEMAS[to].validate(frame)
     except (SchemaError, SchemaErrors) as error:
         raise CheckFailedError(f"{out.name} is not what {to} reads: {error}.") from error
-
-
-def _write_parquet(out: Path, rows: Sequence[Record]) -> None:
-    with atomic_file(out) as partial:
-        pd.DataFrame([row.model_dump(mode="json") for row in rows]).to_parquet(partial, index=False)
-
-
-class Output(BaseModel):
-    """What FlashRAG and DeepSearch-RL keep of an answer."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    pred: str | None = None
-    answer: str = Field(default="", description="the model's last text, answer tags and all")
-    error: str | None = None
-
-
-class ResultMetadata(BaseModel):
-    """What of a row's metadata is kept."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    question_type: str | None = None
-
-
-class ResultRow(BaseModel):
-    """A row of FlashRAG's ``intermediate_data.json`` or of DeepSearch-RL's ``results.jsonl``."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
-
-    id: NonEmpty
-    question: NonEmpty
-    golden_answers: tuple[str, ...] = Field(min_length=1)
-    metadata: ResultMetadata | None = None
-    output: Output
-
-
-def import_results(path: Path, out: Path, model: str) -> int:
-    """Read another system's results as trajectories of one sample, and return how many there are.
-
-    They hold the question and the last text, which is all that was kept; prompt and temperature are not known. A row
-    with an error, which that system counts as an empty answer, becomes a failed rollout.
-
-    Raises:
-        ArtifactError, RecordError: the file is missing or malformed, or names a question twice; FlashRAG's array counts
-            entries as lines.
-        CheckFailedError: it holds no results.
-    """
-    trajectories: dict[str, Trajectory] = {}
-    for number, row in _read_results(path):
-        made = _trajectory(row, model)
-        if made.id in trajectories:
-            raise RecordError(path, number, "id", f"{row.id!r} stands further up too")
-        trajectories[made.id] = made
-    if not trajectories:
-        raise CheckFailedError(f"{path} holds no results.")
-    return write_jsonl(out, (trajectories[name] for name in sorted(trajectories)))
-
-
-def _read_results(path: Path) -> Iterator[tuple[int, ResultRow]]:
-    if path.is_file() and _begins_with_bracket(path):
-        rows = enumerate(read_json(path), 1)
-        return ((number, parse_record(ResultRow, json.dumps(row), path, number)) for number, row in rows)
-    return numbered_records(path, ResultRow)
-
-
-def _begins_with_bracket(path: Path) -> bool:
-    with path.open("rb") as data:
-        return data.read(64).lstrip()[:1] == b"["
-
-
-def _trajectory(row: ResultRow, model: str) -> Trajectory:
-    text = row.output.answer or f"<answer>{row.output.pred or ''}</answer>"
-    answer = row.output.pred if row.output.pred is not None else extract_answer(text)
-    said = StopReason.ANSWERED if answer else StopReason.NO_ANSWER_TAG
-    return Trajectory(
-        id=f"{row.id}#0",
-        question_id=row.id,
-        sample=0,
-        question=row.question,
-        golden_answers=row.golden_answers,
-        question_type=(row.metadata and row.metadata.question_type) or "",
-        model=model,
-        prompt=UNKNOWN,
-        temperature=0.0,
-        messages=(Message(role="user", content=row.question), Message(role="assistant", content=text)),
-        answer=answer,
-        stop_reason=StopReason.MODEL_ERROR if row.output.error else said,
-        error=row.output.error or None,
-    )

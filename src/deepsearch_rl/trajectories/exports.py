@@ -4,15 +4,13 @@ Field names are theirs (docs/contracts.md, section 2). Conversations come from t
 """
 
 import json
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from pydantic import JsonValue
 
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.records import Message, Question, Record, Trajectory
 from deepsearch_rl.trajectories.convert import chat_messages
-
-ABILITY = "fact-reasoning"
 
 
 class TrlRow(Record):
@@ -49,14 +47,7 @@ class ExtraInfo(Record):
     index: int
 
 
-class SearchR1Row(Record):
-    """A row of Search-R1's parquet files."""
-
-    data_source: str
-    prompt: tuple[ChatTurn, ...]
-    ability: Literal["fact-reasoning"] = ABILITY
-    reward_model: RewardModel
-    extra_info: ExtraInfo
+InfoT = TypeVar("InfoT", bound=ExtraInfo)
 
 
 class SearchArguments(Record):
@@ -87,14 +78,20 @@ class VerlExtraInfo(ExtraInfo):
     tools_kwargs: ToolsArguments
 
 
-class VerlRow(Record):
-    """A row of veRL's Search-R1-like parquet files: a system message first, and arguments for the tool."""
+class RlRow(Record, Generic[InfoT]):
+    """A row of a parquet file that an RL trainer reads."""
 
     data_source: str
     prompt: tuple[ChatTurn, ...]
-    ability: Literal["fact-reasoning"] = ABILITY
+    ability: Literal["fact-reasoning"] = "fact-reasoning"
     reward_model: RewardModel
-    extra_info: VerlExtraInfo
+    extra_info: InfoT
+
+
+SearchR1Row = RlRow[ExtraInfo]
+"""Search-R1's: one user message."""
+VerlRow = RlRow[VerlExtraInfo]
+"""veRL's: a system message first, and arguments for its search tool."""
 
 
 class RlinfRow(Record):
