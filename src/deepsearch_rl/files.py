@@ -32,9 +32,13 @@ def parse_record(model: type[ModelT], line: str | bytes, path: Path | str, numbe
     try:
         return model.model_validate_json(line)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise RecordError(path, number, field, first["msg"]) from error
+        raise RecordError(path, number, *first_problem(error)) from error
+
+
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """The first field that does not fit, as a dotted path that is empty for the whole, and what is wrong with it."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return ".".join(map(str, first["loc"])), first["msg"]
 
 
 def read_jsonl(path: Path, model: type[ModelT]) -> Iterator[ModelT]:
@@ -96,10 +100,9 @@ def read_record(path: Path, model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
+        field, problem = first_problem(error)
         raise ArtifactError(
-            f"{path}, field {field!r}: {first['msg']}; mend it or, if a stage makes it, run that again."
+            f"{path}, field {field!r}: {problem}; mend it or, if a stage makes it, run that again."
         ) from error
 
 

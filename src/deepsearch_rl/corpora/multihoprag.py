@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from deepsearch_rl.corpora.card import DatasetCard
 from deepsearch_rl.errors import ArtifactError, RecordError
+from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import Document, Evidence, NonEmpty, Question, QuestionMetadata
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -110,6 +111,5 @@ def _parse(model: type[ModelT], row: dict[str, Any], path: Path, number: int) ->
     try:
         return model.model_validate(row)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise RecordError(path, number + 1, field, f"(row, not line) {first['msg']}") from error
+        field, problem = first_problem(error)
+        raise RecordError(path, number + 1, field, f"(row, not line) {problem}") from error

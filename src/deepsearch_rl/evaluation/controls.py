@@ -27,6 +27,7 @@ from deepsearch_rl.agent.rollout import MODEL_RETRIES, AgentConfig, model_failur
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL, format_passages
 from deepsearch_rl.agent.transcript import RolloutKey, Transcript, whole
 from deepsearch_rl.records import Chunk, Message, Question, StopReason, ToolCall, Trajectory
+from deepsearch_rl.retrieval.gold import without_space
 from deepsearch_rl.trajectories.convert import chat_messages
 
 GoldText: TypeAlias = Callable[[Question], str]
@@ -170,5 +171,5 @@ class GoldPassages:
 
 
 def _holding(fact: str, chunks: Sequence[Chunk]) -> list[Chunk]:
-    wanted = "".join(fact.split())
-    return [chunk for chunk in chunks if wanted in "".join(chunk.contents.split())] or list(chunks)
+    wanted = without_space(fact)
+    return [chunk for chunk in chunks if wanted in without_space(chunk.contents)] or list(chunks)

@@ -167,7 +167,7 @@ class _Build:
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise ArtifactError(f"{self.chunks_path} was changed while it was being indexed; run this again.")
         return IndexManifest(
-            chunks=os.path.relpath(self.chunks_path.resolve(), self.index_dir.resolve()),
+            chunks=os.path.relpath(self.chunks_path.resolve(), self.index_dir),
             chunks_bytes=before.st_size,
             chunks_sha256=sha256,
             rows=len(chunks),

@@ -163,6 +163,7 @@ def config_of_params(path: Path, corpus: str) -> "IndexConfig":
     import yaml  # noqa: PLC0415 - for this option alone
     from pydantic import ValidationError  # noqa: PLC0415
 
+    from deepsearch_rl.files import first_problem  # noqa: PLC0415
     from deepsearch_rl.retrieval.build import IndexSection  # noqa: PLC0415 - loads FAISS
 
     try:
@@ -171,7 +172,7 @@ def config_of_params(path: Path, corpus: str) -> "IndexConfig":
     except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, KeyError) as error:
         raise ConfigError(f"{path} has no section `index` that can be read ({error}).") from error
     except ValidationError as error:
-        raise ConfigError(f"{path}, index.{_first_problem(error.errors()[0])}.") from error
+        raise ConfigError(f"{path}, index.{': '.join(first_problem(error))}.") from error
 
 
 def config_of_options(values: Mapping[str, object]) -> "IndexConfig":
@@ -182,19 +183,15 @@ def config_of_options(values: Mapping[str, object]) -> "IndexConfig":
     """
     from pydantic import ValidationError  # noqa: PLC0415
 
+    from deepsearch_rl.files import first_problem  # noqa: PLC0415
     from deepsearch_rl.retrieval.manifest import IndexConfig  # noqa: PLC0415 - loads FAISS
 
     try:
         return IndexConfig.model_validate(values)
     except ValidationError as error:
-        hint = " (--field is NAME=WEIGHT, e.g. title=2)" if error.errors()[0]["loc"][:1] == ("bm25",) else ""
-        raise ConfigError(f"{_first_problem(error.errors()[0])}{hint}.") from error
-
-
-def _first_problem(problem: Mapping[str, object]) -> str:
-    loc = problem["loc"]
-    where = ".".join(map(str, loc)) if isinstance(loc, tuple) else ""
-    return f"{where}: {problem['msg']}"
+        field, problem = first_problem(error)
+        hint = " (--field is NAME=WEIGHT, e.g. title=2)" if field.split(".")[0] == "bm25" else ""
+        raise ConfigError(f"{field}: {problem}{hint}.") from error
 
 
 def _field_weights(fields: list[str] | None) -> dict[str, str]:

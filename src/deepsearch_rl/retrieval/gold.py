@@ -26,7 +26,7 @@ class Gold:
         """The positions of the items that a chunk holds."""
         match self.kind:
             case "facts":
-                text = _without_space(chunk.contents)
+                text = without_space(chunk.contents)
                 return {position for position, fact in enumerate(self.items) if fact in text}
             case "documents":
                 return {position for position, item in enumerate(self.items) if item == chunk.metadata.doc_id}
@@ -41,7 +41,7 @@ class Gold:
 
 def gold_of(question: Question) -> Gold | None:
     """The gold evidence of a question; None where it is not known, or where there is none to be found."""
-    facts = [_without_space(evidence.fact) for evidence in question.metadata.evidence_list or ()]
+    facts = [without_space(evidence.fact) for evidence in question.metadata.evidence_list or ()]
     if facts:
         return Gold("facts", tuple(facts))
     documents = _strings(question, "supporting_doc_ids")
@@ -57,7 +57,8 @@ def _strings(question: Question, name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(item) for item in value)) if isinstance(value, list | tuple) else ()
 
 
-def _without_space(text: str) -> str:
+def without_space(text: str) -> str:
+    """The text without any white space, as facts and passages are compared."""
     return "".join(text.split())
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, f1, normalise
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.retrieval.gold import without_space
 
 Predicate: TypeAlias = Callable[[Trajectory, Question], bool]
 
@@ -43,8 +44,13 @@ def evidence_found(trajectory: Trajectory, question: Question) -> bool:
     """
     if question.golden_answers == (INSUFFICIENT,):
         return True
-    shown = "".join("".join(message.content.split()) for message in trajectory.messages if message.role == "tool")
-    return all("".join(evidence.fact.split()) in shown for evidence in question.metadata.evidence_list or ())
+    return all(shown_facts(trajectory, [evidence.fact for evidence in question.metadata.evidence_list or ()]))
+
+
+def shown_facts(trajectory: Trajectory, facts: Iterable[str]) -> list[bool]:
+    """For each fact whether it stood, white space apart, in a passage that the model was shown."""
+    shown = "".join(without_space(message.content) for message in trajectory.messages if message.role == "tool")
+    return [without_space(fact) in shown for fact in facts]
 
 
 PREDICATES: Mapping[str, Predicate] = {

@@ -18,6 +18,7 @@ from deepsearch_rl.answers import INSUFFICIENT, METRICS, SUCCESS_F1, ZERO, norma
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import Question, Record, Trajectory
+from deepsearch_rl.trajectories.filters import shown_facts
 
 Value = Callable[[Trajectory], float | None]
 """A figure of one rollout; None where it is not known, and the rollout is then left out of its mean."""
@@ -55,7 +56,7 @@ def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
         ArtifactError: a file is missing, or there are no trajectories.
         RecordError: a line does not fit; names file, line and field.
     """
-    evidence = _stripped_evidence(read_jsonl(questions, Question)) if questions else {}
+    evidence = _evidence(read_jsonl(questions, Question)) if questions else {}
     trajectories = list(read_jsonl(path, Trajectory))
     if not trajectories:
         raise ArtifactError(f"{path} holds no trajectories.")
@@ -63,7 +64,7 @@ def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
 
 
 def summarise(trajectories: Sequence[Trajectory], facts: Mapping[str, Sequence[str]]) -> TrajectoryStatistics:
-    """Statistics of at least one trajectory; ``facts`` are the gold facts without white space, by question id."""
+    """Statistics of at least one trajectory; ``facts`` are the gold facts by question id."""
     values = _values(facts)
     success = {one.id for one in trajectories if not one.failed and _f1(one) >= SUCCESS_F1}
     groups = {
@@ -128,9 +129,9 @@ def _reasoning_characters(one: Trajectory) -> int:
     return sum(len(message.reasoning or "") for message in one.messages)
 
 
-def _stripped_evidence(questions: Iterable[Question]) -> dict[str, tuple[str, ...]]:
+def _evidence(questions: Iterable[Question]) -> dict[str, tuple[str, ...]]:
     return {
-        question.id: tuple("".join(evidence.fact.split()) for evidence in question.metadata.evidence_list)
+        question.id: tuple(evidence.fact for evidence in question.metadata.evidence_list)
         for question in questions
         if question.metadata.evidence_list
     }
@@ -140,8 +141,7 @@ def _evidence_shown(one: Trajectory, facts: Mapping[str, Sequence[str]]) -> floa
     """Share of the question's facts that the model was shown; None where they are not known or there are none."""
     if one.question_id not in facts:
         return None
-    shown = "\n".join("".join(message.content.split()) for message in one.messages if message.role == "tool")
-    return fmean(fact in shown for fact in facts[one.question_id])
+    return fmean(shown_facts(one, facts[one.question_id]))
 
 
 def _answered_without_evidence(one: Trajectory, facts: Mapping[str, Sequence[str]]) -> float | None:

@@ -4,9 +4,7 @@ from deepsearch_rl.corpora.world import words
 from deepsearch_rl.corpora.world.language import Grammar, Kind, Relation, by_name
 
 
-def _relation(
-    noun: str, subject_kind: str, object_kind: str, *statements: str, reverse: str = ""
-) -> Relation:
+def _relation(noun: str, subject_kind: str, object_kind: str, *statements: str, reverse: str = "") -> Relation:
     """A relation that question, query and article all call by one noun.
 
     In a question it is a possessive ("Silent Harbor's director's birthplace"), so that a chain is read from left to

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deepsearch_rl.errors import ConfigError, EndpointError
+from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
 
@@ -102,9 +103,10 @@ class RemoteEncoder:
         try:
             vectors = _Answer.model_validate_json(content).data
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "body"
-            raise self._failure(f"answered with something else than embeddings ({where}: {first['msg']})") from None
+            where, problem = first_problem(error)
+            raise self._failure(
+                f"answered with something else than embeddings ({where or 'body'}: {problem})"
+            ) from None
         if sorted(vector.index for vector in vectors) != list(range(texts)):
             raise self._failure(f"answered {texts} texts with {len(vectors)} vectors, or numbered them wrongly")
         lengths = {len(vector.embedding) for vector in vectors}

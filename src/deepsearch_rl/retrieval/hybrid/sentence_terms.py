@@ -52,8 +52,7 @@ def write_sentence_terms(chunks: Iterable[Chunk], folder: Path) -> None:
             for one in found:
                 sentence_starts.append(terms)
                 terms += len(one)
-                for term in one.tolist():
-                    all_terms.append(term)
+                all_terms.extend(one)
             sentences += len(found)
             frequency[np.unique(np.concatenate(found) % BUCKETS)] += 1
         row_starts.append(sentences)

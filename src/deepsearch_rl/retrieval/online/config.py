@@ -15,6 +15,7 @@ import yaml
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import NonEmpty, Record
 
 PLACEHOLDERS = ("query", "top_k", "key")
@@ -104,9 +105,8 @@ def read_online_config(path: Path) -> OnlineConfig:
     try:
         return OnlineConfig.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "file"
-        raise ConfigError(f"{path}, {field}: {first['msg']}.") from error
+        field, problem = first_problem(error)
+        raise ConfigError(f"{path}, {field or 'file'}: {problem}.") from error
 
 
 def read_key(config: OnlineConfig) -> str | None:

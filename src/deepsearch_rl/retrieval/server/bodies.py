@@ -9,6 +9,8 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
+from deepsearch_rl.files import first_problem
+
 MAX_BODY_BYTES = 4 * 2**20
 MAX_QUERIES = 10_000
 MAX_QUERY_CHARS = 32_768
@@ -57,9 +59,8 @@ def parse_body(model: type[BodyT], body: bytes) -> BodyT:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "body"
-        raise RequestError(422, f"{field}: {first['msg']}") from error
+        field, problem = first_problem(error)
+        raise RequestError(422, f"{field or 'body'}: {problem}") from error
 
 
 def check_json(body: bytes) -> None:
