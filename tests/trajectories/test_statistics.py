@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import pytest
 from typer.testing import CliRunner
@@ -7,8 +8,17 @@ from typer.testing import CliRunner
 from deepsearch_rl.cli import app
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import Evidence, Question, QuestionMetadata, Retrieval, StopReason, TokenUsage, Trajectory
-from deepsearch_rl.trajectories.statistics import read_statistics
+from deepsearch_rl.records import (
+    Evidence,
+    Message,
+    Question,
+    QuestionMetadata,
+    Retrieval,
+    StopReason,
+    TokenUsage,
+    Trajectory,
+)
+from deepsearch_rl.trajectories.statistics import Tally, read_statistics
 from tests.trajectories.test_convert import ONE_CALL, conversation
 
 FACT = "The mayor of Northgate  is\nKaspar Granger."
@@ -30,7 +40,14 @@ RIGHT = rollout(
     usage=usage((100, 10), (200, 20), (300, 7)),
     retrievals=(Retrieval(query="mayor", chunk_ids=("a",)), Retrieval(query="The mayor!", chunk_ids=("a",))),
 )
-WRONG = rollout(2, ONE_CALL, answer="Stoke", usage=usage((100, 10), (200, 5)))
+THOUGHT = Message(role="assistant", content="<answer>Stoke</answer>", reasoning="Stoke, no")
+WRONG = rollout(
+    2,
+    ONE_CALL,
+    answer="Stoke",
+    messages=(*ONE_CALL.messages[:-1], THOUGHT),
+    usage=usage((100, 10), (200, 5)),
+)
 LATE = rollout(3, ONE_CALL, stop_reason=StopReason.DEADLINE)
 QUESTIONS = [
     Question(
@@ -62,7 +79,8 @@ def test_figures_are_means_and_deviations_of_all_of_successes_and_of_failures(fi
     assert found.groups["all"].figures["prompt_tokens"].std == 150  # of 600 and 300
     assert found.groups["all"].rounds == {2: 2, 3: 1}
     assert found.groups["all"].tool_calls == {1: 2, 2: 1}
-    assert found.stop_reasons == {"answered": 2, "deadline": 1}
+    assert found.groups["all"].tokens == {200: 1, 300: 1}  # 205 and 307 in the last turn; the third was not counted
+    assert found.outcomes == {"correct": 1, "deadline": 1, "wrong": 1}
 
 
 def test_a_rollout_without_counted_tokens_is_left_out_of_their_mean_alone(files: tuple[Path, Path]) -> None:
@@ -84,11 +102,58 @@ def test_evidence_counts_where_it_is_known_and_answers_without_it_are_told(files
     assert "evidence_shown" not in read_statistics(files[0], None).groups["all"].figures
 
 
+def test_every_figure_is_what_one_computes_by_hand(files: tuple[Path, Path]) -> None:
+    figures = read_statistics(*files).groups["all"].figures
+    by_hand = {  # of RIGHT, WRONG and LATE, in this order
+        "em": (1, 0, 0),
+        "f1": (1, 0, 0),
+        "acc": (1, 0, 0),
+        "precision": (1, 0, 0),
+        "recall": (1, 0, 0),
+        "rounds": (3, 2, 2),
+        "tool_calls": (2, 1, 1),
+        "executed_searches": (2, 0, 0),
+        "repeated_queries": (1, 0, 0),
+        "reasoning_characters": (0, 9, 0),
+        "last_prompt_tokens": (300, 200),
+        "last_completion_tokens": (7, 5),
+        "prompt_tokens": (600, 300),
+        "completion_tokens": (37, 15),
+        "evidence_shown": (1, 0.5),
+        "answered_without_evidence": (0, 1),
+    }
+    assert set(figures) == set(by_hand)
+    for name, values in by_hand.items():
+        spread = figures[name]
+        assert (spread.n, spread.mean) == (len(values), pytest.approx(fmean(values))), name
+        assert spread.std == pytest.approx(pstdev(values)), name
+
+
+def test_running_deviations_keep_their_precision_far_from_zero() -> None:
+    tally = Tally({})
+    for tokens in (1_000_000_000_001, 1_000_000_000_002, 1_000_000_000_003):
+        tally.add(rollout(tokens, ONE_CALL, usage=usage((tokens, 0))))
+    assert tally.statistics().groups["all"].figures["prompt_tokens"].std == pytest.approx((2 / 3) ** 0.5)
+
+
+def test_evidence_known_by_title_is_shown_with_a_passage_of_that_title(tmp_path: Path) -> None:
+    metadata = QuestionMetadata.model_validate({"supporting_titles": ["B", '"Stoke"']})
+    write_jsonl(tmp_path / "t.jsonl", [RIGHT])
+    write_jsonl(tmp_path / "q.jsonl", [QUESTIONS[0].model_copy(update={"metadata": metadata})])
+    figures = read_statistics(tmp_path / "t.jsonl", tmp_path / "q.jsonl").groups["success"].figures
+    assert figures["evidence_shown"].mean == 0.5
+    assert figures["answered_without_evidence"].mean == 1
+
+
 def test_the_command_prints_tables_markdown_and_json(files: tuple[Path, Path]) -> None:
     arguments = ["trajectories", "stats", str(files[0]), "--questions", str(files[1])]
-    assert "deadline" in CliRunner().invoke(app, arguments, env={"COLUMNS": "150"}).stdout
+    printed = CliRunner().invoke(app, arguments, env={"COLUMNS": "150"}).stdout
+    for part in ("Rollouts of 3 questions", "success (1)", "Rollouts by rounds", "Rollouts by tool calls", "deadline"):
+        assert part in printed
     markdown = CliRunner().invoke(app, [*arguments, "--markdown"]).stdout
     assert "| rounds | 2.333 ± 0.471 | 3.000 ± 0.000 | 2.000 ± 0.000 |" in markdown
+    assert "| 2 | 2 (66.7%) | 0 (0.0%) | 2 (100.0%) |" in markdown
+    assert "## How rollouts ended" in markdown
     printed = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
     assert printed["questions"] == 3
 

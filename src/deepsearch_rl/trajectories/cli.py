@@ -64,9 +64,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def stats_command(
     trajectories: Trajectories, questions: Questions = None, as_markdown: AsMarkdown = False, as_json: AsJson = False
 ) -> None:
-    """Rounds, tool calls, tokens, evidence and failures: of all rollouts, of the successes, and of the failures.
+    """Rounds, tool calls, tokens, evidence and outcomes: of all rollouts, of the successes, and of the failures.
 
-    A success has an F1 of 0.8 or more. Cells are mean ± standard deviation over the rollouts that have the figure.
+    A success has an F1 of 0.8 or more; a failure is anything else, a wrong answer as well as no answer. Cells are mean
+    ± standard deviation over the rollouts that have the figure. last_..._tokens are those of the last model call, the
+    other tokens those of all calls of a rollout together; answered_without_evidence is the share that gave an answer
+    although some gold evidence had not been shown.
 
     \b
         deepsearch trajectories stats data/tiny/trajectories/teacher.jsonl
@@ -102,9 +105,9 @@ def _tables(found: "TrajectoryStatistics") -> Iterator[Table]:
         yield f"Rollouts by {what.replace('_', ' ')}", [what.replace("_", " "), *names], rows
     total = groups["all"].rollouts
     yield (
-        "Why rollouts ended",
-        ["stop reason", "rollouts"],
-        [[reason, _share(count, total)] for reason, count in found.stop_reasons.items()],
+        "How rollouts ended",
+        ["outcome", "rollouts"],
+        [[name, _share(count, total)] for name, count in found.outcomes.items()],
     )
 
 

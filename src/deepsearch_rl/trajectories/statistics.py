@@ -1,27 +1,39 @@
-"""What a file of trajectories looks like: lengths, searches and failures of all, of the successes and of the rest.
+"""What a file of trajectories looks like: lengths, searches and outcomes of all, of the successes and of the rest.
 
 The figures are those of DeepSearch-RL's analysis (rounds, tool calls, tokens of the last turn and of all turns, and the
 distributions of rounds and tool calls), each as mean and population standard deviation, and what explains a score: why
 rollouts failed, how often a query was repeated, how much of the gold evidence was shown, and how often the model
-answered although some was missing. Evidence needs the questions; white space apart, a fact is shown if a passage that
-the model read contains it.
+answered although some was missing. Evidence needs the questions: a gold fact is shown if, white space apart, a passage
+that the model read contains it; of a question whose evidence is known by title alone, a document is shown if a passage
+that the model read has its title.
+
+Trajectories are read one by one, so that memory does not grow with the file: of a rollout, its question's id is kept.
+Means and deviations are updated as B. P. Welford, "Note on a method for calculating corrected sums of squares and
+products", Technometrics 4 (1962), which keeps its precision where a sum of squares loses it.
 """
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 
 from pydantic import Field
 
-from deepsearch_rl.answers import INSUFFICIENT, METRICS, SUCCESS_F1, ZERO, normalise, score
+from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, ZERO, normalise, score
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import Question, Record, Trajectory
+from deepsearch_rl.retrieval.gold import Gold, gold_of
 from deepsearch_rl.trajectories.filters import shown_facts
 
-Value = Callable[[Trajectory], float | None]
-"""A figure of one rollout; None where it is not known, and the rollout is then left out of its mean."""
+CORRECT, WRONG = "correct", "wrong"
+"""How an answered rollout came out; one that failed is named by its stop reason."""
+_TITLE = re.compile(r"^\[\d+\] (.*)$", re.MULTILINE)
+"""Of a passage, as retrieval/passages.py writes it."""
+TOKENS_BIN = 100
+"""Width of the bins of conversation lengths, in tokens."""
 
 
 class Spread(Record):
@@ -39,6 +51,10 @@ class GroupStatistics(Record):
     figures: dict[str, Spread] = Field(description="by name; a figure that no rollout of the group has is left out")
     rounds: dict[int, int] = Field(description="number of assistant turns -> rollouts")
     tool_calls: dict[int, int] = Field(description="number of tool calls -> rollouts")
+    tokens: dict[int, int] = Field(
+        description="tokens of the whole conversation (prompt and completion of the last turn), rounded down to "
+        "hundreds -> rollouts, of those whose tokens were counted"
+    )
 
 
 class TrajectoryStatistics(Record):
@@ -46,7 +62,7 @@ class TrajectoryStatistics(Record):
 
     questions: int
     groups: dict[str, GroupStatistics] = Field(description="all, success (F1 of 0.8 or more) and failure")
-    stop_reasons: dict[str, int]
+    outcomes: dict[str, int] = Field(description="correct, wrong, or why a rollout failed -> rollouts, most first")
 
 
 def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
@@ -56,68 +72,134 @@ def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
         ArtifactError: a file is missing, or there are no trajectories.
         RecordError: a line does not fit; names file, line and field.
     """
-    evidence = _evidence(read_jsonl(questions, Question)) if questions else {}
-    trajectories = list(read_jsonl(path, Trajectory))
-    if not trajectories:
+    tally = Tally(gold_by_question(read_jsonl(questions, Question)) if questions else {})
+    for trajectory in read_jsonl(path, Trajectory):
+        tally.add(trajectory)
+    if not tally.outcomes:
         raise ArtifactError(f"{path} holds no trajectories.")
-    return summarise(trajectories, evidence)
+    return tally.statistics()
 
 
-def summarise(trajectories: Sequence[Trajectory], facts: Mapping[str, Sequence[str]]) -> TrajectoryStatistics:
-    """Statistics of at least one trajectory; ``facts`` are the gold facts by question id."""
-    values = _values(facts)
-    success = {one.id for one in trajectories if not one.failed and _f1(one) >= SUCCESS_F1}
-    groups = {
-        "all": list(trajectories),
-        "success": [one for one in trajectories if one.id in success],
-        "failure": [one for one in trajectories if one.id not in success],
-    }
-    return TrajectoryStatistics(
-        questions=len({one.question_id for one in trajectories}),
-        groups={name: _summarise_group(group, values) for name, group in groups.items()},
-        stop_reasons=dict(Counter(str(one.stop_reason) for one in trajectories).most_common()),
-    )
+def gold_by_question(questions: Iterable[Question]) -> dict[str, Gold]:
+    """The gold evidence of every question that has some, by its id."""
+    return {question.id: gold for question in questions if (gold := gold_of(question)) is not None}
 
 
-def _summarise_group(group: Sequence[Trajectory], values: Mapping[str, Value]) -> GroupStatistics:
-    figures = {name: [found for one in group if (found := value(one)) is not None] for name, value in values.items()}
-    return GroupStatistics(
-        rollouts=len(group),
-        figures={
-            name: Spread(n=len(found), mean=fmean(found), std=pstdev(found)) for name, found in figures.items() if found
-        },
-        rounds=_distribution(one.rounds for one in group),
-        tool_calls=_distribution(one.tool_calls for one in group),
-    )
+def outcome(trajectory: Trajectory) -> str:
+    """How a rollout came out: ``correct`` (F1 of 0.8 or more), ``wrong``, or the stop reason of one that failed."""
+    if trajectory.failed:
+        return str(trajectory.stop_reason)
+    return CORRECT if score(trajectory.answer, trajectory.golden_answers).f1 >= SUCCESS_F1 else WRONG
 
 
-def _distribution(counts: Iterable[int]) -> dict[int, int]:
-    return dict(sorted(Counter(counts).items()))
+class Tally:
+    """Statistics that grow rollout by rollout; ``gold`` is the evidence by question id."""
+
+    def __init__(self, gold: Mapping[str, Gold]) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self._gold = gold
+        self._questions: set[str] = set()
+        self._groups = {name: _Group() for name in ("all", "success", "failure")}
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count one more rollout."""
+        ended, values = outcome(trajectory), _figures(trajectory, self._gold.get(trajectory.question_id))
+        self.outcomes[ended] += 1
+        self._questions.add(trajectory.question_id)
+        for name in ("all", "success" if ended == CORRECT else "failure"):
+            self._groups[name].add(trajectory, values)
+
+    def statistics(self) -> TrajectoryStatistics:
+        """What was counted so far; outcomes that are as frequent stand by name."""
+        ordered = sorted(self.outcomes.items(), key=lambda entry: (-entry[1], entry[0]))
+        groups = {name: group.statistics() for name, group in self._groups.items()}
+        return TrajectoryStatistics(questions=len(self._questions), groups=groups, outcomes=dict(ordered))
 
 
-def _values(facts: Mapping[str, Sequence[str]]) -> dict[str, Value]:
+@dataclass(slots=True)
+class _Running:
+    """Mean and squared deviations of what was seen so far (Welford)."""
+
+    n: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.n += 1
+        before = value - self.mean
+        self.mean += before / self.n
+        self.squares += before * (value - self.mean)
+
+    def spread(self) -> Spread:
+        return Spread(n=self.n, mean=self.mean, std=(self.squares / self.n) ** 0.5)
+
+
+@dataclass(slots=True)
+class _Group:
+    rollouts: int = 0
+    figures: dict[str, _Running] = field(default_factory=dict)
+    rounds: Counter[int] = field(default_factory=Counter)
+    tool_calls: Counter[int] = field(default_factory=Counter)
+    tokens: Counter[int] = field(default_factory=Counter)
+
+    def add(self, one: Trajectory, values: Mapping[str, float | None]) -> None:
+        self.rollouts += 1
+        self.rounds[one.rounds] += 1
+        self.tool_calls[one.tool_calls] += 1
+        if one.usage:
+            last = one.usage[-1]
+            self.tokens[(last.prompt_tokens + last.completion_tokens) // TOKENS_BIN * TOKENS_BIN] += 1
+        for name, value in values.items():
+            if value is not None:
+                self.figures.setdefault(name, _Running()).add(value)
+
+    def statistics(self) -> GroupStatistics:
+        return GroupStatistics(
+            rollouts=self.rollouts,
+            figures={name: running.spread() for name, running in self.figures.items()},
+            rounds=dict(sorted(self.rounds.items())),
+            tool_calls=dict(sorted(self.tool_calls.items())),
+            tokens=dict(sorted(self.tokens.items())),
+        )
+
+
+def _figures(one: Trajectory, gold: Gold | None) -> dict[str, float | None]:
+    """The figures of one rollout by name; None where it is not known, and it then counts in no mean."""
+    scores = ZERO if one.failed else score(one.answer, one.golden_answers)
+    last = one.usage[-1] if one.usage else None
+    shown = evidence_shown(one, gold) if gold else None
     return {
-        **{name: _metric(position) for position, name in enumerate(METRICS)},
-        "rounds": lambda one: one.rounds,
-        "tool_calls": lambda one: one.tool_calls,
-        "executed_searches": lambda one: len(one.retrievals),
-        "repeated_queries": _repeated_queries,
-        "reasoning_characters": _reasoning_characters,
-        "last_prompt_tokens": lambda one: one.usage[-1].prompt_tokens if one.usage else None,
-        "last_completion_tokens": lambda one: one.usage[-1].completion_tokens if one.usage else None,
-        "prompt_tokens": lambda one: one.prompt_tokens if one.usage else None,
-        "completion_tokens": lambda one: one.completion_tokens if one.usage else None,
-        "evidence_shown": lambda one: _evidence_shown(one, facts),
-        "answered_without_evidence": lambda one: _answered_without_evidence(one, facts),
+        **scores._asdict(),
+        "rounds": one.rounds,
+        "tool_calls": one.tool_calls,
+        "executed_searches": len(one.retrievals),
+        "repeated_queries": _repeated_queries(one),
+        "reasoning_characters": sum(len(message.reasoning or "") for message in one.messages),
+        "last_prompt_tokens": last and last.prompt_tokens,
+        "last_completion_tokens": last and last.completion_tokens,
+        "prompt_tokens": one.prompt_tokens if one.usage else None,
+        "completion_tokens": one.completion_tokens if one.usage else None,
+        "evidence_shown": shown,
+        "answered_without_evidence": _answered_without(one, shown),
     }
 
 
-def _metric(position: int) -> Value:
-    return lambda one: (ZERO if one.failed else score(one.answer, one.golden_answers))[position]
+def evidence_shown(one: Trajectory, gold: Gold) -> float | None:
+    """Share of the gold evidence that the model was shown; None where it names documents by id, as no passage does."""
+    match gold.kind:
+        case "facts":
+            return fmean(shown_facts(one, gold.items))
+        case "titles":
+            titles = shown_titles(one)
+            return fmean(title in titles for title in gold.items)
+        case "documents":
+            return None
 
 
-def _f1(one: Trajectory) -> float:
-    return score(one.answer, one.golden_answers).f1
+def shown_titles(one: Trajectory) -> set[str]:
+    """Titles of the passages that the model was shown, without the quotes that wiki-18 puts around them."""
+    shown = (message.content for message in one.messages if message.role == "tool")
+    return {title.strip().strip('"') for text in shown for title in _TITLE.findall(text)}
 
 
 def _repeated_queries(one: Trajectory) -> int:
@@ -125,28 +207,8 @@ def _repeated_queries(one: Trajectory) -> int:
     return len(queries) - len(set(queries))
 
 
-def _reasoning_characters(one: Trajectory) -> int:
-    return sum(len(message.reasoning or "") for message in one.messages)
-
-
-def _evidence(questions: Iterable[Question]) -> dict[str, tuple[str, ...]]:
-    return {
-        question.id: tuple(evidence.fact for evidence in question.metadata.evidence_list)
-        for question in questions
-        if question.metadata.evidence_list
-    }
-
-
-def _evidence_shown(one: Trajectory, facts: Mapping[str, Sequence[str]]) -> float | None:
-    """Share of the question's facts that the model was shown; None where they are not known or there are none."""
-    if one.question_id not in facts:
-        return None
-    return fmean(shown_facts(one, facts[one.question_id]))
-
-
-def _answered_without_evidence(one: Trajectory, facts: Mapping[str, Sequence[str]]) -> float | None:
+def _answered_without(one: Trajectory, shown: float | None) -> float | None:
     """1 if the model gave an answer, other than that there is none, and had not been shown all of the evidence."""
-    shown = _evidence_shown(one, facts)
     if shown is None:
         return None
     answered = not one.failed and normalise(one.answer) != normalise(INSUFFICIENT)
