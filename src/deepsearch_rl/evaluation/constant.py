@@ -2,22 +2,33 @@
 
 It is chosen on the very questions that it is scored on, so no constant can do better. A model that does not beat it has
 learnt nothing else.
+
+The F1 of two answers is ``2 * common / (length + length)``, so every feature that a candidate of length l shares with a
+question adds ``2 / (l + length)`` to it, with the shortest of the question's golden answers that has the feature at
+most. The sum of these is a bound, and exact where questions have one golden answer; candidates are scored in its order
+until no further one can win.
+
+Axes: as in :mod:`deepsearch_rl.evaluation.overlap`; F features, C candidates, U distinct pairs of feature and length,
+E features of golden answers, one entry per occurrence, H pairs that share a feature.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from deepsearch_rl.answers import CLOSED_ANSWERS, tokenise_gold
+from deepsearch_rl.evaluation.overlap import Feature, GoldenAnswers, Ints, number_golds
 
 DIGITS = 12
 """Sums in another order may differ beyond them, and must not decide between equals."""
+SLACK = 1e-9
+"""A bound this much below the best cannot win, however its sum was rounded."""
 CANDIDATES_AT_ONCE = 256
 """Bounds memory: their overlaps with every golden answer are held together."""
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,76 +40,95 @@ class ConstantAnswer:
     em: float
 
 
-def best_constant(golden_answers: Sequence[Sequence[str]]) -> ConstantAnswer:
-    """The golden answer with the highest mean F1 (then EM, then the alphabet) over at least one question.
+class ConstantAnswers:
+    """Finds the best constant answer of all, or some, of the questions."""
 
-    The F1 of two answers is ``2 * common / (length + length)``, common tokens counted with multiplicity. Numbering
-    a token's occurrences makes that the size of a set intersection, so that one sparse product scores every candidate
-    against every golden answer (axes C and G); a question counts with its best golden answer.
-    """
-    texts = _spellings(golden_answers)
-    normals = sorted(texts)
-    place = {normal: index for index, normal in enumerate(normals)}
-    golds_of = [sorted({place[tokenise_gold(gold).text] for gold in golds}) for golds in golden_answers]
-    golds_G = np.concatenate([np.array(golds) for golds in golds_of])
-    question_G = np.repeat(np.arange(len(golds_of)), [len(golds) for golds in golds_of])
-    features_NF, lengths_N = _features(normals)
-    em_N = np.bincount(golds_G, minlength=len(normals)) / len(golds_of)
-    best = (-1.0, 0.0, "")
-    # Every shared token adds 2 / (length + length) to an F1, at most 2 / (length + 1): a bound without scoring.
-    frequency_F = np.asarray(features_NF[golds_G].sum(axis=0)).ravel()
-    bound_N = 2 / (lengths_N + 1) * (features_NF @ frequency_F) / len(golds_of)
-    for block_C in _blocks(np.argsort(-bound_N, kind="stable")):
-        if bound_N[block_C[0]] < best[0]:
-            break
-        f1_C = _mean_f1(features_NF[block_C], lengths_N[block_C], features_NF[golds_G], lengths_N[golds_G], question_G)
-        scored = zip(f1_C.round(DIGITS).tolist(), em_N[block_C].tolist(), block_C.tolist(), strict=True)
-        entries = [(f1, em, texts[normals[candidate]]) for f1, em, candidate in scored]
-        best = min([best, *entries], key=lambda entry: (-entry[0], -entry[1], entry[2]))
-    return ConstantAnswer(best[2], best[0], best[1])
+    def __init__(self, golds: GoldenAnswers) -> None:
+        self._golds = golds
+        columns: dict[Feature, int] = {}
+        sets = golds.texts.features[: int(golds.numbers_G.max()) + 1]
+        features_E = np.array([columns.setdefault(one, len(columns)) for each in sets for one in each], dtype=np.int64)
+        self._lengths_T = np.fromiter(map(len, sets), dtype=np.int64, count=len(sets))
+        ends = np.concatenate([[0], np.cumsum(self._lengths_T)])
+        self._features = max(1, len(columns))
+        self._features_TF = csr_matrix((np.ones(len(features_E)), features_E, ends), shape=(len(sets), self._features))
+
+    def best(self, chosen_Q: NDArray[np.bool_] | None = None) -> ConstantAnswer:
+        """The golden answer with the highest mean F1, then EM, then the first in the alphabet.
+
+        ``chosen_Q`` marks the questions that count, at least one; None: all.
+        """
+        golds = self._golds
+        kept_G = slice(None) if chosen_Q is None else chosen_Q[golds.question_G]
+        numbers_G = golds.numbers_G[kept_G]
+        _, question_G = np.unique(golds.question_G[kept_G], return_inverse=True)
+        em_T = np.bincount(numbers_G, minlength=len(self._lengths_T)) / (question_G[-1] + 1)
+        f1_T = self._best_f1(numbers_G, question_G)
+        tied_T = f1_T == f1_T.max()
+        tied_T &= em_T == em_T[tied_T].max()
+        winner = int(np.argmax(tied_T))
+        won_by = np.unique(golds.question_G[kept_G][tied_T[numbers_G]])
+        return ConstantAnswer(
+            golds.first_spelling(np.flatnonzero(tied_T), won_by), float(f1_T[winner]), float(em_T[winner])
+        )
+
+    def _best_f1(self, numbers_G: Ints, question_G: Ints) -> Floats:
+        """Mean F1 of every candidate that can be the best, rounded; -1 for all others."""
+        bound_T = self._bound(numbers_G, question_G)
+        candidates_C = np.unique(numbers_G)
+        f1_T = np.full(len(bound_T), -1.0)
+        features_GF, lengths_G = self._features_TF[numbers_G], self._lengths_T[numbers_G]
+        for block_C in _blocks(candidates_C[np.argsort(-bound_T[candidates_C], kind="stable")]):
+            if bound_T[block_C[0]] < f1_T.max() - SLACK:
+                break
+            common = (self._features_TF[block_C] @ features_GF.T).tocoo()
+            f1_H = 2 * common.data / (self._lengths_T[block_C][common.row] + lengths_G[common.col])
+            f1_T[block_C] = _mean_best(f1_H, common.row, question_G[common.col], len(block_C), int(question_G[-1]) + 1)
+        return f1_T
+
+    def _bound(self, numbers_G: Ints, question_G: Ints) -> Floats:
+        """No text's mean F1 is higher."""
+        feature_U, length_U, count_U = self._shortest(numbers_G, question_G)
+        bound_T = np.zeros(len(self._lengths_T))
+        starts_T = self._features_TF.indptr
+        for length in np.unique(self._lengths_T[numbers_G]):
+            share_F = np.bincount(feature_U, 2 * count_U / (length + length_U), minlength=self._features)
+            same_C = np.flatnonzero(self._lengths_T == length)
+            features_CL = self._features_TF.indices[starts_T[same_C][:, None] + np.arange(length)]
+            bound_T[same_C] = share_F[features_CL].sum(axis=1)
+        return bound_T / (question_G[-1] + 1)
+
+    def _shortest(self, numbers_G: Ints, question_G: Ints) -> tuple[Ints, Ints, Ints]:
+        """For every feature the lengths of the shortest golden answers that have it, and how many questions' they are.
+
+        A question's pair of feature and length is one number, so that sorting brings the shortest to the front.
+        """
+        features_GF, lengths_G = self._features_TF[numbers_G], self._lengths_T[numbers_G]
+        beyond = int(lengths_G.max()) + 1
+        pairs = np.repeat(question_G, lengths_G) * self._features + features_GF.indices
+        pairs, lengths = np.divmod(np.sort(pairs * beyond + np.repeat(lengths_G, lengths_G)), beyond)
+        shortest = np.diff(pairs, prepend=-1) != 0
+        found_U, count_U = np.unique(pairs[shortest] % self._features * beyond + lengths[shortest], return_counts=True)
+        return *np.divmod(found_U, beyond), count_U
 
 
-def _blocks(order_N: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    return (order_N[start : start + CANDIDATES_AT_ONCE] for start in range(0, len(order_N), CANDIDATES_AT_ONCE))
+def best_constant(golden_answers: Sequence[tuple[str, ...]]) -> ConstantAnswer:
+    """:meth:`ConstantAnswers.best` over at least one question, each with at least one golden answer."""
+    return ConstantAnswers(number_golds(golden_answers)).best()
 
 
-def _spellings(golden_answers: Iterable[Sequence[str]]) -> dict[str, str]:
-    """For every normalised golden answer the first of its spellings in the alphabet."""
-    spellings: dict[str, str] = {}
-    for text in sorted({gold for golds in golden_answers for gold in golds}, reverse=True):
-        spellings[tokenise_gold(text).text] = text
-    return spellings
+def _blocks(order_C: Ints) -> Iterator[Ints]:
+    """Small blocks first: the bound is often so sharp that the first decides."""
+    start, size = 0, 8
+    while start < len(order_C):
+        yield order_C[start : start + size]
+        start, size = start + size, min(2 * size, CANDIDATES_AT_ONCE)
 
 
-def _features(normals: Sequence[str]) -> tuple[csr_matrix, NDArray[np.float64]]:
-    """Binary features_NF, one per token occurrence, and the answers' lengths in tokens."""
-    columns: dict[tuple[str, int] | str, int] = {}
-    indices, ends = list[int](), [0]
-    for normal in normals:
-        # A closed answer must match exactly: it shares a feature with its equals alone.
-        seen: Counter[str] = Counter()
-        for token in [f"={normal}"] if normal in CLOSED_ANSWERS else normal.split():
-            indices.append(columns.setdefault((token, seen[token]), len(columns)))
-            seen[token] += 1
-        ends.append(len(indices))
-    shape = (len(normals), max(1, len(columns)))
-    features_NF = csr_matrix((np.ones(len(indices)), np.array(indices, dtype=np.int64), np.array(ends)), shape=shape)
-    return features_NF, np.diff(ends).astype(np.float64)
-
-
-def _mean_f1(
-    candidates_CF: csr_matrix,
-    lengths_C: NDArray[np.float64],
-    golds_GF: csr_matrix,
-    lengths_G: NDArray[np.float64],
-    question_G: NDArray[np.int64],
-) -> NDArray[np.float64]:
-    """Mean over questions of each candidate's best F1, shape (C,)."""
-    common = (candidates_CF @ golds_GF.T).tocoo()
-    f1_M = 2 * common.data / (lengths_C[common.row] + lengths_G[common.col])
-    questions = int(question_G[-1]) + 1
-    pair_M = common.row.astype(np.int64) * questions + question_G[common.col]
-    order_M = np.lexsort((f1_M, pair_M))
-    last_M = np.diff(pair_M[order_M], append=-1) != 0  # the best golden answer of each pair stands last
-    best_M = order_M[last_M]
-    return np.bincount(pair_M[best_M] // questions, f1_M[best_M], minlength=len(lengths_C)) / questions
+def _mean_best(f1_H: Floats, candidate_H: Ints, question_H: Ints, candidates: int, questions: int) -> Floats:
+    """Mean over questions of each candidate's F1 with the question's best golden answer, shape (C,)."""
+    pair_H = candidate_H.astype(np.int64) * questions + question_H
+    order_H = np.lexsort((f1_H, pair_H))
+    best_H = order_H[np.diff(pair_H[order_H], append=-1) != 0]
+    sums_C = np.bincount(pair_H[best_H] // questions, f1_H[best_H], minlength=candidates)
+    return (sums_C / questions).round(DIGITS)

@@ -5,7 +5,7 @@ several times and ``question_type`` (its own or its metadata's) where types are 
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from deepsearch_rl import answers
 from deepsearch_rl.errors import ArtifactError, RecordError
+from deepsearch_rl.evaluation.overlap import GoldenAnswers, number_golds, score_rows
 from deepsearch_rl.evaluation.score import QuestionScores
 from deepsearch_rl.files import numbered_records
 from deepsearch_rl.records import NonEmpty, Trajectory
@@ -47,7 +48,7 @@ class ScoredFile:
     path: Path
     rows: int
     scores: QuestionScores
-    golden_answers: tuple[tuple[str, ...], ...]
+    golds: GoldenAnswers
 
 
 def read_predictions(path: Path) -> Iterator[tuple[int, Prediction]]:
@@ -98,41 +99,57 @@ def score_predictions(path: Path) -> ScoredFile:
         RecordError: a row does not fit, repeats another's id and sample, or has other golden answers than an earlier
             answer to the same question.
     """
-    places: dict[str, int] = {}
-    firsts: list[Prediction] = []
-    seen: set[tuple[str, int]] = set()
-    rows: list[tuple[int, answers.AnswerScores]] = []
+    read = _Rows()
     for number, row in read_predictions(path):
-        place = places.setdefault(row.id, len(places))
-        if place == len(firsts):
-            firsts.append(row)
-        _check_repeats(path, number, row, firsts[place], seen)
-        rows.append((place, answers.ZERO if row.failed else answers.score(row.pred, row.golden_answers)))
-    if not rows:
+        read.add(path, number, row)
+    if not read.preds:
         raise ArtifactError(f"{path} holds no predictions.")
-    return ScoredFile(path, len(rows), *_by_question(firsts, rows))
-
-
-def _check_repeats(path: Path, number: int, row: Prediction, first: Prediction, seen: set[tuple[str, int]]) -> None:
-    if (row.id, row.sample) in seen:
-        raise RecordError(path, number, "id", f"{row.id!r} is answered twice; several answers need different `sample`s")
-    seen.add((row.id, row.sample))
-    if row.golden_answers != first.golden_answers:
-        raise RecordError(path, number, "golden_answers", f"{row.id!r} has other golden answers further up")
-
-
-def _by_question(
-    firsts: Sequence[Prediction], rows: Sequence[tuple[int, answers.AnswerScores]]
-) -> tuple[QuestionScores, tuple[tuple[str, ...], ...]]:
-    places_N = np.array([place for place, _ in rows])
-    values_NM = np.array([scored for _, scored in rows])
-    order_Q = sorted(range(len(firsts)), key=lambda place: firsts[place].id)
-    answered_Q = np.bincount(places_N)
+    order_Q = sorted(range(len(read.ids)), key=read.ids.__getitem__)
+    place_Q = np.argsort(order_Q)
+    golds = number_golds([read.golden_answers[place] for place in order_Q])
+    question_N = place_Q[np.array(read.places)]
+    values_NM = score_rows(golds, question_N, read.preds)
+    values_NM[np.array(read.failed)] = 0.0
+    answered_Q = np.bincount(question_N)
     metrics = {
-        name: (np.bincount(places_N, values_NM[:, column]) / answered_Q)[order_Q]
-        for column, name in enumerate(answers.METRICS)
+        name: np.bincount(question_N, values_NM[:, column]) / answered_Q for column, name in enumerate(answers.METRICS)
     }
-    ordered = [firsts[place] for place in order_Q]
-    kinds = tuple(row.kind for row in ordered)
-    scores = QuestionScores(tuple(row.id for row in ordered), kinds, metrics)
-    return scores, tuple(row.golden_answers for row in ordered)
+    ids, kinds = (tuple(names[place] for place in order_Q) for names in (read.ids, read.kinds))
+    return ScoredFile(path, len(read.preds), QuestionScores(ids, kinds, metrics), golds)
+
+
+class _Rows:
+    """What scores are made of, in the order of the file.
+
+    The rows themselves are let go: thousands of records kept would cost the collector more time than reading them.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.kinds: list[str] = []
+        self.golden_answers: list[tuple[str, ...]] = []
+        self.places: list[int] = []
+        self.preds: list[str] = []
+        self.failed: list[bool] = []
+        self._place_of: dict[str, int] = {}
+        self._answered: set[tuple[str, int]] = set()
+
+    def add(self, path: Path, number: int, row: Prediction) -> None:
+        """Take the row of line ``number``."""
+        place = self._place_of.setdefault(row.id, len(self.ids))
+        if place == len(self.ids):
+            self.ids.append(row.id)
+            self.kinds.append(row.kind)
+            self.golden_answers.append(row.golden_answers)
+        self._check(path, number, row, place)
+        self.places.append(place)
+        self.preds.append(row.pred)
+        self.failed.append(row.failed)
+
+    def _check(self, path: Path, number: int, row: Prediction, place: int) -> None:
+        if (row.id, row.sample) in self._answered:
+            problem = f"{row.id!r} is answered twice; several answers need different `sample`s"
+            raise RecordError(path, number, "id", problem)
+        self._answered.add((row.id, row.sample))
+        if row.golden_answers != self.golden_answers[place]:
+            raise RecordError(path, number, "golden_answers", f"{row.id!r} has other golden answers further up")

@@ -1,6 +1,6 @@
 """What `deepsearch score` and `deepsearch compare` say of files of predictions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from deepsearch_rl import answers
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.constant import best_constant
+from deepsearch_rl.evaluation.constant import ConstantAnswer, ConstantAnswers
 from deepsearch_rl.evaluation.predictions import ScoredFile
 from deepsearch_rl.evaluation.rows import ConstantScore
 from deepsearch_rl.evaluation.score import QuestionScores, bootstrap_intervals, paired_differences
@@ -55,22 +55,18 @@ class ComparisonReport(ComparisonGroup):
 
 def report_scores(scored: ScoredFile, seed: int, draws: int) -> ScoreReport:
     """Scores of a file, by question type as well; ``draws`` resamples make the intervals, 0 leaves them out."""
-    kinds = sorted(set(scored.scores.question_types) - {""})
-    return ScoreReport(
-        **_group(scored.scores, scored.golden_answers, seed, draws).model_dump(),
-        rows=scored.rows,
-        types={kind: _of_type(scored, kind, seed, draws) for kind in kinds},
-    )
+    constants = ConstantAnswers(scored.golds)
+    kinds = np.array(scored.scores.question_types)
+    types = {
+        kind: _group(scored.scores.of_type(kind), constants.best(kinds == kind), seed, draws)
+        for kind in sorted(set(scored.scores.question_types) - {""})
+    }
+    everything = _group(scored.scores, constants.best(), seed, draws)
+    return ScoreReport(**everything.model_dump(), rows=scored.rows, types=types)
 
 
-def _of_type(scored: ScoredFile, kind: str, seed: int, draws: int) -> ScoreGroup:
-    named = zip(scored.scores.question_types, scored.golden_answers, strict=True)
-    return _group(scored.scores.of_type(kind), [golds for one, golds in named if one == kind], seed, draws)
-
-
-def _group(scores: QuestionScores, golden_answers: Sequence[Sequence[str]], seed: int, draws: int) -> ScoreGroup:
+def _group(scores: QuestionScores, constant: ConstantAnswer, seed: int, draws: int) -> ScoreGroup:
     values_QM = np.stack([scores.metrics[name] for name in answers.METRICS], axis=1)
-    constant = best_constant(golden_answers)
     return ScoreGroup(
         n=len(values_QM),
         metrics={name: float(values_QM[:, column].mean()) for column, name in enumerate(answers.METRICS)},
@@ -96,7 +92,7 @@ def report_comparison(run: ScoredFile, other: ScoredFile, seed: int, draws: int)
             f"{run.path} and {other.path} answer different questions, so they cannot be compared question by question: "
             f"{_some(ours - theirs)} only in the first, {_some(theirs - ours)} only in the second."
         )
-    golds = zip(run.scores.question_ids, run.golden_answers, other.golden_answers, strict=True)
+    golds = zip(run.scores.question_ids, run.golds.spelled, other.golds.spelled, strict=True)
     if differing := [name for name, one, two in golds if set(one) != set(two)]:
         raise CheckFailedError(f"{run.path} and {other.path} have other golden answers for {_some(differing)}.")
     kinds = sorted(set(run.scores.question_types) - {""})
