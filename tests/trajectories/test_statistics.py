@@ -136,13 +136,22 @@ def test_running_deviations_keep_their_precision_far_from_zero() -> None:
     assert tally.statistics().groups["all"].figures["prompt_tokens"].std == pytest.approx((2 / 3) ** 0.5)
 
 
-def test_evidence_known_by_title_is_shown_with_a_passage_of_that_title(tmp_path: Path) -> None:
-    metadata = QuestionMetadata.model_validate({"supporting_titles": ["B", '"Stoke"']})
-    write_jsonl(tmp_path / "t.jsonl", [RIGHT])
+TAGGED = '\n\n<information>Doc 1(Title: B) x\nDoc 2(Title: "Zo (a)") Stoke</information>\n\n'
+
+
+@pytest.mark.parametrize(("passages", "share"), [(None, 0.5), (TAGGED, 0.5), (TAGGED + "[1] Stoke (b)\n", 1)])
+def test_evidence_known_by_title_is_shown_with_a_passage_of_that_title(
+    passages: str | None, share: float, tmp_path: Path
+) -> None:
+    found = RIGHT
+    if passages:
+        found = RIGHT.model_copy(update={"messages": (Message(role="tool", content=passages), *RIGHT.messages[-1:])})
+    metadata = QuestionMetadata.model_validate({"supporting_titles": ["B", '"Stoke (b)"']})
+    write_jsonl(tmp_path / "t.jsonl", [found])
     write_jsonl(tmp_path / "q.jsonl", [QUESTIONS[0].model_copy(update={"metadata": metadata})])
     figures = read_statistics(tmp_path / "t.jsonl", tmp_path / "q.jsonl").groups["success"].figures
-    assert figures["evidence_shown"].mean == 0.5
-    assert figures["answered_without_evidence"].mean == 1
+    assert figures["evidence_shown"].mean == share
+    assert figures["answered_without_evidence"].mean == (share < 1)
 
 
 def test_the_command_prints_tables_markdown_and_json(files: tuple[Path, Path]) -> None:

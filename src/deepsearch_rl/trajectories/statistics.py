@@ -30,8 +30,8 @@ from deepsearch_rl.trajectories.filters import shown_facts
 
 CORRECT, WRONG = "correct", "wrong"
 """How an answered rollout came out; one that failed is named by its stop reason."""
-_TITLE = re.compile(r"^\[\d+\] (.*)$", re.MULTILINE)
-"""Of a passage, as retrieval/passages.py writes it."""
+_TITLED = r'^(?:\[\d+\] |(?:<information>)?Doc \d+\(Title: )"?{}"?(?:$|\) )'
+"""A passage's first line by its title: as retrieval/passages.py writes it, or as the tag protocol does."""
 TOKENS_BIN = 100
 """Width of the bins of conversation lengths, in tokens."""
 
@@ -190,16 +190,15 @@ def evidence_shown(one: Trajectory, gold: Gold) -> float | None:
         case "facts":
             return fmean(shown_facts(one, gold.items))
         case "titles":
-            titles = shown_titles(one)
-            return fmean(title in titles for title in gold.items)
+            return fmean(shown_titles(one, gold.items))
         case "documents":
             return None
 
 
-def shown_titles(one: Trajectory) -> set[str]:
-    """Titles of the passages that the model was shown, without the quotes that wiki-18 puts around them."""
-    shown = (message.content for message in one.messages if message.role == "tool")
-    return {title.strip().strip('"') for text in shown for title in _TITLE.findall(text)}
+def shown_titles(one: Trajectory, titles: Iterable[str]) -> list[bool]:
+    """For each title whether the model was shown a passage that has it, with or without wiki-18's quotes around it."""
+    shown = "\n".join(message.content for message in one.messages if message.role == "tool")
+    return [re.search(_TITLED.format(re.escape(title)), shown, re.MULTILINE) is not None for title in titles]
 
 
 def _repeated_queries(one: Trajectory) -> int:
