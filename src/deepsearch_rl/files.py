@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+_LOG = logging.getLogger(__name__)
 
 
 def parse_record(model: type[ModelT], line: str | bytes, path: Path | str, number: int) -> ModelT:
@@ -265,13 +267,16 @@ class AppendLog:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        _cut_unfinished_line(path)
-        self._file = path.open("a", encoding="utf-8")
+        if cut_bytes := _cut_unfinished_line(path):
+            _LOG.warning("%s ended in the middle of a line: its last %d bytes are cut off", path, cut_bytes)
+        self._file = path.open("ab")
 
-    def append(self, record: BaseModel) -> None:
-        """Write one record as one line."""
-        self._file.write(record.model_dump_json(exclude_none=True) + "\n")
+    def append(self, record: BaseModel) -> int:
+        """Write one record as one line and return where in the file it begins, in bytes."""
+        offset = self._file.tell()
+        self._file.write(record.model_dump_json(exclude_none=True).encode() + b"\n")
         self._file.flush()
+        return offset
 
     def close(self) -> None:
         """Flush to disk and close."""
@@ -286,17 +291,19 @@ class AppendLog:
         self.close()
 
 
-def _cut_unfinished_line(path: Path) -> None:
+def _cut_unfinished_line(path: Path) -> int:
+    """Cut off what follows the last newline and return how many bytes that was."""
     if not path.exists():
-        return
+        return 0
     with path.open("rb+") as log:
-        end = log.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(0, end - 65536)
+        size = whole = log.seek(0, os.SEEK_END)
+        while whole > 0:
+            start = max(0, whole - 65536)
             log.seek(start)
-            newline = log.read(end - start).rfind(b"\n")
+            newline = log.read(whole - start).rfind(b"\n")
             if newline >= 0:
-                log.truncate(start + newline + 1)
-                return
-            end = start
-        log.truncate(0)
+                whole = start + newline + 1
+                break
+            whole = start
+        log.truncate(whole)
+    return size - whole

@@ -1,8 +1,10 @@
 """Progress of long work: a bar with rate and ETA on a terminal, a plain line every ten seconds elsewhere."""
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from typing import TextIO, TypeVar
 
 from rich.console import Console
@@ -27,25 +29,36 @@ class Meter:
         total: number of units.
         unit: plural name of a unit, e.g. ``"questions"``.
         stream: where to write; a terminal gets a bar, anything else plain lines.
+        done: units that an earlier run finished; they count as done, and in neither rate nor ETA.
     """
 
-    def __init__(self, label: str, total: int, unit: str = "items", stream: TextIO = sys.stderr) -> None:
+    def __init__(
+        self, label: str, total: int, unit: str = "items", stream: TextIO = sys.stderr, *, done: int = 0
+    ) -> None:
         self._label, self._total, self._unit, self._stream = label, total, unit, stream
-        self._done, self._note = 0, ""
+        self._resumed = self._done = done
+        self._note = ""
         self._started = self._last_line = time.monotonic()
         self._bar = _terminal_bar(stream) if stream.isatty() else None
 
     def __enter__(self) -> "Meter":
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task(self._label, total=self._total, unit=self._unit, note="")
+            self._task = self._bar.add_task(
+                self._label, total=self._total, completed=self._done, unit=self._unit, note=""
+            )
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif time.monotonic() - self._started >= PLAIN_LINE_INTERVAL_S:
+        elif self.elapsed_s >= PLAIN_LINE_INTERVAL_S:
             self._print_line()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it was made."""
+        return time.monotonic() - self._started
 
     def advance(self, count: int = 1, note: str = "") -> None:
         """Count ``count`` more units as done; ``note`` is shown at the end of the line."""
@@ -58,8 +71,9 @@ class Meter:
     def _print_line(self) -> None:
         self._last_line = time.monotonic()
         elapsed_s = self._last_line - self._started
-        rate = self._done / elapsed_s if elapsed_s else 0.0
-        eta = f"{(self._total - self._done) / rate:.0f} s left" if rate else "no estimate yet"
+        rate = (self._done - self._resumed) / elapsed_s if elapsed_s else 0.0
+        left = timedelta(seconds=math.ceil((self._total - self._done) / rate)) if rate else None
+        eta = "no estimate yet" if left is None else f"{left} left"
         line = f"{self._label}: {self._done}/{self._total} {self._unit}, {rate:.1f}/s, {eta}"
         print(f"{line}{', ' + self._note if self._note else ''}", file=self._stream, flush=True)
 

@@ -1,151 +1,116 @@
-"""Collecting rollouts: what is resumed, what is not, and what a killed writer leaves."""
+"""Collecting rollouts: what is asked, what is resumed, what is not, and what every line of a log means."""
 
 import asyncio
 import errno
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, RecordError
+from deepsearch_rl.files import only_writer, read_jsonl
 from deepsearch_rl.records import Question, StopReason, Trajectory
-from deepsearch_rl.trajectories.collect import collect, log_path, read_trajectories, write_trajectories
+from deepsearch_rl.trajectories.collect import TrajectoryFile, collect, log_path
+from tests.trajectories.scripted import ScriptedAgent, make_questions, make_trajectory
 
-QUESTIONS = [Question(id=f"q{number}", question="Who?", golden_answers=("Mary",)) for number in range(20)]
-
-KILLED_WRITER = """
-import asyncio, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_collect import QUESTIONS, ScriptedAgent
-from deepsearch_rl.trajectories.collect import collect
-
-async def answer(question, sample):
-    if question.id == "q7":
-        print("reached", flush=True)
-        await asyncio.Event().wait()
-    return ScriptedAgent.trajectory(question, sample)
-
-collect(QUESTIONS, 2, lambda: ScriptedAgent(answer), Path(sys.argv[1]), 3, "killed")
-"""
+QUESTIONS = make_questions(20)
 
 
-class ScriptedAgent:
-    """Answers by the given function and counts the questions that it was asked."""
-
-    def __init__(self, answer: Callable | None = None) -> None:
-        self._answer, self.asked, self.running, self.most_running = answer, [], 0, 0
-
-    async def __aenter__(self) -> "ScriptedAgent":
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        pass
-
-    async def answer(self, question: Question, sample: int) -> Trajectory:
-        self.asked.append(f"{question.id}#{sample}")
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        await asyncio.sleep(0)
-        self.running -= 1
-        return await self._answer(question, sample) if self._answer else self.trajectory(question, sample)
-
-    @staticmethod
-    def trajectory(question: Question, sample: int, reason: StopReason = StopReason.ANSWERED) -> Trajectory:
-        return Trajectory(
-            id=f"{question.id}#{sample}",
-            question_id=question.id,
-            sample=sample,
-            question=question.question,
-            golden_answers=question.golden_answers,
-            model="m",
-            prompt="tiny",
-            temperature=0.7,
-            messages=(),
-            answer="Mary",
-            stop_reason=reason,
-            error="connection refused" if reason is StopReason.MODEL_ERROR else None,
-        )
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "work" / "log.jsonl"
 
 
-def test_every_question_is_answered_as_often_as_asked_with_bounded_concurrency(tmp_path: Path):
+def run(agent: ScriptedAgent, log: Path, questions: list[Question] = QUESTIONS, samples: int = 1) -> TrajectoryFile:
+    return collect(questions, samples, lambda: agent, log, 3, "test", log.parent.parent / "out.jsonl")
+
+
+def ends(reasons: dict[str, StopReason]) -> ScriptedAgent:
+    """An agent whose rollouts end as said by question id, in an answer where nothing is said."""
+
+    async def answer(question: Question, sample: int) -> Trajectory:
+        return make_trajectory(question, sample, reasons.get(question.id, StopReason.ANSWERED))
+
+    return ScriptedAgent(answer)
+
+
+def write_log(log: Path, *trajectories: Trajectory) -> None:
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(one.model_dump_json(exclude_none=True) + "\n" for one in trajectories), encoding="utf-8")
+
+
+def test_every_question_is_answered_as_often_as_asked_with_bounded_concurrency(log: Path):
     agent = ScriptedAgent()
-    trajectories = collect(QUESTIONS, 2, lambda: agent, tmp_path / "log.jsonl", 3, "test")
-    assert [trajectory.id for trajectory in trajectories] == sorted(agent.asked, key=lambda id_: id_.split("#"))
-    assert len(agent.asked) == 40
+    found = run(agent, log, samples=2)
+    assert [trajectory.id for trajectory in found] == sorted(agent.asked, key=lambda id_: id_.split("#"))
+    assert len(agent.asked) == len(found) == 40
     assert agent.most_running == 3
 
 
-def test_a_writer_killed_in_the_middle_is_continued_where_it_stopped(tmp_path: Path):
-    log = tmp_path / "work" / "log.jsonl"
-    here = str(Path(__file__).parent)
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED_WRITER, str(log), here], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    assert process.stdout
-    assert process.stdout.readline() == b"reached\n"
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    kept = log.read_bytes()
-    log.write_bytes(kept + b'{"id": "q19#1", "question_id": "q1')  # and the power failed in the middle of a line
+def test_the_artifact_is_sorted_whatever_the_order_of_finishing_and_can_be_read_again_and_again(log: Path):
+    finished: list[str] = []
 
-    agent = ScriptedAgent()
-    trajectories = collect(QUESTIONS, 2, lambda: agent, log, 3, "test")
-    assert len(trajectories) == 40
-    assert 0 < kept.count(b"\n") == 40 - len(agent.asked)
-    assert "q0#0" not in agent.asked
-    assert "q7#0" in agent.asked
+    async def answer(question: Question, sample: int) -> Trajectory:
+        for _ in range(int(question.id.removeprefix("q")) * 7 % 5):
+            await asyncio.sleep(0)
+        finished.append(f"{question.id}#{sample}")
+        return make_trajectory(question, sample)
+
+    found = run(ScriptedAgent(answer), log, samples=2)
+    ids = [trajectory.id for trajectory in found]
+    assert ids == sorted(finished, key=lambda id_: id_.split("#")) != finished
+    assert [trajectory.id for trajectory in found] == ids
+    assert list(read_jsonl(found.path, Trajectory)) == list(found)
 
 
-def test_a_finished_log_is_read_without_opening_an_agent(tmp_path: Path):
-    first = collect(QUESTIONS, 1, ScriptedAgent, tmp_path / "log.jsonl", 3, "test")
+def test_a_finished_log_is_read_without_opening_an_agent(log: Path):
+    first = list(run(ScriptedAgent(), log))
 
     @asynccontextmanager
     async def no_agent():
         pytest.fail("the agent was opened")
         yield
 
-    assert collect(QUESTIONS, 1, no_agent, tmp_path / "log.jsonl", 3, "test") == first
+    again = collect(QUESTIONS, 1, no_agent, log, 3, "test", log.with_name("again.jsonl"))
+    assert list(again) == first
 
 
-def test_rollouts_that_a_server_ended_are_tried_again_and_those_a_model_ended_are_not(tmp_path: Path):
-    reasons = {"q1": StopReason.MODEL_ERROR, "q2": StopReason.TURN_BUDGET}
+def test_more_samples_of_the_same_questions_keep_those_there_are(log: Path):
+    run(ScriptedAgent(), log, samples=1)
+    more = ScriptedAgent()
+    assert len(run(more, log, samples=3)) == 60
+    assert {id_.rpartition("#")[2] for id_ in more.asked} == {"1", "2"}
+    assert len(more.asked) == 40
 
-    async def answer(question: Question, sample: int) -> Trajectory:
-        return ScriptedAgent.trajectory(question, sample, reasons.get(question.id, StopReason.ANSWERED))
 
-    log = tmp_path / "log.jsonl"
-    first = collect(QUESTIONS, 1, lambda: ScriptedAgent(answer), log, 3, "test")
-    assert {trajectory.question_id for trajectory in first if trajectory.failed} == {"q1", "q2"}
+def test_rollouts_that_a_server_ended_are_tried_again_and_those_a_model_ended_are_not(log: Path):
+    agent = ends({"q1": StopReason.MODEL_ERROR, "q2": StopReason.TURN_BUDGET, "q3": StopReason.TOOL_ERROR})
+    assert {trajectory.question_id for trajectory in run(agent, log) if trajectory.failed} == {"q1", "q2", "q3"}
     again = ScriptedAgent()
-    collect(QUESTIONS, 1, lambda: again, log, 3, "test")
-    assert again.asked == ["q1#0"]
+    found = run(again, log)
+    assert again.asked == ["q1#0", "q3#0"]
+    assert {trajectory.question_id for trajectory in found if trajectory.failed} == {"q2"}
+    assert len(log.read_bytes().splitlines()) == 22
 
 
-def test_a_server_that_is_gone_stops_the_run_with_its_error(tmp_path: Path):
-    async def answer(question: Question, sample: int) -> Trajectory:
-        return ScriptedAgent.trajectory(question, sample, StopReason.MODEL_ERROR)
-
-    agent = ScriptedAgent(answer)
+def test_a_server_that_is_gone_stops_the_run_with_its_error(log: Path):
+    gone = {question.id: StopReason.MODEL_ERROR for question in QUESTIONS}
+    agent = ends(gone)
     with pytest.raises(EndpointError, match="connection refused"):
-        collect(QUESTIONS, 2, lambda: agent, tmp_path / "log.jsonl", 3, "test")
+        run(agent, log, samples=2)
     assert len(agent.asked) < 20
     with pytest.raises(EndpointError, match="connection refused"):
-        collect(QUESTIONS[:2], 1, lambda: agent, tmp_path / "few.jsonl", 3, "test")
+        run(ends(gone), log.with_name("few.jsonl"), QUESTIONS[:2])
+    assert not (log.parent.parent / "out.jsonl").exists()
 
 
-def test_a_full_disk_is_told_as_it_is(tmp_path: Path):
+def test_a_full_disk_is_told_as_it_is(log: Path):
     async def answer(*_: object) -> Trajectory:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "log.jsonl")
 
     with pytest.raises(OSError, match="No space left"):
-        collect(QUESTIONS, 2, lambda: ScriptedAgent(answer), tmp_path / "log.jsonl", 3, "test")
+        run(ScriptedAgent(answer), log)
 
 
 def test_a_changed_parameter_does_not_resume_what_another_made():
@@ -153,9 +118,58 @@ def test_a_changed_parameter_does_not_resume_what_another_made():
     assert log_path("synthesize", {"top_k": 3}) != log_path("synthesize", {"top_k": 4})
 
 
-def test_an_artifact_is_sorted_whatever_the_order_of_finishing(tmp_path: Path):
-    trajectories = collect(QUESTIONS, 2, ScriptedAgent, tmp_path / "log.jsonl", 3, "test")
-    write_trajectories(tmp_path / "a.jsonl", reversed(trajectories))
-    write_trajectories(tmp_path / "b.jsonl", trajectories)
-    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
-    assert read_trajectories(tmp_path / "a.jsonl") == trajectories
+def test_a_cut_last_line_is_told_and_only_its_rollout_is_made_again(log: Path, caplog: pytest.LogCaptureFixture):
+    whole = list(run(ScriptedAgent(), log))
+    written = log.read_bytes()
+    last = Trajectory.model_validate_json(written.splitlines()[-1])
+    log.write_bytes(written[:-7])
+    agent = ScriptedAgent()
+    assert list(run(agent, log)) == whole
+    assert agent.asked == [last.id]
+    assert str(log) in caplog.text
+
+
+def test_two_questions_of_one_id_are_refused_before_anything_is_asked(log: Path):
+    agent = ScriptedAgent()
+    with pytest.raises(ArtifactError, match="questions 3 and 5 have the same id 'q2'"):
+        run(agent, log, [*QUESTIONS[:4], QUESTIONS[2]])
+    assert agent.asked == []
+
+
+def test_a_log_in_which_a_rollout_is_done_twice_is_refused(log: Path):
+    lines = [make_trajectory(QUESTIONS[number], 0) for number in (0, 1, 0)]
+    write_log(log, *lines)
+    with pytest.raises(RecordError) as refused:
+        run(ScriptedAgent(), log)
+    assert (refused.value.path, refused.value.line, refused.value.field) == (str(log), 3, "id")
+    assert "q0#0" in str(refused.value)
+
+
+def test_a_log_of_an_unknown_schema_version_is_refused(log: Path):
+    write_log(log, make_trajectory(QUESTIONS[0], 0), make_trajectory(QUESTIONS[1], 0))
+    first, second = log.read_text().splitlines()
+    newer = second.replace('"schema_version":', '"schema_version":9')
+    log.write_text(f"{first}\n{newer}\n")
+    with pytest.raises(RecordError) as refused:
+        run(ScriptedAgent(), log)
+    assert (refused.value.path, refused.value.line, refused.value.field) == (str(log), 2, "schema_version")
+
+
+def test_a_log_line_whose_id_is_not_its_question_and_sample_is_refused(log: Path):
+    write_log(log, make_trajectory(QUESTIONS[0], 0).model_copy(update={"id": "q7#0"}))
+    with pytest.raises(RecordError) as refused:
+        run(ScriptedAgent(), log)
+    assert (refused.value.line, refused.value.field) == (1, "id")
+
+
+def test_rollouts_that_are_not_wanted_stay_out_of_the_artifact(log: Path):
+    stranger = Question(id="other", question="Who?", golden_answers=("Mary",))
+    write_log(log, make_trajectory(stranger, 0), make_trajectory(QUESTIONS[0], 4), make_trajectory(QUESTIONS[0], 0))
+    agent = ScriptedAgent()
+    assert [trajectory.id for trajectory in run(agent, log, QUESTIONS[:2])] == ["q0#0", "q1#0"]
+    assert agent.asked == ["q1#0"]
+
+
+def test_a_second_run_on_the_same_log_is_refused_while_the_first_goes_on(log: Path):
+    with only_writer(log), pytest.raises(ConfigError, match=str(os.getpid())):
+        run(ScriptedAgent(), log)

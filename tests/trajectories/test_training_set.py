@@ -7,7 +7,6 @@ import pytest
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, UnknownNameError
 from deepsearch_rl.files import read_json, read_jsonl, write_jsonl
 from deepsearch_rl.records import Question
-from deepsearch_rl.trajectories.collect import write_trajectories
 from deepsearch_rl.trajectories.convert import SwiftRow
 from deepsearch_rl.trajectories.training_set import FilterConfig, Paths, build_training_set
 from stages.entry import Params
@@ -19,7 +18,7 @@ def paths(tmp_path: Path, model_folder: Path) -> Paths:
     write_jsonl(tmp_path / "questions.jsonl", [QUESTION])
     made = [trajectory(), trajectory(answer="Nobody"), trajectory(queries=())]
     named = [one.model_copy(update={"id": f"q#{number}", "sample": number}) for number, one in enumerate(made)]
-    write_trajectories(tmp_path / "teacher.jsonl", named)
+    write_jsonl(tmp_path / "teacher.jsonl", named)
     rows, report = tmp_path / "sft" / "train.jsonl", tmp_path / "filter.json"
     return Paths(tmp_path / "teacher.jsonl", tmp_path / "questions.jsonl", model_folder, rows, report)
 

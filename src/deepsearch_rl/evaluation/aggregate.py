@@ -1,9 +1,11 @@
-"""From the rollouts of one run to its row of the F1 table."""
+"""From the rollouts of one run to its row of the F1 table.
+
+The rollouts pass by once, and only what a row is made of is kept of them: scores, golden answers and counts.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from deepsearch_rl.evaluation.constant import best_constant
 from deepsearch_rl.evaluation.rows import ConstantScore, ControlScore, F1TableRow, TypeScore
@@ -29,14 +31,43 @@ class RowKey:
     seed: int
 
 
-def build_row(key: RowKey, rollouts: Sequence[Trajectory], generated: bool, draws: int) -> F1TableRow:
+@dataclass(slots=True)
+class _Passing:
+    """Counts what a row says beside its scores while rollouts pass by."""
+
+    rollouts: int = 0
+    rounds: int = 0
+    tool_calls: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    golds_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    temperature: float = 0.0
+
+    def through(self, rollouts: Iterable[Trajectory]) -> Iterator[Trajectory]:
+        for rollout in rollouts:
+            self.rollouts += 1
+            self.rounds += rollout.rounds
+            self.tool_calls += rollout.tool_calls
+            if rollout.failed:
+                self.failures[str(rollout.stop_reason)] += 1
+            self.golds_of[rollout.question_id] = rollout.golden_answers
+            self.temperature = rollout.temperature
+            yield rollout
+
+    @property
+    def failures_by_kind(self) -> dict[str, int]:
+        """Rollouts that did not end in an answer, by stop reason."""
+        return dict(sorted(self.failures.items()))
+
+
+def build_row(key: RowKey, rollouts: Iterable[Trajectory], generated: bool, draws: int) -> F1TableRow:
     """The row of a run with search; ``draws`` bootstrap resamples make each interval.
 
     Raises:
         CheckFailedError: a question has not exactly ``key.samples`` rollouts.
     """
-    scores = score_questions(rollouts, key.samples)
-    golds_of = {rollout.question_id: rollout.golden_answers for rollout in rollouts}
+    passing = _Passing()
+    scores = score_questions(passing.through(rollouts), key.samples)
+    golds_of = passing.golds_of
     kinds = sorted(set(scores.question_types) - {""})
     f1 = _f1(scores, key.seed, draws)
     return F1TableRow(
@@ -58,9 +89,9 @@ def build_row(key: RowKey, rollouts: Sequence[Trajectory], generated: bool, draw
         acc=_mean(scores, "acc"),
         precision=_mean(scores, "precision"),
         recall=_mean(scores, "recall"),
-        mean_rounds=round(fmean(rollout.rounds for rollout in rollouts), DIGITS),
-        mean_tool_calls=round(fmean(rollout.tool_calls for rollout in rollouts), DIGITS),
-        failures=count_failures(rollouts),
+        mean_rounds=round(passing.rounds / passing.rollouts, DIGITS),
+        mean_tool_calls=round(passing.tool_calls / passing.rollouts, DIGITS),
+        failures=passing.failures_by_kind,
         generated=generated,
         constant=_constant([golds_of[name] for name in scores.question_ids]),
         types={kind: _type_score(scores.of_type(kind), golds_of, key.seed, draws) for kind in kinds},
@@ -68,29 +99,25 @@ def build_row(key: RowKey, rollouts: Sequence[Trajectory], generated: bool, draw
 
 
 def build_control(
-    rollouts: Sequence[Trajectory], searched: Sequence[Trajectory], samples: int, key: RowKey, draws: int
+    rollouts: Iterable[Trajectory], searched: Iterable[Trajectory], samples: int, key: RowKey, draws: int
 ) -> ControlScore:
     """The score of a control run beside that of the run with search (``searched``) on the same questions."""
-    scores = score_questions(rollouts, samples)
+    passing = _Passing()
+    scores = score_questions(passing.through(rollouts), samples)
     asked = set(scores.question_ids)
     f1 = _f1(scores, key.seed, draws)
     with_search = score_questions((rollout for rollout in searched if rollout.question_id in asked), key.samples)
     return ControlScore(
         n=len(scores.question_ids),
-        temperature=rollouts[0].temperature,
+        temperature=passing.temperature,
         samples=samples,
         em=_mean(scores, "em"),
         f1=f1.mean,
         f1_low=f1.low,
         f1_high=f1.high,
         searched_f1=_mean(with_search, "f1"),
-        failures=count_failures(rollouts),
+        failures=passing.failures_by_kind,
     )
-
-
-def count_failures(rollouts: Sequence[Trajectory]) -> dict[str, int]:
-    """Rollouts that did not end in an answer, by stop reason."""
-    return dict(sorted(Counter(str(rollout.stop_reason) for rollout in rollouts if rollout.failed).items()))
 
 
 def _mean(scores: QuestionScores, metric: str) -> float:

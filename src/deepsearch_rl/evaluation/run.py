@@ -24,13 +24,12 @@ from deepsearch_rl.files import (
     sha256_file,
     sha256_json,
     write_json,
-    write_jsonl,
 )
-from deepsearch_rl.records import Chunk, Question, Trajectory
+from deepsearch_rl.records import Chunk, Question
 from deepsearch_rl.retrieval.manifest import read_manifest
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.launch import require_backend, serve_model
-from deepsearch_rl.trajectories.collect import collect
+from deepsearch_rl.trajectories.collect import TrajectoryFile, collect
 
 
 def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, out: Path, work: Path) -> ModelEvaluation:
@@ -95,18 +94,17 @@ class Evaluator:
                 controls[run.condition] = build_control(rollouts, searched, run.samples, key, evaluate.draws)
         return [self._row(main, searched).model_copy(update={"controls": controls}), *rows]
 
-    def rollouts(self, run: Run) -> list[Trajectory]:
+    def rollouts(self, run: Run) -> TrajectoryFile:
         """Every rollout of a run, by id: those of the log, and the missing ones made now."""
-        found = collect(
+        return collect(
             run.questions,
             samples=run.samples,
             make_agent=lambda: self._agent(run),
             log=self.logs / run.file,
             concurrency=self.setting.agent.concurrency,
             label=f"{self.model} {run.dataset} {run.condition} T={run.temperature:g}",
+            out=self.out / run.file,
         )
-        write_jsonl(self.out / run.file, found)
-        return found
 
     def _agent(self, run: Run) -> AbstractAsyncContextManager[SearchAgent | ControlAgent]:
         agent = self.setting.agent
@@ -116,7 +114,7 @@ class Evaluator:
         gold = self.gold if run.condition == "gold_passage" else None
         return ControlAgent(agent, self.endpoint, run.temperature, self.model, gold, self.setting.seed)
 
-    def _row(self, run: Run, rollouts: Sequence[Trajectory]) -> F1TableRow:
+    def _row(self, run: Run, rollouts: TrajectoryFile) -> F1TableRow:
         generated = any((question.metadata.model_extra or {}).get("generated") is True for question in run.questions)
         return build_row(self._key(run), rollouts, generated, self.setting.evaluate.draws)
 

@@ -69,32 +69,32 @@ def score_rollout(trajectory: Trajectory) -> AnswerScores:
 
 
 def score_questions(trajectories: Iterable[Trajectory], samples: int) -> QuestionScores:
-    """Average each question's rollouts.
+    """Average each question's rollouts. They are read once, and only their scores are kept.
 
     Raises:
         CheckFailedError: there is no rollout, or a question has not exactly the samples 0 to ``samples - 1``.
     """
-    by_question: dict[str, list[Trajectory]] = defaultdict(list)
+    scored: dict[str, list[tuple[int, AnswerScores]]] = defaultdict(list)
+    types: dict[str, str] = {}
     for trajectory in trajectories:
-        by_question[trajectory.question_id].append(trajectory)
-    if not by_question:
+        scored[trajectory.question_id].append((trajectory.sample, score_rollout(trajectory)))
+        types.setdefault(trajectory.question_id, trajectory.question_type)
+    if not scored:
         raise CheckFailedError("there is no rollout to score.")
-    ids = tuple(sorted(by_question))
-    for question_id in ids:
-        _check_samples(question_id, by_question[question_id], samples)
+    ids = tuple(sorted(scored))
     metrics = {name: np.zeros(len(ids)) for name in answers.METRICS}
     for row, question_id in enumerate(ids):
-        for trajectory in by_question[question_id]:
-            for name, value in zip(answers.METRICS, score_rollout(trajectory), strict=True):
+        _check_samples(question_id, [sample for sample, _ in scored[question_id]], samples)
+        for _, scores in scored[question_id]:
+            for name, value in zip(answers.METRICS, scores, strict=True):
                 metrics[name][row] += value / samples
-    return QuestionScores(ids, tuple(by_question[name][0].question_type for name in ids), metrics)
+    return QuestionScores(ids, tuple(types[name] for name in ids), metrics)
 
 
-def _check_samples(question_id: str, rollouts: Sequence[Trajectory], samples: int) -> None:
-    found = sorted(rollout.sample for rollout in rollouts)
-    if found != list(range(samples)):
+def _check_samples(question_id: str, found: Sequence[int], samples: int) -> None:
+    if sorted(found) != list(range(samples)):
         raise CheckFailedError(
-            f"question {question_id!r} has the samples {found}, not 0 to {samples - 1}: "
+            f"question {question_id!r} has the samples {sorted(found)}, not 0 to {samples - 1}: "
             "a rollout is missing or counted twice, so no mean can be taken."
         )
 

@@ -3,26 +3,29 @@
 Finished rollouts go to an append-only log under ``work/`` whose name is a digest of everything that determines them
 (:func:`log_path`), so that a changed parameter starts afresh and an unchanged one resumes. Rollouts that a broken
 server ended are tried again by a resumed run; when a long row of them shows that a server is gone, the run stops.
+
+Memory does not grow with the trajectories: a finished rollout is written and forgotten, and the artifact is read from
+the log in its order (:mod:`deepsearch_rl.trajectories.rollout_log`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from pydantic import JsonValue
 
-from deepsearch_rl.answers import f1
 from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.files import AppendLog, read_jsonl, sha256_json, write_jsonl
+from deepsearch_rl.files import only_writer, read_jsonl, sha256_json, write_jsonl
 from deepsearch_rl.progress import Meter
-from deepsearch_rl.records import Question, StopReason, Trajectory
+from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.trajectories.rollout_log import SERVER_FAILURES, RolloutLog
+from deepsearch_rl.trajectories.running_figures import RunningFigures
 
 Answer: TypeAlias = Callable[[Question, int], Awaitable[Trajectory]]
 """Answers a question for the given sample number, from 0."""
-SERVER_FAILURES = frozenset({StopReason.MODEL_ERROR, StopReason.TOOL_ERROR})
-"""Rollouts that ended because a server failed, not because of what the model wrote."""
 FAILURES_IN_A_ROW = 16
 """So many server failures in a row mean that the server is gone."""
 WORK = Path("work")
@@ -41,6 +44,23 @@ def log_path(stage: str, determined_by: JsonValue) -> Path:
     return WORK / stage / f"{sha256_json(determined_by)[:16]}.jsonl"
 
 
+@dataclass(frozen=True, slots=True)
+class TrajectoryFile:
+    """An artifact of ``count`` trajectories, read from the file anew by every iteration, so that none is kept.
+
+    Iterating raises what :func:`read_jsonl` raises.
+    """
+
+    path: Path
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return read_jsonl(self.path, Trajectory)
+
+
 def collect(
     questions: Sequence[Question],
     samples: int,
@@ -48,35 +68,33 @@ def collect(
     log: Path,
     concurrency: int,
     label: str,
-) -> list[Trajectory]:
-    """Answer every question ``samples`` times and return the trajectories sorted by id.
+    out: Path,
+) -> TrajectoryFile:
+    """Answer every question ``samples`` times and write the trajectories to ``out``, sorted by question id and sample.
 
     Args:
         questions: with distinct ids.
         samples: answers per question.
         make_agent: opens the agent; not called where the log already holds everything.
-        log: from :func:`log_path`; finished rollouts are read from it and appended to it.
+        log: from :func:`log_path`; finished rollouts are read from it and appended to it. It stays for the caller to
+            remove.
         concurrency: rollouts at once.
         label: what the progress line calls this.
+        out: the artifact; it appears by one rename once every rollout is there.
 
     Raises:
+        ArtifactError: two questions have the same id.
+        ConfigError: another process is writing this log.
         EndpointError: a server failed many rollouts in a row.
-        RecordError: a line of the log is not a trajectory.
+        RecordError: a line of the log is not a trajectory, or says a second time what another said.
     """
-
-    async def run() -> list[Trajectory]:
-        with _Collection(questions, samples, log, label) as collection:
-            if collection.remaining:
-                async with make_agent() as agent:
-                    await collection.run(agent.answer, concurrency)
-            return collection.finished()
-
-    return asyncio.run(run())
-
-
-def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> int:
-    """Write an artifact of trajectories, sorted by id, by one rename; return how many there are."""
-    return write_jsonl(path, sorted(trajectories, key=_by_id))
+    with only_writer(log), RolloutLog(log, questions, samples) as rollouts:
+        figures = RunningFigures()
+        rollouts.replay(figures.add_resumed)
+        if figures.finished < len(rollouts):
+            with Meter(label, len(rollouts), "rollouts", done=figures.finished) as meter:
+                asyncio.run(_Collection(rollouts, figures, meter).run(make_agent, concurrency))
+        return TrajectoryFile(out, write_jsonl(out, rollouts.rollouts()))
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
@@ -89,59 +107,34 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     return list(read_jsonl(path, Trajectory))
 
 
-def _by_id(trajectory: Trajectory) -> tuple[str, int]:
-    return trajectory.question_id, trajectory.sample
-
-
 class _Collection:
-    """The rollouts that are wanted, those that the log already holds, and the running score."""
+    """A run over the rollouts that the log does not hold yet."""
 
-    def __init__(self, questions: Sequence[Question], samples: int, log: Path, label: str) -> None:
-        wanted = {f"{question.id}#{sample}": (question, sample) for question in questions for sample in range(samples)}
-        self._log = AppendLog(log)
-        logged = (record for record in read_jsonl(log, Trajectory) if record.stop_reason not in SERVER_FAILURES)
-        self._done = {record.id: record for record in logged if record.id in wanted}
-        self.remaining = [pair for id_, pair in wanted.items() if id_ not in self._done]
-        self._meter = Meter(label, len(wanted), "rollouts")
-        self._f1_sum = sum(f1(record.answer, record.golden_answers) for record in self._done.values())
-        self._failed = sum(record.failed for record in self._done.values())
+    def __init__(self, rollouts: RolloutLog, figures: RunningFigures, meter: Meter) -> None:
+        self._rollouts, self._figures, self._meter = rollouts, figures, meter
         self._server_failures = 0
 
-    def __enter__(self) -> "_Collection":
-        self._meter.__enter__()
-        self._meter.advance(len(self._done))
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._meter.__exit__(*exc_info)
-        self._log.close()
-
-    def finished(self) -> list[Trajectory]:
-        return sorted(self._done.values(), key=_by_id)
-
-    async def run(self, answer: Answer, concurrency: int) -> None:
-        todo = iter(self.remaining)
-        try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(min(concurrency, len(self.remaining))):
-                    workers.create_task(self._work(answer, todo))
-        except ExceptionGroup as group:  # one error is enough for a reader
-            raise group.exceptions[0] from group
-        if self._done and all(record.stop_reason in SERVER_FAILURES for record in self._done.values()):
-            raise _server_gone(len(self._done), next(iter(self._done.values())))
+    async def run(self, make_agent: Callable[[], AbstractAsyncContextManager[Agent]], concurrency: int) -> None:
+        todo = self._rollouts.missing()
+        async with make_agent() as agent:
+            try:
+                async with asyncio.TaskGroup() as workers:
+                    for _ in range(min(concurrency, len(self._rollouts))):
+                        workers.create_task(self._work(agent.answer, todo))
+            except ExceptionGroup as group:  # one error is enough for a reader
+                raise group.exceptions[0] from group
 
     async def _work(self, answer: Answer, todo: Iterator[tuple[Question, int]]) -> None:
         for question, sample in todo:
             self._add(await answer(question, sample))
 
     def _add(self, trajectory: Trajectory) -> None:
-        self._log.append(trajectory)
-        self._done[trajectory.id] = trajectory
-        self._f1_sum += f1(trajectory.answer, trajectory.golden_answers)
-        self._failed += trajectory.failed
-        self._meter.advance(note=f"F1 {self._f1_sum / len(self._done):.3f}, {self._failed} failed")
+        self._rollouts.append(trajectory)
+        self._figures.add(trajectory)
+        self._meter.advance(note=self._figures.note(self._meter.elapsed_s))
         self._server_failures = self._server_failures + 1 if trajectory.stop_reason in SERVER_FAILURES else 0
-        if self._server_failures >= FAILURES_IN_A_ROW:
+        nothing_else = self._figures.finished == len(self._rollouts) and self._figures.all_failed_by_servers
+        if self._server_failures >= FAILURES_IN_A_ROW or nothing_else:
             raise _server_gone(self._server_failures, trajectory)
 
 

@@ -17,7 +17,7 @@ from deepsearch_rl.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.manifest import read_manifest
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.serving.launch import RemoteConfig, ServingConfig, serve_model
-from deepsearch_rl.trajectories.collect import collect, log_path, write_trajectories
+from deepsearch_rl.trajectories.collect import collect, log_path
 
 TEACHERS = ("scripted", "endpoint")
 MODEL_NAME = "teacher"
@@ -81,10 +81,9 @@ def synthesize(
         def make_agent() -> SearchAgent:
             return SearchAgent(agent, teacher, url, config.temperature, model_name=MODEL_NAME)
 
-        trajectories = collect(questions, config.samples, make_agent, log, agent.concurrency, "synthesize")
-    count = write_trajectories(out, trajectories)
+        found = collect(questions, config.samples, make_agent, log, agent.concurrency, "synthesize", out)
     log.unlink()  # the artifact is whole; a forced run is to ask again
-    return count
+    return len(found)
 
 
 @contextmanager

@@ -1,0 +1,56 @@
+"""What a bulk run says of itself while it goes on: running F1, failures by kind, tokens per second."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from deepsearch_rl.answers import f1
+from deepsearch_rl.records import StopReason, Trajectory
+from deepsearch_rl.trajectories.rollout_log import SERVER_FAILURES
+
+
+@dataclass(slots=True)
+class RunningFigures:
+    """Sums over the rollouts so far, those of earlier runs (:meth:`add_resumed`) and of this one (:meth:`add`).
+
+    Every rollout counts in the running F1, a failed one as zero, as in the F1 table. Speed is that of this run alone.
+    """
+
+    finished: int = 0
+    _f1_sum: float = 0.0
+    _failures: Counter[StopReason] = field(default_factory=Counter)
+    _completion_tokens: int = 0
+
+    def add_resumed(self, trajectory: Trajectory) -> None:
+        """Count a rollout that an earlier run made."""
+        self.finished += 1
+        if trajectory.failed:
+            self._failures[trajectory.stop_reason] += 1
+        else:
+            self._f1_sum += f1(trajectory.answer, trajectory.golden_answers)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count a rollout of this run."""
+        self.add_resumed(trajectory)
+        self._completion_tokens += trajectory.completion_tokens
+
+    @property
+    def f1(self) -> float:
+        """Mean over all rollouts so far, 0 before the first."""
+        return self._f1_sum / self.finished if self.finished else 0.0
+
+    @property
+    def all_failed_by_servers(self) -> bool:
+        """Whether there are rollouts and not one of them got as far as an end of the model's own making."""
+        return 0 < self.finished == sum(self._failures[reason] for reason in SERVER_FAILURES)
+
+    def note(self, elapsed_s: float) -> str:
+        """The figures in words, e.g. ``F1 0.512, 3 token_budget, 1 model_error, 812 tokens/s``.
+
+        Args:
+            elapsed_s: how long this run has been answering. ``-`` stands for the tokens of endpoints that count none.
+        """
+        by_kind = sorted(self._failures.items(), key=lambda entry: (-entry[1], entry[0]))
+        failures = ", ".join(f"{count} {reason}" for reason, count in by_kind) or "none failed"
+        counted = self._completion_tokens > 0 < elapsed_s
+        speed = f"{self._completion_tokens / elapsed_s:.0f}" if counted else "-"
+        return f"F1 {self.f1:.3f}, {failures}, {speed} tokens/s"
