@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_PUNCTUATION = string.punctuation.encode()
 CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 """Normalised answers that share no token with any other (HotpotQA's rule): they match exactly or not at all."""
 SUCCESS_F1 = 0.8
@@ -29,9 +29,16 @@ def extract_answer(text: str) -> str:
     return text[start + len("<answer>") : end].strip() if 0 <= start < end else ""
 
 
+def has_answer_tags(text: str) -> bool:
+    """Whether there is an opening answer tag and a closing one after it."""
+    return 0 <= text.find("<answer>") < text.rfind("</answer>")
+
+
 def normalise(text: str) -> str:
     """Lower-case, drop punctuation and articles, collapse white space."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    # In UTF-8 no byte of another character is an ASCII one, and bytes lose theirs several times faster than text does.
+    encoded = text.lower().encode("utf-8", "surrogatepass").translate(None, _PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", encoded.decode("utf-8", "surrogatepass")).split())
 
 
 class AnswerScores(NamedTuple):
