@@ -1,0 +1,71 @@
+"""Where a turn's reasoning stands, and what of it a request carries."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepsearch_rl.agent.chat_messages import Thought, chat_messages, split_thought
+from deepsearch_rl.records import Message, ToolCall
+
+CALL = ToolCall(id="call_1", name="retrieve", arguments='{"query": "mayor"}')
+
+
+def turn(content: str, reasoning: str | None = None) -> Message:
+    return Message(role="assistant", content=content, reasoning=reasoning)
+
+
+@pytest.mark.parametrize(
+    ("message", "reasoning", "text"),
+    [
+        (turn("So it is.", "Look.\nAgain."), "Look.\nAgain.", "So it is."),
+        (turn("\n\nSo it is.", "\nLook.\n"), "Look.", "So it is."),  # vLLM's parsers keep the newlines around
+        (turn("<think>\nLook.\n</think>\n\nSo it is."), "Look.", "So it is."),  # no parser
+        (turn(" <think>Look.</think>So it is."), "Look.", "So it is."),
+        (turn("Look.\n</think>\n\nSo it is."), "Look.", "So it is."),  # no parser, and the prompt opened the block
+        (turn("<think>Look.</think>So it is.", "Look."), "Look.", "So it is."),  # a server that returns it twice
+        (turn("<think>\n\n</think>\n\nSo it is.", "Look."), "Look.", "So it is."),
+        (turn("<think>\n\n</think>\n\nSo it is."), None, "So it is."),
+        (turn("<think>Other.</think>So.", "Look."), "Look.", "<think>Other.</think>So."),
+        (turn("So it is."), None, "So it is."),
+        (turn("\nSo it is.", "\n"), None, "\nSo it is."),
+        (turn("So <think>late</think> it is."), None, "So <think>late</think> it is."),
+        (turn("<think>never closed"), None, "<think>never closed"),
+        (Message(role="tool", content="a</think>b", tool_call_id="call_1"), None, "a</think>b"),
+        (Message(role="user", content="<think>a</think>b"), None, "<think>a</think>b"),
+    ],
+)
+def test_a_thought_is_found_wherever_the_server_put_it(message: Message, reasoning: str | None, text: str) -> None:
+    assert split_thought(message) == Thought(reasoning, text)
+
+
+def test_reasoning_is_sent_back_by_both_its_names_and_not_in_the_text() -> None:
+    [sent] = chat_messages([turn("<think>\nLook.\n</think>\n\nSo.")], with_reasoning=True)
+    assert sent == {"role": "assistant", "content": "So.", "reasoning": "Look.", "reasoning_content": "Look."}
+
+
+def test_without_reasoning_no_trace_of_it_is_sent() -> None:
+    messages = [turn("So.", "Look."), turn("<think>Look.</think>So."), turn("Look.</think>So.")]
+    assert chat_messages(messages) == [{"role": "assistant", "content": "So."}] * 3
+
+
+def test_a_turn_that_only_thinks_before_its_call_is_sent_with_an_empty_text() -> None:
+    [sent] = chat_messages([Message(role="assistant", content="\n\n", reasoning="Look.", tool_calls=(CALL,))])
+    assert sent["content"] == ""
+    assert sent["tool_calls"] == [
+        {"id": "call_1", "type": "function", "function": {"name": "retrieve", "arguments": '{"query": "mayor"}'}}
+    ]
+
+
+@given(st.text(), st.booleans())
+def test_messages_without_reasoning_are_sent_to_the_letter(text: str, with_reasoning: bool) -> None:
+    content = text.replace("</think>", "")
+    [sent] = chat_messages([turn(content)], with_reasoning=with_reasoning)
+    assert sent == {"role": "assistant", "content": content}
+
+
+@given(st.text(alphabet="ab \n<>/"), st.text(alphabet="ab \n"))
+def test_a_thought_apart_and_a_thought_in_the_text_are_the_same(thought: str, text: str) -> None:
+    if not thought.strip():
+        return
+    apart, inside = turn(text, thought), turn(f"<think>\n{thought}\n</think>\n\n{text}")
+    assert split_thought(apart) == split_thought(inside)
