@@ -1,0 +1,88 @@
+"""What a meter shows, on a terminal and in a file."""
+
+import io
+import time
+
+import pytest
+
+from deepsearch_rl.progress import Meter, track
+
+
+class Clock:
+    """Stands for the monotonic clock; time passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+def test_a_plain_line_has_count_rate_time_left_and_note(clock: Clock):
+    stream = io.StringIO()
+    with Meter("answer", 100, "rollouts", stream) as meter:
+        clock.now_s += 20
+        meter.advance(40, "F1 0.500")
+    first, last = stream.getvalue().splitlines()
+    assert first == last == "answer: 40/100 rollouts, 2.0/s, 0:00:30 left, F1 0.500"
+
+
+def test_what_an_earlier_run_did_counts_as_done_and_not_as_speed(clock: Clock):
+    stream = io.StringIO()
+    with Meter("answer", 10_000, "rollouts", stream, done=9_000) as meter:
+        clock.now_s += 10
+        meter.advance(5)
+        assert meter.elapsed_s == pytest.approx(10)
+    assert stream.getvalue().splitlines()[0] == "answer: 9005/10000 rollouts, 0.5/s, 0:33:10 left"
+
+
+def test_no_time_is_promised_before_anything_of_this_run_is_done(clock: Clock):
+    stream = io.StringIO()
+    with Meter("answer", 10, "rollouts", stream, done=9) as meter:
+        clock.now_s += 10
+        meter.advance(0)
+    assert stream.getvalue().splitlines()[0] == "answer: 9/10 rollouts, 0.0/s, no estimate yet"
+
+
+def test_plain_lines_are_ten_seconds_apart_and_short_work_has_none(clock: Clock):
+    stream = io.StringIO()
+    with Meter("answer", 10, "rollouts", stream) as meter:
+        for _ in range(9):
+            clock.now_s += 1
+            meter.advance()
+    assert stream.getvalue() == ""
+    with Meter("answer", 35, "rollouts", stream) as meter:
+        for _ in range(35):
+            clock.now_s += 1
+            meter.advance()
+    assert [line.partition(",")[0] for line in stream.getvalue().splitlines()] == [
+        "answer: 10/35 rollouts", "answer: 20/35 rollouts", "answer: 30/35 rollouts", "answer: 35/35 rollouts",
+    ]  # fmt: skip
+
+
+def test_a_terminal_gets_a_bar_that_begins_with_what_was_done_before(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    terminal = Terminal()
+    with Meter("answer", 40, "rollouts", terminal, done=30) as meter:
+        meter.advance(note="F1 0.250, 2 token_budget, 1 model_error, 80 tokens/s")
+    assert "30/40" in terminal.getvalue()
+    assert "31/40" in terminal.getvalue()
+    assert "F1 0.250, 2 token_budget, 1 model_error, 80 tokens/s" in terminal.getvalue()
+
+
+def test_tracked_items_pass_through(capsys: pytest.CaptureFixture[str]):
+    assert list(track(iter("abc"), "letters", 3)) == ["a", "b", "c"]
+    assert capsys.readouterr().err == ""
