@@ -2,8 +2,6 @@
 
 import json
 import math
-import string
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from deepsearch_rl.evaluation.score_report import report_comparison, report_scor
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import StopReason
 from tests.evaluation.conftest import make_rollout
+from tests.evaluation.published import published
 
 PAIRS = [
     ("Port Vale", ["port vale"]),
@@ -32,37 +31,6 @@ PAIRS = [
     ("no answer", ["noanswer"]),
     ("İstanbul ", ["i̇stanbul"]),
 ]
-
-
-def published(prediction: str, golds: list[str]) -> dict[str, float]:
-    """The definitions of SQuAD v1.1 and FlashRAG, written out plainly (an empty gold is no match for acc)."""
-
-    def normal(text: str) -> str:
-        kept = "".join(letter for letter in text.lower() if letter not in set(string.punctuation))
-        words = " ".join(f" {kept} ".split())
-        for article in ("a", "an", "the"):
-            words = " ".join(word for word in words.split() if word != article)
-        return words
-
-    def overlap(gold: str) -> tuple[float, float, float]:
-        ours, theirs = normal(prediction), normal(gold)
-        closed = {"yes", "no", "noanswer"}
-        if (ours in closed or theirs in closed) and ours != theirs:
-            return 0.0, 0.0, 0.0
-        same = sum((Counter(ours.split()) & Counter(theirs.split())).values())
-        if not same:
-            return 0.0, 0.0, 0.0
-        precision, recall = same / len(ours.split()), same / len(theirs.split())
-        return 2 * precision * recall / (precision + recall), precision, recall
-
-    each = [overlap(gold) for gold in golds]
-    return {
-        "em": float(any(normal(prediction) == normal(gold) for gold in golds)),
-        "f1": max(one[0] for one in each),
-        "acc": float(any(normal(gold) and normal(gold) in normal(prediction) for gold in golds)),
-        "precision": max(one[1] for one in each),
-        "recall": max(one[2] for one in each),
-    }
 
 
 def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
