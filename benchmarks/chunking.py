@@ -176,7 +176,7 @@ def stream(documents: Sequence[Document], size: int, megabytes: int) -> str:
         write_jsonl(corpora / "long.jsonl", [Document(id="long", contents=f"A long document\n{body}")])
         del body, text
         gc.collect()
-        config = ChunkConfig(chunk_size=size, overlap=0, tokenizer="words", passages=())
+        config = ChunkConfig(chunk_size=size, overlap=0, tokenizer="words", passages=(), variants={})
         started = time.process_time()
         with peak_anonymous_mb() as growth:
             [chunks] = chunk_corpora(corpora, Path(folder, "chunks"), config).values()

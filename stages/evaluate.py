@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deepsearch_rl.agent.rollout import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.corpora.chunking import ChunkConfig
 from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation
 from deepsearch_rl.evaluation.run import evaluate_model
@@ -22,7 +22,7 @@ def main(params: Params) -> None:
         retrieval=params.section("retrieval", RetrievalConfig),
         serving=params.section("serving", ServingConfig),
         datasets=params.mapping("datasets", DatasetConfig),
-        chunk_size=params.section("chunk", ChunkConfig).chunk_size,
+        chunk=params.section("chunk", ChunkConfig),
         seed=params.value("seed"),
     )
     out = params.data / "evaluate" / params.item

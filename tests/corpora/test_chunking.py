@@ -19,7 +19,7 @@ from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import Chunk, Document
 
-CONFIG = ChunkConfig(chunk_size=12, overlap=0, tokenizer="words", passages=())
+CONFIG = ChunkConfig(chunk_size=12, overlap=0, tokenizer="words", passages=(), variants={})
 SENTENCES = [f"Sentence number {number} has just seven words." for number in range(9)]  # 8 tokens each
 ARTICLE = Document(id="a", contents="Title\n" + " ".join(SENTENCES), metadata={"source": "x"})
 
@@ -139,7 +139,7 @@ def test_a_long_document_is_chunked_in_memory_of_a_few_times_its_size(tmp_path: 
         "list(sentence_spans('The tables are made. Once.'))\n"
         "peak = lambda: int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) * 1024\n"
         "before = peak()\n"
-        "config = ChunkConfig(chunk_size=200, overlap=20, tokenizer='words', passages=())\n"
+        "config = ChunkConfig(chunk_size=200, overlap=20, tokenizer='words', passages=(), variants={})\n"
         "chunk_corpora(Path(sys.argv[1]), Path(sys.argv[2]), config)\n"
         "print(peak() - before)"
     )
@@ -193,7 +193,7 @@ def test_a_folder_without_a_corpus_and_unknown_names_are_refused(tmp_path: Path)
 @pytest.mark.parametrize(("chunk_size", "overlap"), [(0, 0), (-5, 0), (10, 10), (10, -1)])
 def test_sizes_that_cannot_work_are_refused(chunk_size: int, overlap: int) -> None:
     with pytest.raises(ValidationError):
-        ChunkConfig(chunk_size=chunk_size, overlap=overlap, tokenizer="words", passages=())
+        ChunkConfig(chunk_size=chunk_size, overlap=overlap, tokenizer="words", passages=(), variants={})
 
 
 @pytest.mark.realdata

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent.rollout import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.corpora.chunking import ChunkConfig
 from deepsearch_rl.errors import ArtifactError, EndpointError, UnknownNameError
-from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation, SetPlan, plan_runs
-from deepsearch_rl.evaluation.run import checkpoint_name, evaluate_model
+from deepsearch_rl.evaluation.inputs import checkpoint_name
+from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation, SetPlan, VariantPlan, plan_runs, settings_of
+from deepsearch_rl.evaluation.run import evaluate_model
 from deepsearch_rl.files import read_jsonl, write_json, write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata, Question, QuestionMetadata, Trajectory
 from deepsearch_rl.retrieval.build import build_index
@@ -78,15 +81,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def setting(base_url: str, sets: dict[str, SetPlan]) -> Evaluation:
+def setting(sets: dict[str, SetPlan], variants: dict[str, VariantPlan] | None = None) -> Evaluation:
     return Evaluation(
-        evaluate=EvaluateConfig(split="val", temperature=0.7, sets=sets, draws=100),
+        evaluate=EvaluateConfig(split="val", temperature=0.7, sets=sets, variants=variants or {}, draws=100),
         agent=AgentConfig(
             protocol="function_calling",
             prompt="tiny",
+            history_reasoning=False,
             max_searches=2,
             max_turns=3,
             max_tokens=20,
+            answer_tokens=8,
+            max_observation_tokens=None,
             context_tokens=2000,
             timeout_s=20,
             concurrency=4,
@@ -103,16 +109,24 @@ def setting(base_url: str, sets: dict[str, SetPlan]) -> Evaluation:
             online=None,
             startup_timeout_s=60,
         ),
-        serving=ServingConfig.model_validate(
-            {
-                "backend": "remote",
-                "remote": {"base_url": base_url, "model": "scripted", "api_key_variable": "MODEL_KEY_OF_THE_TEST"},
-            }
-        ),
+        serving=ServingConfig(backend="cpu"),
         datasets={"multihoprag": DatasetConfig(corpus="world"), "musique": DatasetConfig(corpus="world")},
-        chunk_size=48,
+        chunk=ChunkConfig(chunk_size=48, overlap=0, tokenizer="words", passages=(), variants={}),
         seed=0,
     )
+
+
+def model_at(base_url: str, folder: Path) -> Path:
+    """A model folder that names an endpoint; its key and its model's name are in the environment."""
+    described = {"base_url": base_url, "model": "$MODEL_OF_THE_TEST", "api_key_variable": "MODEL_KEY_OF_THE_TEST"}
+    write_json(folder / "endpoint.json", described)
+    return folder
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_KEY_OF_THE_TEST", KEY)
+    monkeypatch.setenv("MODEL_OF_THE_TEST", "scripted")
 
 
 def reads(body: dict[str, Any]) -> dict[str, Any]:
@@ -130,16 +144,14 @@ SETS = {
 
 
 @pytest.mark.slow
-def test_every_set_is_answered_over_the_real_retrieval_server(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MODEL_KEY_OF_THE_TEST", KEY)
+@pytest.mark.usefixtures("named")
+def test_every_set_is_answered_over_the_real_retrieval_server(data: Path, tmp_path: Path) -> None:
     out, work = tmp_path / "evaluate" / "sft", tmp_path / "work"
     with serve_chat(reads) as chat:
-        plan = setting(chat.endpoint.base_url, SETS)
-        found = evaluate_model("sft", tmp_path / "model", plan, data, out, work)
+        model, plan = model_at(chat.endpoint.base_url, tmp_path / "model"), setting(SETS)
+        found = evaluate_model("sft", model, plan, data, out, work)
         asked = len(chat.requests)
-        again = evaluate_model("sft", tmp_path / "model", plan, data, tmp_path / "again", work)
+        again = evaluate_model("sft", model, plan, data, tmp_path / "again", work)
         assert len(chat.requests) == asked  # a repeated run goes on from its log, here: to the end
     assert again == found
 
@@ -167,33 +179,92 @@ def test_every_set_is_answered_over_the_real_retrieval_server(
     assert not any(KEY in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
 
 
+VARIANTS = {
+    "top1": {"models": None, "prompt": "multihoprag_nothink", "top_k": 1, "questions": 2},
+    "short": {"models": ["api"], "prompt": None, "top_k": None, "questions": None},
+    "of_others": {"models": ["sft"], "prompt": None, "top_k": 1, "questions": None},
+}
+
+
 @pytest.mark.slow
-def test_an_endpoint_that_is_gone_stops_the_evaluation_and_leaves_nothing(
+@pytest.mark.usefixtures("named")
+def test_variants_are_rows_of_their_own_and_another_model_name_takes_nothing_over(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MODEL_KEY_OF_THE_TEST", KEY)
+    common = {"dataset": "musique", "corpus": None, "samples": 1}
+    variants = {name: VariantPlan.model_validate(common | values) for name, values in VARIANTS.items()}
+    sets, work = {"musique": SETS["musique"]}, tmp_path / "work"
+    with serve_chat(reads) as chat:
+        model = model_at(chat.endpoint.base_url, tmp_path / "model")
+        evaluate_model("api", model, setting(sets), data, tmp_path / "out", work)
+        alone = len(chat.requests)
+        found = evaluate_model("api", model, setting(sets, variants), data, tmp_path / "out", work)
+        asked = len(chat.requests)
+        monkeypatch.setenv("MODEL_OF_THE_TEST", "another")
+        another = evaluate_model("api", model, setting(sets), data, tmp_path / "out2", work)
+    rows = {row.variant: (row.n, row.prompt, row.top_k, row.f1) for row in found.rows}
+    assert list(rows.items()) == [
+        ("", (2, "tiny", 2, 1.0)),
+        ("short", (4, "tiny", 2, 1.0)),
+        ("top1", (2, "multihoprag_nothink", 1, 1.0)),
+    ]
+    assert asked == alone + 2 * (4 + 2)  # the main row came from its log
+    kept = {path.name for path in (tmp_path / "out").glob("*.jsonl")}
+    assert kept == {row.rollouts_file for row in found.rows}
+    prompts = {body["messages"][0]["content"] for body in chat.requests[alone:asked]}
+    assert prompts == {load_prompt("tiny"), load_prompt("multihoprag_nothink")}
+    top1 = list(read_jsonl(tmp_path / "out" / "musique.search.t0.7.top1.jsonl", Trajectory))
+    assert all(len(one.retrievals[0].chunk_ids) == 1 for one in top1)
+
+    assert len(chat.requests) == asked + alone  # other answers are another model's
+    address = chat.endpoint.base_url
+    assert [found.rows[0].checkpoint, another.rows[0].checkpoint] == [
+        f"{n} at {address}" for n in ("scripted", "another")
+    ]
+    assert {body["model"] for body in chat.requests[asked:]} == {"another"}
+    assert {one.model for one in top1} == {"scripted"}
+
+
+def test_a_variant_with_a_prompt_or_a_set_that_does_not_exist_names_the_nearest() -> None:
+    plan = VariantPlan(models=None, dataset="musiqe", prompt=None, top_k=1, corpus=None, questions=1, samples=1)
+    with pytest.raises(UnknownNameError, match="Did you mean 'musique'"):
+        settings_of(setting(SETS, {"a": plan}), "sft")
+    plan = plan.model_copy(update={"dataset": "musique", "prompt": "multihoprag_nothnk"})
+    with pytest.raises(UnknownNameError, match="Did you mean 'multihoprag_nothink'"):
+        settings_of(setting(SETS, {"a": plan}), "sft")
+    assert [
+        one.variant for one in settings_of(setting(SETS, {"a": plan.model_copy(update={"models": ("rl",)})}), "sft")
+    ] == [""]
+
+
+def test_the_chunk_size_of_a_row_is_that_of_its_corpus() -> None:
+    cut = {"corpus": "world", "chunk_size": 24, "overlap": 0}
+    chunk = ChunkConfig.model_validate(
+        {"chunk_size": 48, "overlap": 0, "tokenizer": "words", "passages": (), "variants": {"world_24": cut}}
+    )
+    assert (chunk.size_of("world"), chunk.size_of("world_24")) == (48, 24)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("named")
+def test_an_endpoint_that_is_gone_stops_the_evaluation_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
     with serve_chat(lambda _: 503) as chat:
-        plan = setting(chat.endpoint.base_url, {"musique": SETS["musique"]})
+        model, plan = model_at(chat.endpoint.base_url, tmp_path / "model"), setting({"musique": SETS["musique"]})
         with pytest.raises(EndpointError, match="in a row"):
-            evaluate_model("sft", tmp_path, plan, data, tmp_path / "out", tmp_path / "work")
+            evaluate_model("sft", model, plan, data, tmp_path / "out", tmp_path / "work")
     assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_set_names_the_nearest_and_an_empty_one_is_refused(data: Path, tmp_path: Path) -> None:
-    plan = setting("http://127.0.0.1:9/v1", {"musiqe": SETS["musique"]})
+    model = model_at("http://127.0.0.1:9/v1", tmp_path / "model")
+    plan = setting({"musiqe": SETS["musique"]})
     with pytest.raises(UnknownNameError, match="Did you mean 'musique'"):
-        evaluate_model("sft", tmp_path, plan, data, tmp_path / "out", tmp_path / "work")
+        evaluate_model("sft", model, plan, data, tmp_path / "out", tmp_path / "work")
     (tmp_path / "questions" / "musique").mkdir(parents=True)
     (tmp_path / "questions" / "musique" / "val.jsonl").touch()
+    plan = setting({"musique": SETS["musique"]})
     with pytest.raises(ArtifactError, match="holds no question"):
-        evaluate_model(
-            "sft",
-            tmp_path,
-            setting("http://127.0.0.1:9/v1", {"musique": SETS["musique"]}),
-            tmp_path,
-            tmp_path / "out",
-            tmp_path / "work",
-        )
+        evaluate_model("sft", model, plan, tmp_path, tmp_path / "out", tmp_path / "work")
 
 
 def test_the_gold_passage_control_needs_known_evidence() -> None:

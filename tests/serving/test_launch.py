@@ -9,13 +9,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pydantic import ValidationError
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.files import write_json
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from deepsearch_rl.serving.processes import watched_process
+from deepsearch_rl.serving.remote import shown_address
 from tests.policies import CONTEXT_TOKENS
 
+ENDPOINT = {"base_url": "$URL_OF_THE_TEST", "model": "$MODEL_OF_THE_TEST", "api_key_variable": "KEY_OF_THE_TEST"}
 CPU = {"slots": 8, "context_tokens": CONTEXT_TOKENS, "start_timeout_s": 60}
 
 
@@ -49,27 +51,38 @@ def test_a_backend_without_its_section_is_a_config_error(policy_folder: Path) ->
         pass
 
 
-def test_a_remote_server_needs_the_key_that_params_name(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_variable": "NO_SUCH_KEY"}
-    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    with pytest.raises(ConfigError, match="NO_SUCH_KEY"), serve_model(policy_folder, config("remote", remote=remote)):
-        pass
-    monkeypatch.setenv("NO_SUCH_KEY", "secret-key")
+def test_a_folder_with_an_endpoint_reaches_the_server_that_its_variables_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(tmp_path / "endpoint.json", ENDPOINT)
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        remote["base_url"] = f"http://127.0.0.1:{server.server_port}/v1"
-        with serve_model(policy_folder, config("remote", remote=remote)) as endpoint:
-            assert endpoint.api_key == "secret-key"
+        address = f"http://127.0.0.1:{server.server_port}/v1"
+        for name, value in (
+            ("URL_OF_THE_TEST", address),
+            ("MODEL_OF_THE_TEST", "m"),
+            ("KEY_OF_THE_TEST", "secret-key"),
+        ):
+            with pytest.raises(ConfigError, match=name), serve_model(tmp_path, config()):
+                pass
+            monkeypatch.setenv(name, value)
+        with serve_model(tmp_path, config()) as endpoint:
+            assert (endpoint.base_url, endpoint.model, endpoint.api_key) == (address, "m", "secret-key")
             assert "secret-key" not in repr(endpoint)
         server.shutdown()
-    with pytest.raises(EndpointError, match=remote["base_url"]), serve_model(Path(), config("remote", remote=remote)):
+    with pytest.raises(EndpointError, match=address), serve_model(tmp_path, config()):
         pass
 
 
-def test_a_key_in_place_of_its_variable_is_refused() -> None:
-    remote = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_variable": "sk-secret"}
-    with pytest.raises(ValidationError, match="api_key_variable"):
-        config("remote", remote=remote)
+def test_an_address_is_shown_without_what_is_secret_in_it() -> None:
+    assert shown_address("https://user:secret@api.example/v1?key=secret") == "https://api.example/v1"
+
+
+def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    write_json(tmp_path / "endpoint.json", ENDPOINT | {"api_key_variable": "sk-secret"})
+    with pytest.raises(ArtifactError, match="api_key_variable") as caught, serve_model(tmp_path, config()):
+        pass
+    assert "sk-secret" not in str(caught.value)
 
 
 def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:

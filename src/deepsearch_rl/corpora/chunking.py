@@ -10,32 +10,56 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from deepsearch_rl.corpora.spans import BLOCK_CHARS, Sentences, Span, sentence_blocks
 from deepsearch_rl.corpora.token_counts import TokenCounter, load_tokenizer
-from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
+from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
 from deepsearch_rl.files import numbered_records, write_jsonl
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import Chunk, Document, Record
 
 
+class ChunkVariant(Record):
+    """The documents of a corpus cut another way, as a corpus of its own."""
+
+    corpus: str = Field(description="whose documents")
+    chunk_size: int = Field(ge=1, description="most tokens of a chunk, its title not counted")
+    overlap: int = Field(ge=0, description="most tokens that a chunk repeats from the end of the one before")
+
+    @model_validator(mode="after")
+    def _check_overlap(self) -> Self:
+        return _checked_overlap(self)
+
+
 class ChunkConfig(Record):
-    """How documents are cut."""
+    """Section ``chunk``: how documents are cut."""
 
     chunk_size: int = Field(ge=1, description="most tokens of a chunk, its title not counted")
     overlap: int = Field(ge=0, description="most tokens that a chunk repeats from the end of the one before")
     tokenizer: str = Field(description="what counts tokens: `words`, or `hf:<folder or repository[@revision]>`")
     passages: tuple[str, ...] = Field(description="corpora whose documents are passages already: one chunk each")
+    variants: dict[str, ChunkVariant] = Field(description="further corpora, by the name that datasets and index use")
 
     @model_validator(mode="after")
     def _check_overlap(self) -> Self:
-        if self.overlap >= self.chunk_size:
-            raise ValueError(f"overlap {self.overlap} must be below chunk_size {self.chunk_size}")
-        return self
+        return _checked_overlap(self)
+
+    def size_of(self, corpus: str) -> int:
+        """The chunk size of a corpus, in tokens."""
+        return self.variants[corpus].chunk_size if corpus in self.variants else self.chunk_size
+
+
+CutT = TypeVar("CutT", ChunkConfig, ChunkVariant)
+
+
+def _checked_overlap(config: CutT) -> CutT:
+    if config.overlap >= config.chunk_size:
+        raise ValueError(f"overlap {config.overlap} must be below chunk_size {config.chunk_size}")
+    return config
 
 
 def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str, int]:
@@ -44,27 +68,45 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
     Raises:
         ArtifactError: there is no corpus, or one is empty.
         RecordError: a document does not fit its schema, or its id is taken.
-        UnknownNameError: a tokenizer, or a corpus in ``passages``, that does not exist.
+        UnknownNameError: a tokenizer, or a corpus in ``passages`` or ``variants``, that does not exist.
+        ConfigError: a variant has the name of a corpus.
         UnavailableError: the tokenizer cannot be read.
     """
     counter = load_tokenizer(config.tokenizer)
     paths = sorted(corpora.glob("*.jsonl"))
     if not paths:
         raise ArtifactError(f"{corpora} holds no corpus (*.jsonl); run the stage that makes it (`dvc repro download`).")
-    names = {path.stem for path in paths}
+    _check_names(config, {path.stem for path in paths})
+    counts = {path.stem: _chunk_corpus(path, chunks / path.name, config, config, counter) for path in paths}
+    for name, variant in config.variants.items():
+        path = corpora / f"{variant.corpus}.jsonl"
+        counts[name] = _chunk_corpus(path, chunks / f"{name}.jsonl", config, variant, counter)
+    return counts
+
+
+def _check_names(config: ChunkConfig, corpora: set[str]) -> None:
     for name in config.passages:
-        if name not in names:
-            raise UnknownNameError("corpus in chunk.passages", name, names)
-    return {path.stem: _chunk_corpus(path, chunks / path.name, config, counter) for path in paths}
+        if name not in corpora:
+            raise UnknownNameError("corpus in chunk.passages", name, corpora)
+    for name, variant in config.variants.items():
+        if variant.corpus not in corpora:
+            raise UnknownNameError(f"corpus of chunk.variants.{name}", variant.corpus, corpora)
+        if name in corpora or variant.corpus in config.passages:
+            raise ConfigError(
+                f"chunk.variants.{name} cannot be made: "
+                + (f"there is a corpus {name!r}." if name in corpora else f"{variant.corpus!r} is passages already.")
+            )
 
 
-def _chunk_corpus(path: Path, out: Path, config: ChunkConfig, counter: TokenCounter) -> int:
-    documents = track(_read_documents(path), f"chunk {path.stem}", _count_lines(path), "documents")
+def _chunk_corpus(
+    path: Path, out: Path, config: ChunkConfig, cut: ChunkConfig | ChunkVariant, counter: TokenCounter
+) -> int:
+    documents = track(_read_documents(path), f"chunk {out.stem}", _count_lines(path), "documents")
     if path.stem in config.passages:
         return write_jsonl(
             out, (_chunk(document, f"{document.title}\n{document.text}", 0, 1) for document in documents)
         )
-    return write_jsonl(out, chunk_documents(documents, counter, config.chunk_size, config.overlap))
+    return write_jsonl(out, chunk_documents(documents, counter, cut.chunk_size, cut.overlap))
 
 
 def _count_lines(path: Path) -> int:

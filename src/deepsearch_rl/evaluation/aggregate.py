@@ -29,6 +29,7 @@ class RowKey:
     temperature: float
     samples: int
     seed: int
+    variant: str = ""
 
 
 @dataclass(slots=True)
@@ -81,6 +82,7 @@ def build_row(key: RowKey, rollouts: Iterable[Trajectory], generated: bool, draw
         temperature=key.temperature,
         samples=key.samples,
         seed=key.seed,
+        variant=key.variant,
         n=len(scores.question_ids),
         f1=f1.mean,
         f1_low=f1.low,

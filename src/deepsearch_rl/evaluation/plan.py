@@ -1,11 +1,14 @@
-"""What an evaluation runs: question sets, conditions, temperatures, and how many questions of each."""
+"""What an evaluation runs: question sets, conditions, temperatures, variants, and how many questions of each."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from pydantic import Field
 
-from deepsearch_rl.agent.rollout import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.corpora.chunking import ChunkConfig
+from deepsearch_rl.errors import UnknownNameError
 from deepsearch_rl.evaluation.rows import Condition, Control, run_file
 from deepsearch_rl.files import sha256_json
 from deepsearch_rl.records import NonEmpty, Question, Record
@@ -14,6 +17,8 @@ from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.serving.launch import ServingConfig
 
 CONTROLS: tuple[Control, ...] = ("no_search", "gold_passage")
+VariantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
+"""Part of file names and of metric names."""
 
 
 class SetPlan(Record):
@@ -25,38 +30,94 @@ class SetPlan(Record):
     controls: int = Field(ge=0, description="the first so many of them once per control")
 
 
+class VariantPlan(Record):
+    """A set answered once more under another setting, for rows of their own; null keeps the profile's value."""
+
+    models: tuple[str, ...] | None = Field(description="who answers; null: every model")
+    dataset: NonEmpty = Field(description="a set of section datasets")
+    prompt: str | None = Field(description="name of a file in agent/prompts")
+    top_k: int | None = Field(ge=1, description="passages per search")
+    corpus: str | None = Field(description="another corpus, such as one of chunk.variants")
+    questions: int | None = Field(ge=1, description="the first so many of the split; null for all")
+    samples: int = Field(ge=1, description="answers per question at the sampling temperature")
+
+
 class EvaluateConfig(Record):
     """Section ``evaluate``."""
 
     split: NonEmpty = Field(description="questions of this split are answered")
     temperature: float = Field(gt=0, description="of the main figure")
     sets: dict[str, SetPlan] = Field(min_length=1, description="question sets, by the name they have in datasets")
+    variants: dict[VariantName, VariantPlan] = Field(description="rows beside the main ones, by their name")
     draws: int = Field(ge=100, description="bootstrap resamples per interval")
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Everything that decides how a model is evaluated; the params sections of these names."""
+    """Everything that decides how a model is evaluated; the params sections of these names.
+
+    ``variant`` is the name of the variant that this is, empty for the profile's own setting.
+    """
 
     evaluate: EvaluateConfig
     agent: AgentConfig
     retrieval: RetrievalConfig
     serving: ServingConfig
     datasets: Mapping[str, DatasetConfig]
-    chunk_size: int
+    chunk: ChunkConfig
     seed: int
+    variant: str = ""
 
     def digest(self) -> str:
         """SHA-256 of all of it."""
-        sections = (self.evaluate, self.agent, self.retrieval, self.serving, *self.datasets.values())
+        sections = (self.evaluate, self.agent, self.retrieval, self.serving, self.chunk, *self.datasets.values())
         return sha256_json(
-            [
-                list(self.datasets),
-                self.chunk_size,
-                self.seed,
-                *(section.model_dump(mode="json") for section in sections),
-            ]
+            [list(self.datasets), self.seed, self.variant, *(section.model_dump(mode="json") for section in sections)]
         )
+
+    @property
+    def corpora(self) -> list[str]:
+        """The corpora that the planned sets are answered from, sorted.
+
+        Raises:
+            UnknownNameError: a set is not in section ``datasets``.
+        """
+        return sorted({self.corpus_of(name) for name in self.evaluate.sets})
+
+    def corpus_of(self, dataset: str) -> str:
+        """The corpus that a set is answered from.
+
+        Raises:
+            UnknownNameError: the set is not in section ``datasets``.
+        """
+        if dataset not in self.datasets:
+            raise UnknownNameError("dataset", dataset, self.datasets)
+        return self.datasets[dataset].corpus
+
+
+def settings_of(setting: Evaluation, model: str) -> list[Evaluation]:
+    """The profile's own setting, then every variant that is asked of a model, each as an evaluation by itself.
+
+    Raises:
+        UnknownNameError: a variant names a set or a prompt that does not exist.
+    """
+    own = replace(setting, evaluate=setting.evaluate.model_copy(update={"variants": {}}))
+    variants = setting.evaluate.variants.items()
+    return [own, *(_variant(own, name, plan) for name, plan in variants if plan.models is None or model in plan.models)]
+
+
+def _variant(own: Evaluation, name: str, plan: VariantPlan) -> Evaluation:
+    answered = SetPlan(questions=plan.questions, samples=plan.samples, greedy=0, controls=0)
+    corpus = plan.corpus or own.corpus_of(plan.dataset)
+    prompt = {"prompt": plan.prompt or own.agent.prompt}
+    return replace(
+        own,
+        evaluate=own.evaluate.model_copy(update={"sets": {plan.dataset: answered}}),
+        agent=AgentConfig.model_validate(own.agent.model_dump() | prompt),  # a copy would not check the prompt's name
+        retrieval=own.retrieval.model_copy(update={"top_k": plan.top_k or own.retrieval.top_k}),
+        datasets={plan.dataset: DatasetConfig(corpus=corpus)},
+        variant=name,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +129,23 @@ class Run:
     temperature: float
     samples: int
     questions: tuple[Question, ...]
+    variant: str = ""
 
     @property
     def file(self) -> str:
         """Name of the file that its rollouts go to."""
-        return run_file(self.dataset, self.condition, self.temperature)
+        return run_file(self.dataset, self.condition, self.temperature, self.variant)
 
 
-def plan_runs(dataset: str, questions: Sequence[Question], plan: SetPlan, temperature: float) -> Iterator[Run]:
+def plan_runs(
+    dataset: str, questions: Sequence[Question], plan: SetPlan, temperature: float, variant: str = ""
+) -> Iterator[Run]:
     """The runs over one set. The gold-passage control is left out where no question's evidence is known."""
     asked = tuple(questions[: plan.questions])
-    yield Run(dataset, "search", temperature, plan.samples, asked)
+    yield Run(dataset, "search", temperature, plan.samples, asked, variant)
     if plan.greedy:
-        yield Run(dataset, "search", 0.0, 1, asked[: plan.greedy])
+        yield Run(dataset, "search", 0.0, 1, asked[: plan.greedy], variant)
     for control in CONTROLS if plan.controls else ():
         chosen = asked[: plan.controls]
         if control == "no_search" or any(question.metadata.evidence_list is not None for question in chosen):
-            yield Run(dataset, control, temperature, 1, chosen)
+            yield Run(dataset, control, temperature, 1, chosen, variant)

@@ -13,9 +13,12 @@ Condition = Literal["search", "no_search", "gold_passage"]
 """How a question was answered: by the agent with its search tool, without it, or with the gold passages given."""
 
 
-def run_file(dataset: str, condition: Condition, temperature: float) -> str:
-    """Name of the file that holds the rollouts of one run, e.g. ``musique.search.t0.7.jsonl``."""
-    return f"{dataset}.{condition}.t{temperature:g}.jsonl"
+def run_file(dataset: str, condition: Condition, temperature: float, variant: str = "") -> str:
+    """Name of the file that holds the rollouts of one run, e.g. ``musique.search.t0.7.jsonl``.
+
+    That of a variant has its name before the end: ``musique.search.t0.7.top5.jsonl``.
+    """
+    return f"{dataset}.{condition}.t{temperature:g}{f'.{variant}' if variant else ''}.jsonl"
 
 
 class ConstantScore(Record):
@@ -79,16 +82,27 @@ class F1TableRow(Record):
     constant: ConstantScore
     types: dict[str, TypeScore]
     controls: dict[Control, ControlScore] = Field(default_factory=dict)
+    variant: str = Field(default="", description="name in evaluate.variants; empty under the profile's own setting")
 
     @property
     def main(self) -> bool:
-        """Whether this is the main figure (sampled answers), not the greedy one beside it."""
+        """Whether this is the main figure of its setting (sampled answers), not the greedy one beside it."""
         return self.temperature > 0
 
     @property
-    def sort_key(self) -> tuple[str, str, float, str, int]:
-        """Canonical order of rows."""
-        return (self.dataset, self.model, -self.temperature, self.prompt, self.top_k)
+    def kind(self) -> str:
+        """What sets the row apart from its model's main row on the set: a variant's name, ``greedy``, or nothing."""
+        return self.variant or ("" if self.temperature > 0 else "greedy")
+
+    @property
+    def rollouts_file(self) -> str:
+        """Name of the file, in the model's evaluation folder, that holds the rollouts behind the row."""
+        return run_file(self.dataset, "search", self.temperature, self.variant)
+
+    @property
+    def sort_key(self) -> tuple[str, str, str, float, str, int]:
+        """Canonical order of rows: a model's variants after its own."""
+        return (self.dataset, self.model, self.variant, -self.temperature, self.prompt, self.top_k)
 
 
 class ModelEvaluation(Record):

@@ -1,8 +1,9 @@
 """Evaluating one model: every question set, every answer by real generation against the real retrieval server.
 
-The model server is started once; retrieval servers one after the other, one per corpus. Rollouts are logged as they
-finish, in a folder named by everything that they depend on, so that a killed evaluation goes on where it was and never
-takes over the rollouts of other weights.
+The model server is started once; retrieval servers one after the other, one per corpus and number of passages.
+Rollouts are logged as they finish, in a folder named by everything that they depend on, so that a killed evaluation
+goes on where it was and never takes over the rollouts of other weights. A variant has a folder of its own: asking for
+one more repeats nothing.
 """
 
 from collections.abc import Sequence
@@ -12,67 +13,88 @@ from pathlib import Path
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.evaluation.aggregate import RowKey, build_control, build_row
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
-from deepsearch_rl.evaluation.plan import Evaluation, Run, plan_runs
+from deepsearch_rl.evaluation.inputs import checkpoint_name, digest_data, digest_model, read_questions
+from deepsearch_rl.evaluation.plan import Evaluation, Run, plan_runs, settings_of
 from deepsearch_rl.evaluation.rows import ControlScore, F1TableRow, ModelEvaluation
-from deepsearch_rl.files import (
-    atomic_directory,
-    read_json,
-    read_jsonl,
-    sha256_file,
-    sha256_json,
-    write_json,
-)
+from deepsearch_rl.files import atomic_directory, read_jsonl, sha256_json, write_json
 from deepsearch_rl.records import Chunk, Question
-from deepsearch_rl.retrieval.manifest import read_manifest
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.launch import require_backend, serve_model
+from deepsearch_rl.serving.remote import read_remote
 from deepsearch_rl.trajectories.collect import TrajectoryFile, collect
 
 
 def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, out: Path, work: Path) -> ModelEvaluation:
     """Evaluate the model in ``folder`` and write its rollouts and ``rows.json`` into ``out``.
 
-    ``data`` holds the profile's questions, chunks and indexes; ``work`` the logs of running evaluations.
+    ``data`` holds the profile's questions, chunks and indexes; ``work`` the logs of running evaluations. The folder may
+    describe a model behind an endpoint (:mod:`deepsearch_rl.serving.remote`).
 
     Raises:
-        UnknownNameError: a set is not in section ``datasets``.
+        UnknownNameError: a set is not in section ``datasets``, or a variant's prompt does not exist.
+        ConfigError: an environment variable of an endpoint is not set.
         ArtifactError: an input is missing, or a question set is empty.
         UnavailableError: the model server needs a GPU or a package that is not here.
         EndpointError: the model or retrieval server does not start.
     """
-    require_backend(setting.serving)
-    questions = read_questions(data, setting)
-    inputs = digest_inputs(folder, setting, data)
-    settings = setting.digest()
-    logs = work / sha256_json([inputs, settings])[:16]
+    remote = read_remote(folder)
+    if remote is None:
+        require_backend(setting.serving)
+    settings = settings_of(setting, model)
+    questions = [read_questions(data, one) for one in settings]
+    weights, checkpoint = digest_model(folder), checkpoint_name(folder)
+    inputs = {"model": weights}
     rows: list[F1TableRow] = []
     with atomic_directory(out) as partial, serve_model(folder, setting.serving) as endpoint:
-        for corpus in sorted({setting.datasets[name].corpus for name in questions}):
-            sets = {name: asked for name, asked in questions.items() if setting.datasets[name].corpus == corpus}
-            chunks = data / "chunks" / f"{corpus}.jsonl"
-            gold = GoldPassages(read_jsonl(chunks, Chunk), [question for asked in sets.values() for question in asked])
-            with serve_index(data / "index" / corpus, chunks, setting.retrieval) as url:
-                evaluator = Evaluator(model, folder, setting, endpoint, url, gold, logs, partial)
-                rows.extend(row for name, asked in sets.items() for row in evaluator.rows(name, asked))
+        subject = _Subject(model, endpoint.model if remote else model, checkpoint, endpoint)
+        for one, asked in zip(settings, questions, strict=True):
+            read = digest_data(one, data)
+            logs = work / sha256_json([weights, read, one.digest()])[:16]
+            rows.extend(_rows_of(subject, one, asked, data, logs, partial))
+            inputs |= read
         rows.sort(key=lambda row: row.sort_key)
         evaluation = ModelEvaluation(
-            model=model, seed=setting.seed, settings_sha256=settings, inputs=inputs, rows=tuple(rows)
+            model=model, seed=setting.seed, settings_sha256=setting.digest(), inputs=inputs, rows=tuple(rows)
         )
         write_json(partial / "rows.json", evaluation.model_dump(mode="json"))
     return evaluation
 
 
 @dataclass(frozen=True, slots=True)
+class _Subject:
+    """The evaluated model: its names in tables and rollouts, that of its weights, and where it answers."""
+
+    name: str
+    name_in_rollouts: str
+    checkpoint: str
+    endpoint: Endpoint
+
+
+def _rows_of(
+    subject: _Subject, setting: Evaluation, questions: dict[str, list[Question]], data: Path, logs: Path, out: Path
+) -> list[F1TableRow]:
+    """The rows of one setting, corpus by corpus."""
+    rows: list[F1TableRow] = []
+    for corpus in setting.corpora:
+        sets = {name: asked for name, asked in questions.items() if setting.corpus_of(name) == corpus}
+        chunks = data / "chunks" / f"{corpus}.jsonl"
+        plans = setting.evaluate.sets
+        controlled = [question for name, asked in sets.items() if plans[name].controls for question in asked]
+        gold = GoldPassages(read_jsonl(chunks, Chunk), controlled)
+        with serve_index(data / "index" / corpus, chunks, setting.retrieval) as url:
+            evaluator = Evaluator(subject, setting, url, gold, logs, out)
+            rows.extend(row for name, asked in sets.items() for row in evaluator.rows(name, asked))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluator:
     """A served model, a served corpus, and where rollouts are logged and kept."""
 
-    model: str
-    folder: Path
+    subject: _Subject
     setting: Evaluation
-    endpoint: Endpoint
     retrieval_url: str
     gold: GoldPassages
     logs: Path
@@ -81,7 +103,9 @@ class Evaluator:
     def rows(self, dataset: str, questions: Sequence[Question]) -> list[F1TableRow]:
         """Answer a set under every condition that the plan asks for; the controls stand in the row of the main run."""
         evaluate = self.setting.evaluate
-        main, *others = plan_runs(dataset, questions, evaluate.sets[dataset], evaluate.temperature)
+        main, *others = plan_runs(
+            dataset, questions, evaluate.sets[dataset], evaluate.temperature, self.setting.variant
+        )
         searched = self.rollouts(main)
         controls: dict[str, ControlScore] = {}
         rows: list[F1TableRow] = []
@@ -102,75 +126,34 @@ class Evaluator:
             make_agent=lambda: self._agent(run),
             log=self.logs / run.file,
             concurrency=self.setting.agent.concurrency,
-            label=f"{self.model} {run.dataset} {run.condition} T={run.temperature:g}",
+            label=f"{self.subject.name} {run.dataset} {run.variant or run.condition} T={run.temperature:g}",
             out=self.out / run.file,
         )
 
     def _agent(self, run: Run) -> AbstractAsyncContextManager[SearchAgent | ControlAgent]:
-        agent = self.setting.agent
+        agent, seed = self.setting.agent, self.setting.seed
+        endpoint, name = self.subject.endpoint, self.subject.name_in_rollouts
         if run.condition == "search":
-            seed, url = self.setting.seed, self.retrieval_url
-            return SearchAgent(agent, self.endpoint, url, run.temperature, model_name=self.model, seed=seed)
+            return SearchAgent(agent, endpoint, self.retrieval_url, run.temperature, model_name=name, seed=seed)
         gold = self.gold if run.condition == "gold_passage" else None
-        return ControlAgent(agent, self.endpoint, run.temperature, self.model, gold, self.setting.seed)
+        return ControlAgent(agent, endpoint, run.temperature, name, gold, seed)
 
     def _row(self, run: Run, rollouts: TrajectoryFile) -> F1TableRow:
         generated = any((question.metadata.model_extra or {}).get("generated") is True for question in run.questions)
         return build_row(self._key(run), rollouts, generated, self.setting.evaluate.draws)
 
     def _key(self, run: Run) -> RowKey:
+        corpus = self.setting.corpus_of(run.dataset)
         return RowKey(
-            model=self.model,
-            checkpoint=checkpoint_name(self.folder),
+            model=self.subject.name,
+            checkpoint=self.subject.checkpoint,
             dataset=run.dataset,
-            corpus=self.setting.datasets[run.dataset].corpus,
+            corpus=corpus,
             prompt=self.setting.agent.prompt,
             top_k=self.setting.retrieval.top_k,
-            chunk_size=self.setting.chunk_size,
+            chunk_size=self.setting.chunk.size_of(corpus),
             temperature=run.temperature,
             samples=run.samples,
             seed=self.setting.seed,
+            variant=self.setting.variant,
         )
-
-
-def checkpoint_name(folder: Path) -> str:
-    """The weights' name in the tables: the folder, and the training step that its manifest says was kept."""
-    manifest = folder / "manifest.json"
-    step = read_json(manifest).get("best_step") if manifest.is_file() else None
-    return folder.as_posix() if step is None else f"{folder.as_posix()}, step {step}"
-
-
-def read_questions(data: Path, setting: Evaluation) -> dict[str, list[Question]]:
-    """The questions of every planned set.
-
-    Raises:
-        UnknownNameError: a set is not in section ``datasets``.
-        ArtifactError: a file is missing or holds no question.
-    """
-    found: dict[str, list[Question]] = {}
-    for name in setting.evaluate.sets:
-        if name not in setting.datasets:
-            raise UnknownNameError("dataset", name, setting.datasets)
-        path = _questions_path(data, name, setting)
-        found[name] = list(read_jsonl(path, Question))
-        if not found[name]:
-            raise ArtifactError(f"{path} holds no question; run the download stage again.")
-    return found
-
-
-def _questions_path(data: Path, name: str, setting: Evaluation) -> Path:
-    return data / "questions" / name / f"{setting.evaluate.split}.jsonl"
-
-
-def digest_inputs(folder: Path, setting: Evaluation, data: Path) -> dict[str, str]:
-    """SHA-256 of the model (over its files), of every question set and of every corpus's chunks."""
-    weights = {path.relative_to(folder).as_posix(): sha256_file(path) for path in folder.rglob("*") if path.is_file()}
-    corpora = {setting.datasets[name].corpus for name in setting.evaluate.sets}
-    return {
-        "model": sha256_json(weights),
-        **{f"chunks/{corpus}": read_manifest(data / "index" / corpus).chunks_sha256 for corpus in sorted(corpora)},
-        **{
-            f"questions/{name}/{setting.evaluate.split}": sha256_file(_questions_path(data, name, setting))
-            for name in sorted(setting.evaluate.sets)
-        },
-    }

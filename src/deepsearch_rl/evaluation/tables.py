@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, JsonValue, RootModel
 
 from deepsearch_rl.evaluation.frames import F1_TABLE, write_frame
-from deepsearch_rl.evaluation.rows import Control, F1TableRow, IfevalScore, ModelEvaluation, Share, run_file
+from deepsearch_rl.evaluation.rows import Control, F1TableRow, IfevalScore, ModelEvaluation, Share
 from deepsearch_rl.evaluation.score import QuestionScores, paired_difference, score_questions
 from deepsearch_rl.files import atomic_file, read_jsonl, read_record, write_json
 from deepsearch_rl.records import NonEmpty, Record, Trajectory
@@ -41,6 +41,11 @@ class F1Table(Record):
     generated: bool = Field(description="some question set is generated, not a published one")
     rows: tuple[F1TableRow, ...]
     comparisons: tuple[Comparison, ...]
+
+    @property
+    def own_rows(self) -> tuple[F1TableRow, ...]:
+        """The rows under the profile's own setting, without variants."""
+        return tuple(row for row in self.rows if not row.variant)
 
 
 class Metrics(RootModel[dict[str, dict[str, dict[str, float]]]]):
@@ -83,6 +88,8 @@ def build_table(
 ) -> F1Table:
     """Gather every model's rows and compare ``pairs`` of models wherever both answered the same set.
 
+    Variants stand in rows alone: only what was answered under the profile's own setting is compared.
+
     ``folders`` maps a model's name to its evaluation folder. ``pairs`` are (model, other) as in :class:`Comparison`;
     pairs with a model that was not evaluated are left out. ``draws`` counts the resamples, and the sign patterns, of
     each comparison.
@@ -94,7 +101,7 @@ def build_table(
         for model, other in pairs
         if model in rows and other in rows
         for row in rows[model]
-        if any(_same_run(row, candidate) for candidate in rows[other])
+        if not row.variant and any(_same_run(row, candidate) for candidate in rows[other])
     ]
     comparisons.sort(key=lambda entry: (entry.dataset, -entry.temperature))  # stable: pairs stay in the order given
     generated = any(row.generated for row in everything)
@@ -102,7 +109,7 @@ def build_table(
 
 
 def _same_run(row: F1TableRow, other: F1TableRow) -> bool:
-    return (row.dataset, row.temperature, row.n) == (other.dataset, other.temperature, other.n)
+    return (row.dataset, row.kind, row.n) == (other.dataset, other.kind, other.n)
 
 
 def _compare(folders: Mapping[str, Path], row: F1TableRow, other: str, seed: int, draws: int) -> Comparison:
@@ -122,8 +129,7 @@ def _compare(folders: Mapping[str, Path], row: F1TableRow, other: str, seed: int
 
 
 def _question_scores(folder: Path, row: F1TableRow) -> QuestionScores:
-    path = folder / run_file(row.dataset, "search", row.temperature)
-    return score_questions(read_jsonl(path, Trajectory), row.samples)
+    return score_questions(read_jsonl(folder / row.rollouts_file, Trajectory), row.samples)
 
 
 def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> None:
@@ -139,7 +145,7 @@ def metrics(table: F1Table, ifeval: Sequence[IfevalScore]) -> dict[str, JsonValu
     """The main figures by dataset and model, nested for ``dvc metrics show`` and ``dvc metrics diff``."""
     result: dict[str, dict[str, dict[str, JsonValue]]] = {}
     for row in table.rows:
-        suffix = "" if row.main else "_greedy"
+        suffix = f"_{row.kind}" if row.kind else ""
         for name, value in (("f1", row.f1), ("em", row.em), ("tool_calls", row.mean_tool_calls)):
             result.setdefault(name + suffix, {}).setdefault(row.dataset, {})[row.model] = round(value, 4)
     for score in ifeval:
@@ -207,13 +213,15 @@ def markdown(table: F1Table) -> str:
         _markdown_rows(_f1_grid(table)),
         _settings_line(table),
     ]
+    if len(table.own_rows) < len(table.rows):
+        parts += ["### The same under other settings", _markdown_rows(_variant_grid(table))]
     if table.comparisons:
         parts += ["### Differences in F1, paired by question", _markdown_rows(_difference_grid(table))]
     return "\n\n".join(parts) + "\n"
 
 
 def _settings_line(table: F1Table) -> str:
-    sampled = next((row for row in table.rows if row.main), table.rows[0])
+    sampled = next((row for row in table.own_rows if row.main), table.rows[0])
     return (
         f"Mean over questions with its 95 % bootstrap interval; temperature {sampled.temperature:g}, prompt "
         f"`{sampled.prompt}`, top-{sampled.top_k} passages of at most {sampled.chunk_size} tokens; a failed rollout "
@@ -225,7 +233,7 @@ def _settings_line(table: F1Table) -> str:
 
 def _f1_grid(table: F1Table) -> list[list[str]]:
     columns = [(name, main) for name in datasets_of(table) for main in (True, False)]
-    found = {(row.model, row.dataset, row.main): row for row in table.rows}
+    found = {(row.model, row.dataset, row.main): row for row in table.own_rows}
     columns = [key for key in columns if any((model, *key) in found for model in models_of(table))]
     grid = [["model", *(_column_title(found, table, *key) for key in columns)]]
     for model in models_of(table):
@@ -243,6 +251,30 @@ def _f1_grid(table: F1Table) -> list[list[str]]:
 def _column_title(found: Mapping[tuple[str, str, bool], F1TableRow], table: F1Table, dataset: str, main: bool) -> str:
     row = next(found[model, dataset, main] for model in models_of(table) if (model, dataset, main) in found)
     return f"{dataset}{'' if main else ', greedy'} ({row.n} x {row.samples})"
+
+
+def _variant_grid(table: F1Table) -> list[list[str]]:
+    """A line per variant of a model and set, beside what the model scores under the profile's own setting."""
+    own = {(row.model, row.dataset): row for row in table.own_rows if row.main}
+    head = ["variant", "model", "set", "F1", "own setting", "prompt", "top-k", "corpus", "chunk size", "questions"]
+    grid = [head]
+    for row in (row for row in table.rows if row.variant):
+        beside = own.get((row.model, row.dataset))
+        grid.append(
+            [
+                row.variant,
+                row.model,
+                row.dataset,
+                interval_text(row.f1, row.f1_low, row.f1_high),
+                score_text(beside.f1) if beside else "",
+                f"`{row.prompt}`",
+                str(row.top_k),
+                row.corpus,
+                str(row.chunk_size),
+                f"{row.n} x {row.samples}",
+            ]
+        )
+    return grid
 
 
 def _difference_grid(table: F1Table) -> list[list[str]]:
