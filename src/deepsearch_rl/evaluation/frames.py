@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 import pandera.pandas as pa
-from pandera.errors import SchemaError, SchemaErrors
 
-from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.files import atomic_file
+from deepsearch_rl.frames import check_frame
 
 _SHARE = pa.Check.in_range(0, 1)
 _COUNT = pa.Check.ge(0)
@@ -50,15 +49,12 @@ def write_frame(
     """Write a CSV file by one rename, after reading it back and checking it against ``schema``.
 
     Raises:
-        CheckFailedError: a column is missing, or a value does not fit; the message names the file and the column.
+        CheckFailedError: a column is missing, or a value does not fit; names file, row and field.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(lines)
-    try:
-        schema.validate(pd.read_csv(io.StringIO(out.getvalue()), keep_default_na=False))
-    except (SchemaError, SchemaErrors) as error:
-        raise CheckFailedError(f"{path.name} is not what its readers expect: {error}.") from error
+    check_frame(pd.read_csv(io.StringIO(out.getvalue()), keep_default_na=False), schema, path.name)
     with atomic_file(path) as partial:
         partial.write_text(out.getvalue(), encoding="utf-8")

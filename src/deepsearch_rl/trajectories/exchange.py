@@ -1,7 +1,7 @@
 """Files for other trainers.
 
 Every frame is checked with pandera before it gets its name: what a trainer would refuse an hour into a run is refused
-here, by column.
+here, by row and column.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pandas as pd
 import pandera.pandas as pa
-from pandera.errors import SchemaError, SchemaErrors
 
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.errors import CheckFailedError, UnknownNameError
 from deepsearch_rl.files import atomic_file, read_jsonl, write_jsonl
+from deepsearch_rl.frames import check_frame
 from deepsearch_rl.records import Question, Record, Trajectory
 from deepsearch_rl.trajectories.convert import swift_row
 from deepsearch_rl.trajectories.exports import rlinf_row, search_r1_row, trl_row, verl_row
@@ -81,7 +81,7 @@ def export_rows(source_path: Path, out: Path, to: str, source: Source) -> int:
     Raises:
         UnknownNameError: no such format or prompt.
         ArtifactError, RecordError: the source is missing or malformed.
-        CheckFailedError: there is nothing to write, or a column is not what the trainer reads.
+        CheckFailedError: there is nothing to write, or a row is not what the trainer reads; names row and field.
     """
     if to not in SCHEMAS:
         raise UnknownNameError("format", to, FORMATS)
@@ -109,7 +109,4 @@ def _convert(path: Path, to: str, source: Source) -> Iterator[Record]:
 
 def _checked_frame(out: Path, to: str, rows: Sequence[Record]) -> pd.DataFrame:
     frame = pd.DataFrame([row.model_dump(mode="json") for row in rows])
-    try:
-        return SCHEMAS[to].validate(frame)
-    except (SchemaError, SchemaErrors) as error:
-        raise CheckFailedError(f"{out.name} is not what {to} reads: {error}.") from error
+    return check_frame(frame, SCHEMAS[to], out.name)

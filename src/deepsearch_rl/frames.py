@@ -1,0 +1,29 @@
+"""Checking data frames, the flat tables that leave the project, against pandera schemas."""
+
+import pandas as pd
+import pandera.pandas as pa
+from pandera.errors import SchemaErrors
+
+from deepsearch_rl.errors import CheckFailedError
+
+
+def check_frame(frame: pd.DataFrame, schema: pa.DataFrameSchema, file: str) -> pd.DataFrame:
+    """The frame as ``schema`` reads it.
+
+    Raises:
+        CheckFailedError: a column is missing or a value does not fit; names ``file``, the row (from 1) and the field.
+    """
+    try:
+        return schema.validate(frame, lazy=True)
+    except SchemaErrors as error:
+        cases = pd.DataFrame(error.failure_cases).to_dict("records")
+        raise CheckFailedError(f"{file}{_describe(cases[0])}.") from error
+
+
+def _describe(case: dict[str, object]) -> str:
+    index, column, value, check = (case[name] for name in ("index", "column", "failure_case", "check"))
+    if column is None or check in ("column_in_dataframe", "column_in_schema"):
+        column, value = value, ""
+    row = f", row {index + 1}" if isinstance(index, int) else ""
+    found = f"{value!r} " if value != "" else ""
+    return f"{row}, field {column!r}: {found}fails the check {check!r}"
