@@ -1,12 +1,13 @@
 """Choose the teacher's good trajectories and convert them to training rows."""
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.trajectories.training_set import FilterConfig, Paths, build_training_set
 from stages.entry import Params, chosen, run
 
 
 def main(params: Params) -> None:
     """Write ``data/<profile>/sft/train.jsonl`` and ``reports/<profile>/filter.json``."""
-    config = params.section("filter", FilterConfig)
+    config, agent = params.section("filter", FilterConfig), params.section("agent", AgentConfig)
     questions = params.data / "questions"
     datasets = {folder.name: folder for folder in questions.glob("*")} or {config.dataset: questions / config.dataset}
     paths = Paths(
@@ -16,7 +17,7 @@ def main(params: Params) -> None:
         rows=params.data / "sft" / "train.jsonl",
         report=params.reports / "filter.json",
     )
-    build_training_set(config, paths)
+    build_training_set(config, paths, agent.history_reasoning)
 
 
 if __name__ == "__main__":

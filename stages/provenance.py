@@ -1,7 +1,7 @@
 """Where a profile's results come from, read from its dvc.lock and from git."""
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,18 @@ import yaml
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import sha256_json
-from deepsearch_rl.tracking import Provenance
+from deepsearch_rl.tracking.packing import Provenance
+from deepsearch_rl.tracking.parcel import DatasetDigest
 
 DATASET_STAGES = ("download", "chunk")
+REPORT_STAGE, MODEL_STAGE = "report", "evaluate"
 
 
 def read_provenance(params_path: Path, stage: str) -> Provenance:
     """The settings with which the stages ran and the digests of the data that they made, as DVC recorded them.
 
     ``stage`` is the stage that asks: its own entry in dvc.lock is left out, for it is written when that stage ends.
+    The tag ``dvc.stage`` names the stage that made what a run shows: the table, or one model's answers.
 
     Raises:
         ArtifactError: there is no dvc.lock, so the stage was not started by DVC.
@@ -27,8 +30,14 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
         raise ArtifactError(f"{lock} does not exist: the stage {stage} reads it, and `dvc repro` writes it.")
     stages = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
     before = {name: entry for name, entry in stages.items() if name != stage}
-    tags = {"dvc.stage": stage, "dvc.lock": sha256_json(before), "git.commit": _git_commit(lock.resolve().parent)}
-    return Provenance(tags, _params(before), _datasets(before))
+    tags = {
+        "dvc.stage": REPORT_STAGE,
+        "dvc.lock": sha256_json(before),
+        "git.commit": _git_commit(lock.resolve().parent),
+    }
+    return Provenance(
+        tags=tags, model_tags=dict(_model_tags(before)), params=_params(before), datasets=_datasets(before)
+    )
 
 
 def _git_commit(folder: Path) -> str:
@@ -46,6 +55,19 @@ def _params(stages: Mapping[str, Any]) -> dict[str, Any]:
     return sections
 
 
-def _datasets(stages: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def _datasets(stages: Mapping[str, Any]) -> dict[str, DatasetDigest]:
     outs = [out for name in DATASET_STAGES for out in stages.get(name, {}).get("outs", [])]
-    return {Path(out["path"]).name: (out["path"], out["md5"]) for out in outs}
+    return {Path(out["path"]).name: DatasetDigest(path=out["path"], digest=out["md5"]) for out in outs}
+
+
+def _model_tags(stages: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
+    """By model: the stage that evaluated it, and where its weights lie, with DVC's digest."""
+    for name, entry in stages.items():
+        kind, _, model = name.partition("@")
+        if kind != MODEL_STAGE or not model:
+            continue
+        tags = {"dvc.stage": name}
+        for dep in entry.get("deps", []):
+            if dep["path"].startswith("models/"):
+                tags |= {"dvc.weights": dep["path"], "dvc.weights.md5": dep.get("md5", "")}
+        yield model, tags

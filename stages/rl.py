@@ -1,6 +1,6 @@
 """Reinforcement learning from one start model: `python -m stages.rl params.yaml sft`."""
 
-from deepsearch_rl.agent.rollout import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.files import read_jsonl, sha256_file, sha256_json
 from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.quality import DatasetConfig

@@ -1,6 +1,6 @@
 """Let the teacher answer the training questions."""
 
-from deepsearch_rl.agent.rollout import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.trajectories.synthesize import Source, SynthesizeConfig, synthesize

@@ -1,14 +1,19 @@
-"""Send a finished report, its training curves and its settings to MLflow.
+"""Pack a finished report, its training curves, predictions and some rollouts, and send them to MLflow.
 
-The store is SQLite under mlruns/ of the project; MLFLOW_TRACKING_URI names a server instead.
+The store is SQLite under mlruns/ of the project; MLFLOW_TRACKING_URI names a server instead. A server that is away
+fails no stage: the parcel waits in work/<profile>/unsent, and `deepsearch track <profile>` sends it.
 """
 
+import logging
 import os
 from pathlib import Path
 
-from deepsearch_rl.evaluation.tables import read_f1_table, read_metrics
-from deepsearch_rl.files import read_jsonl, write_json
-from deepsearch_rl.tracking import CurvePoint, FinishedReport, TrackConfig, local_store, track
+from deepsearch_rl.errors import DeepsearchError
+from deepsearch_rl.evaluation.tables import read_f1_table
+from deepsearch_rl.files import write_json
+from deepsearch_rl.tracking.packing import Results, TrackConfig, pack
+from deepsearch_rl.tracking.store import local_store
+from deepsearch_rl.tracking.unsent import deliver, keep
 from stages.entry import Params, run
 from stages.provenance import read_provenance
 
@@ -18,21 +23,37 @@ TRAIN_LOGS = {
     "rl": "rl_adapter/base",
     "sft_rl": "rl_adapter/sft",
 }
-"""Evaluated model -> folder of models/<profile> whose train_log.jsonl is its training curve."""
-ATTACHED = ("f1_table.md", "f1_table.csv", "metrics.json")
+"""Evaluated model -> folder of section trained's models whose train_log.jsonl is its training curve."""
+_LOG = logging.getLogger(__name__)
 
 
 def main(params: Params) -> None:
-    """Read the report and send it."""
+    """Pack the report and send it; one that cannot be sent now waits."""
     config = params.section("track", TrackConfig)
-    table = read_f1_table(params.reports / "f1_table.json")
-    logs = {row.model: params.models / TRAIN_LOGS[row.model] for row in table.rows if row.model in TRAIN_LOGS}
-    curves = {model: list(read_jsonl(folder / "train_log.jsonl", CurvePoint)) for model, folder in logs.items()}
-    ifeval = read_metrics(params.reports / "metrics.json").get("ifeval", {})
-    report = FinishedReport(table, ifeval, curves, [params.reports / name for name in ATTACHED])
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or local_store(Path("mlruns"))
-    tracked = track(report, read_provenance(params.path, "track"), uri, config)
+    parcel = params.data / "track"
+    tracked = pack(_results(params), read_provenance(params.path, "track"), config, params.value("seed"), parcel)
     write_json(params.reports / "track.json", tracked.model_dump(mode="json"))
+    waiting = params.work / "unsent"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or local_store(Path("mlruns"))
+    try:
+        deliver(parcel, waiting, uri, config.timeout_s)
+    except DeepsearchError as error:
+        kept = keep(parcel, waiting)
+        _LOG.warning(
+            "NOT SENT to MLflow: %s\nThe report waits in %s: `deepsearch track %s`.", error, kept, params.profile
+        )
+
+
+def _results(params: Params) -> Results:
+    models = sorted({row.model for row in read_f1_table(params.reports / "f1_table.json").rows})
+    trained = Path(params.value("trained")["models"])
+    logs = {model: trained / TRAIN_LOGS[model] / "train_log.jsonl" for model in models if model in TRAIN_LOGS}
+    return Results(
+        reports=params.reports,
+        evaluations={model: params.data / "evaluate" / model for model in models},
+        train_logs={model: log for model, log in logs.items() if log.is_file()},
+        questions=params.data / "questions",
+    )
 
 
 if __name__ == "__main__":

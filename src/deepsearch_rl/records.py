@@ -92,6 +92,10 @@ class Question(Record):
     metadata: QuestionMetadata = Field(default_factory=QuestionMetadata)
 
 
+ProtocolName = Literal["function_calling", "search_tags"]
+"""How a model asks for searches: native tool calls, or Search-R1's tags in its text (docs/contracts.md, section 4)."""
+
+
 class StopReason(StrEnum):
     """Why a rollout ended."""
 
@@ -104,11 +108,11 @@ class StopReason(StrEnum):
     TURN_BUDGET = "turn_budget"
     """The model used all its turns without an answer."""
     TOKEN_BUDGET = "token_budget"
-    """The next turn would not fit the model's context, or the answer was cut by the token limit."""
+    """The context was too full for an answer, or the model searched on when told so, or its turn was cut."""
     DEADLINE = "deadline"
     """The rollout took longer than it may."""
     TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
-    """The model wrote a tool call that is not valid JSON or names no known tool."""
+    """The model wrote a tool call that is not valid JSON, lacks its query, or names no known tool."""
     TOOL_ERROR = "tool_error"
     """The retrieval tool failed, and kept failing."""
     MODEL_ERROR = "model_error"
@@ -163,6 +167,7 @@ class Trajectory(Record):
     question_type: str = ""
     model: NonEmpty
     prompt: NonEmpty
+    protocol: ProtocolName = "function_calling"
     temperature: float
     messages: tuple[Message, ...]
     retrievals: tuple[Retrieval, ...] = ()

@@ -16,8 +16,8 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.rollout import AgentConfig
 
 KEY = "sk-very-secret-key"
 
@@ -37,7 +37,17 @@ class ChatServer:
 
     def says(self, content: str | None, *calls: str | tuple[str, str], tokens: tuple[int, int] = (100, 10)) -> None:
         """Add a reply with the queries (or name and raw arguments) of its tool calls and its token counts."""
-        self.script.append((content, [_function(call) for call in calls], tokens))
+        self.thinks(None, content, *calls, tokens=tokens)
+
+    def thinks(
+        self,
+        reasoning: str | None,
+        content: str | None,
+        *calls: str | tuple[str, str],
+        tokens: tuple[int, int] = (100, 10),
+    ) -> None:
+        """Add a reply with reasoning that the server tells apart from the text."""
+        self.script.append((content, [_function(call) for call in calls], tokens, reasoning))
 
     def fails(self, status: int, message: str, *, body: str | None = None) -> None:
         """Add an error reply that asks for an immediate retry."""
@@ -62,9 +72,12 @@ def _reply(handler: BaseHTTPRequestHandler, status: int, body: str) -> None:
     handler.wfile.write(body.encode())
 
 
-def _completion(content: str | None, functions: list[dict[str, str]], tokens: tuple[int, int]) -> str:
+def _completion(
+    content: str | None, functions: list[dict[str, str]], tokens: tuple[int, int], reasoning: str | None
+) -> str:
     calls = [{"id": uuid.uuid4().hex, "type": "function", "function": function} for function in functions]
     message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+    message |= {} if reasoning is None else {"reasoning_content": None, "reasoning": reasoning}
     usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
     choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
     body = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
@@ -118,9 +131,11 @@ def mcp_server() -> Iterator[Searches]:
             raise ToolError("the index is broken")
         if query == "slow":
             await asyncio.sleep(30)
-        text = f"[1] About {query}\nNothing much."
-        found = [{"chunk": "c", "chunk_id": f"{query}-{i}", "score": 1.0} for i in range(2)]
-        return CallToolResult(content=[TextContent(text=text)], structured_content={"result": found})
+        if query == "late":  # until the others of its turn have come
+            while state.queries[-1] == "late":
+                await asyncio.sleep(0.001)
+        found = [{"chunk": f"About {query}\nPart {i}.", "chunk_id": f"{query}-{i}", "score": 1.0} for i in range(2)]
+        return CallToolResult(content=[TextContent(text="unread")], structured_content={"result": found})
 
     app = mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")
     config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
@@ -150,9 +165,12 @@ def agent_config() -> Callable[..., AgentConfig]:
         values = {
             "protocol": "function_calling",
             "prompt": "tiny",
+            "history_reasoning": False,
             "max_searches": 3,
             "max_turns": 6,
             "max_tokens": 64,
+            "answer_tokens": 16,
+            "max_observation_tokens": None,
             "context_tokens": 1024,
             "timeout_s": 20.0,
             "concurrency": 4,

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent import rollout
+from deepsearch_rl.agent import endpoint as endpoint_module
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.rollout import AgentConfig, SearchAgent
+from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.agent.rollout_model import NO_ROOM_LEFT
 from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import EndpointError, UnknownNameError
@@ -44,8 +46,8 @@ def test_an_answered_question_is_recorded_with_every_message_search_and_token(ch
     assert trajectory.error is None
     assert [message.role for message in trajectory.messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert trajectory.messages[2].tool_calls[0].id == trajectory.messages[3].tool_call_id == "call_1"
-    assert trajectory.messages[3].content == "[1] About director of Silent Harbor\nNothing much."
     query = "director of Silent Harbor"
+    assert trajectory.messages[3].content == f"[1] About {query}\nPart 0.\n\n[2] About {query}\nPart 1."
     assert trajectory.retrievals == (Retrieval(query=query, chunk_ids=(f"{query}-0", f"{query}-1")),)
     assert (trajectory.prompt_tokens, trajectory.completion_tokens) == (250, 15)
 
@@ -79,12 +81,18 @@ def test_a_seed_makes_every_rollout_ask_for_its_own_and_always_the_same(chat_ser
     assert all(request["logprobs"] and request["max_tokens"] == 64 for request in chat_server.requests)
 
 
-def test_parallel_calls_are_all_executed_in_order(chat_server, answer):
-    chat_server.says("", "one", "two")
+def test_parallel_calls_run_at_once_and_are_recorded_in_their_order(chat_server, answer):
+    chat_server.says("", "late", "one", "two")
     chat_server.says(ANSWER)
     trajectory = answer()
-    assert [retrieval.query for retrieval in trajectory.retrievals] == ["one", "two"]
-    assert [message.tool_call_id for message in trajectory.messages if message.role == "tool"] == ["call_1", "call_2"]
+    assert [retrieval.query for retrieval in trajectory.retrievals] == ["late", "one", "two"]
+    results = [message for message in trajectory.messages if message.role == "tool"]
+    assert [message.tool_call_id for message in results] == ["call_1", "call_2", "call_3"]
+    assert [message.content.partition("\n")[0] for message in results] == [
+        "[1] About late",
+        "[1] About one",
+        "[1] About two",
+    ]
 
 
 @pytest.mark.parametrize("content", ["Mary Moss", "Mary Moss</answer>", "</answer> Mary <answer>", "", None])
@@ -123,12 +131,73 @@ def test_searching_to_the_last_turn_ends_in_the_turn_budget(chat_server, answer)
     assert (trajectory.stop_reason, trajectory.rounds) == (StopReason.TURN_BUDGET, 2)
 
 
-@pytest.mark.parametrize("tokens", [(900, 60), (1000, 10)])
-def test_a_next_prompt_that_would_not_fit_ends_in_the_token_budget(chat_server, answer, tokens):
-    chat_server.says("", "one", tokens=tokens)
+def test_a_context_without_room_for_a_whole_turn_is_asked_to_answer_in_what_is_left(chat_server, answer):
+    chat_server.says("", "one", tokens=(885, 20))
+    chat_server.says(ANSWER)
+    trajectory = answer()
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWERED, "Mary Moss")
+    assert trajectory.messages[-2].content.endswith(f"Part 1.\n\n{NO_ROOM_LEFT}")
+    assert trajectory.retrievals[0].chunk_ids == ("one-0", "one-1")
+    assert 16 <= chat_server.requests[1]["max_tokens"] < 64
+
+
+def test_passages_that_do_not_fit_give_way_to_the_request_for_an_answer(chat_server, answer):
+    chat_server.says("", "one", "two", tokens=(850, 60))
+    chat_server.says(ANSWER)
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert [message.content for message in trajectory.messages[-3:-1]] == [NO_ROOM_LEFT, NO_ROOM_LEFT]
+    assert [retrieval.chunk_ids for retrieval in trajectory.retrievals] == [(), ()]
+
+
+def test_a_context_too_full_for_any_answer_ends_in_the_token_budget(chat_server, answer):
+    chat_server.says("", "one", tokens=(1000, 20))
     trajectory = answer()
     assert trajectory.stop_reason is StopReason.TOKEN_BUDGET
     assert len(chat_server.requests) == 1
+
+
+def test_searching_on_when_asked_to_answer_for_want_of_room_ends_in_the_token_budget(chat_server, answer):
+    chat_server.says("", "one", tokens=(880, 30))
+    chat_server.says("", "two")
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.TOKEN_BUDGET
+    assert len(trajectory.retrievals) == 1
+
+
+def test_a_server_whose_own_count_exceeds_ours_is_asked_again_without_the_last_passages(chat_server, answer):
+    chat_server.says("", "one")
+    chat_server.fails(400, "This model's maximum context length is 1024 tokens.")
+    chat_server.says(ANSWER)
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert trajectory.messages[-2].content == NO_ROOM_LEFT
+    assert trajectory.retrievals[0].chunk_ids == ()
+
+
+def test_reasoning_that_is_not_sent_again_takes_no_room(chat_server, answer):
+    thought = "Well. " * 400
+    chat_server.thinks(thought, "", "one", tokens=(300, 640))
+    chat_server.says(ANSWER)
+    trajectory = answer(max_tokens=700, answer_tokens=600)
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert trajectory.messages[2].reasoning == thought
+    assert "Well." not in json.dumps(chat_server.requests[1])
+
+
+def test_with_history_reasoning_the_thought_is_sent_again(chat_server, answer):
+    chat_server.thinks("One fact first.", "", "one")
+    chat_server.says(ANSWER)
+    answer(history_reasoning=True)
+    assert chat_server.requests[1]["messages"][2]["reasoning"] == "One fact first."
+
+
+def test_of_a_result_longer_than_an_observation_may_be_the_last_passages_are_left_out(chat_server, answer):
+    chat_server.says("", "one", tokens=(700, 20))
+    chat_server.says(ANSWER)
+    trajectory = answer(max_observation_tokens=25)
+    assert trajectory.messages[3].content == "[1] About one\nPart 0."
+    assert trajectory.retrievals[0].chunk_ids == ("one-0",)
 
 
 def test_an_answer_cut_by_the_token_limit_ends_in_the_token_budget(chat_server, answer):
@@ -244,7 +313,7 @@ def test_a_refused_key_is_not_retried_and_never_quoted(chat_server, answer):
 
 
 def test_an_unreachable_model_server_is_a_model_error(searches, agent_config, monkeypatch):
-    monkeypatch.setattr(rollout, "MODEL_RETRIES", 0)  # the client waits for seconds between its attempts
+    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 0)  # the client waits for seconds between its attempts
     endpoint = Endpoint("http://127.0.0.1:9/v1", "m")
     assert asyncio.run(_answer(endpoint, searches.url, agent_config())).stop_reason is StopReason.MODEL_ERROR
 

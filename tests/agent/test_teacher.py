@@ -6,9 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from agents import ModelSettings
-from agents.models.interface import ModelTracing
-from openai.types.responses import ResponseFunctionToolCall
 
 from deepsearch_rl.agent.teacher import MAX_SEARCHES, ScriptedTeacher, TeacherConfig, read_plan
 from deepsearch_rl.agent.tool import format_passages
@@ -16,7 +13,7 @@ from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, extract_answer, f1
 from deepsearch_rl.corpora.world.grammar import find_entities
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.files import read_jsonl, write_jsonl
-from deepsearch_rl.records import Chunk, Question
+from deepsearch_rl.records import Chunk, Message, Question
 from deepsearch_rl.retrieval.build import IndexSection, build_index
 from deepsearch_rl.retrieval.searcher import Searcher, open_index
 from deepsearch_rl.trajectories.synthesize import Source, SynthesizeConfig
@@ -25,7 +22,6 @@ from tests.worlds import smoke, world
 
 __all__ = ["smoke", "world"]
 FAULTLESS = TeacherConfig(partial_query=0, misspelt_query=0, wrong_relation=0, misread=0, give_up=0)
-SETTINGS = (ModelSettings(), [], None, [], ModelTracing.DISABLED)
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +42,10 @@ def teach(
     async def converse(question: Question) -> list[str]:
         teacher, said = ScriptedTeacher(question, 0, config, seed), [question.question]
         while True:
-            items = [{"type": "function_call_output", "call_id": "c", "output": said[-1]}]
-            response = await teacher.get_response(
-                None, items, *SETTINGS, previous_response_id=None, conversation_id=None, prompt=None
-            )
-            [item] = response.output
-            if not isinstance(item, ResponseFunctionToolCall):
-                return [*said, item.content[0].text]
-            said.append(json.loads(item.arguments)["query"])
+            turn = (await teacher.reply([Message(role="tool", content=said[-1])], 64)).turn
+            if not turn.tool_calls:
+                return [*said, turn.content]
+            said.append(json.loads(turn.tool_calls[0].arguments)["query"])
             said.append(format_passages([hit.chunk for hit in searcher.search([said[-1]], 3)[0]]))
 
     return [asyncio.run(converse(question)) for question in questions]

@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.rollout import AgentConfig
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL, format_passages
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
 from deepsearch_rl.records import Chunk, ChunkMetadata, Evidence, Question, QuestionMetadata, StopReason, Trajectory
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
@@ -12,9 +12,12 @@ from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 CONFIG = AgentConfig(
     protocol="function_calling",
     prompt="tiny",
+    history_reasoning=False,
     max_searches=2,
     max_turns=3,
     max_tokens=20,
+    answer_tokens=8,
+    max_observation_tokens=None,
     context_tokens=500,
     timeout_s=10,
     concurrency=4,
@@ -54,11 +57,11 @@ def answer(chat: ChatEndpoint, gold: GoldPassages | None) -> Trajectory:
 def test_gold_passages_are_the_chunks_that_hold_the_facts_in_the_order_of_the_evidence() -> None:
     gold = GoldPassages(CHUNKS, [ask()])
     # the second fact is cut by a chunk's end, so its whole document is shown, found by its title
-    assert gold(ask()) == (
+    assert format_passages(gold(ask())) == (
         "[1] Ada Holt\nShe works for Fusion Works.\n\n"
         "[2] Fusion Works\nFusion Works was founded\n\n[3] Fusion Works\nby Ben Ide."
     )
-    assert gold(ask(evidence=())) == "No passages found."
+    assert gold(ask(evidence=())) == ()
 
 
 def test_without_search_the_model_is_asked_once_and_offered_no_tool() -> None:
@@ -97,9 +100,10 @@ def test_with_gold_passages_every_search_returns_them_and_the_tool_stays_offered
     with serve_chat(lambda _: next(replies)) as chat:
         found = answer(chat, gold)
     first, second = chat.requests
+    shown = format_passages(gold(ask()))
     assert first["tools"] == second["tools"] == [RETRIEVE_TOOL]
     assert [message["role"] for message in first["messages"]] == ["system", "user", "assistant", "tool"]
-    assert [message["content"] for message in second["messages"] if message["role"] == "tool"] == [gold(ask())] * 2
+    assert [message["content"] for message in second["messages"] if message["role"] == "tool"] == [shown] * 2
     calls = [call for message in second["messages"] for call in message.get("tool_calls", ())]
     results = [message["tool_call_id"] for message in second["messages"] if message["role"] == "tool"]
     assert [call["id"] for call in calls] == results

@@ -8,7 +8,7 @@ import art
 import pytest
 from openai.types.chat.chat_completion import Choice
 
-from deepsearch_rl.agent.rollout import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import ConfigError, StalePolicyError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import Question, Trajectory

@@ -10,13 +10,14 @@ from transformers import AutoTokenizer
 from trl.data_utils import apply_chat_template
 from typer.testing import CliRunner
 
+from deepsearch_rl.agent.chat_messages import chat_messages
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.cli import app
 from deepsearch_rl.errors import CheckFailedError, RecordError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Question, StopReason, Trajectory
-from deepsearch_rl.trajectories.convert import SwiftRow, chat_messages
+from deepsearch_rl.trajectories.convert import SwiftRow
 from deepsearch_rl.trajectories.exchange import Source, export_rows
 from deepsearch_rl.trajectories.results import import_results
 from tests.trajectories.test_convert import ONE_CALL, conversation

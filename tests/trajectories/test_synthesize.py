@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.rollout import AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.answers import SUCCESS_F1, f1
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import write_jsonl

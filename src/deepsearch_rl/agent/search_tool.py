@@ -1,22 +1,29 @@
 """The search tool as the agent loop calls it: the frozen schema in front, one MCP session behind.
 
+The session is MCP's own client and not the Agents SDK's, which sends the calls of a session one after the other: a
+hundred rollouts would wait for each other, and the server would never see two queries to search together.
+
 A search that fails is an error of the rollout, never "no results": a model that is shown an empty result for a broken
 server learns that the corpus holds nothing.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from agents import FunctionTool
-from agents.mcp import MCPServer
 from agents.tool_context import ToolContext
-from mcp.types import TextContent
-from pydantic import BaseModel, ConfigDict, ValidationError
+from mcp import Client
+from mcp.types import CallToolResult, TextContent
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
-from deepsearch_rl.agent.transcript import RolloutStopped, Transcript, parse_search
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.protocols.protocol import AgentProtocol
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
+from deepsearch_rl.agent.transcript import Observation, RolloutStopped, Transcript
 from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import Retrieval, StopReason, ToolCall
 
 _LOG = logging.getLogger(__name__)
@@ -26,71 +33,117 @@ NO_SEARCHES_LEFT = "No searches left. Answer now."
 """What the model reads instead of passages once its searches are used up; calling again ends the rollout."""
 
 
-class Found(BaseModel):
-    """The part of a search result that is recorded: which chunk was shown."""
+class Passage(BaseModel):
+    """A found passage: its text, title first, and the chunk that it is."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    contents: str = Field(validation_alias="chunk")
     chunk_id: str
 
 
 class SearchResult(BaseModel):
-    """The structured content of the MCP tool's result, best chunk first."""
+    """The structured content of the MCP tool's result, best passage first."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    result: tuple[Found, ...]
+    result: tuple[Passage, ...]
 
 
-def search_tool(server: MCPServer, max_searches: int, first_wait_s: float) -> FunctionTool:
-    """The tool that an agent is given.
+class SearchArguments(BaseModel):
+    """The arguments of a search as the model wrote them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    query: str = Field(min_length=1)
+
+
+def parse_search(call: ToolCall) -> str:
+    """The query of a call.
+
+    Raises:
+        RolloutStopped: the call names another tool, or its arguments are not the JSON that the schema asks for.
+    """
+    if call.name != RETRIEVE_TOOL_NAME:
+        raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, f"there is no tool named {call.name!r}")
+    try:
+        return SearchArguments.model_validate_json(call.arguments).query
+    except ValidationError as error:
+        field, problem = first_problem(error)
+        detail = f"arguments {call.arguments!r} of {call.name!r}: {field}{': ' if field else ''}{problem}"
+        raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, detail) from error
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTool:
+    """Carries out the calls of all rollouts of an agent.
 
     Args:
-        server: a connected MCP session with the tool ``retrieve``.
-        max_searches: searches that one rollout may make.
+        session: a connected MCP client whose server has the tool ``retrieve``.
+        config: how many searches a rollout may make, and how long a result may be.
+        protocol: writes a result for the model.
         first_wait_s: pause before the second attempt of a failing search; doubled for each further one.
     """
 
-    async def invoke(context: ToolContext[Transcript], arguments: str) -> str:
+    session: Client
+    config: AgentConfig
+    protocol: AgentProtocol
+    first_wait_s: float
+
+    def for_agent(self) -> FunctionTool:
+        """The tool in the Agents SDK's form."""
+        function = RETRIEVE_TOOL["function"]
+        assert isinstance(function, dict)
+        return FunctionTool(
+            name=RETRIEVE_TOOL_NAME,
+            description=str(function["description"]),
+            params_json_schema=dict(function["parameters"]),  # type: ignore[arg-type]
+            on_invoke_tool=self._invoke,
+            strict_json_schema=False,
+        )
+
+    async def _invoke(self, context: ToolContext[Transcript], arguments: str) -> str:
         transcript = context.context
         call = ToolCall(id=context.tool_call_id, name=context.tool_name, arguments=arguments)
-        if transcript.searches >= max_searches:
-            text = NO_SEARCHES_LEFT
+        if transcript.searches >= self.config.max_searches:
+            observation = Observation(self.protocol.notice(NO_SEARCHES_LEFT), notice=True)
         else:
-            transcript.searches += 1
+            transcript.searches += 1  # before the first await: calls of one turn count in their order
             query = parse_search(call)
-            text, chunk_ids = await _attempt(lambda: _search(server, query), first_wait_s)
-            transcript.retrievals.append(Retrieval(query=query, chunk_ids=chunk_ids))
-        transcript.add_tool_result(call.id, text)
-        return text
+            passages = self._shown(await self._search(query), transcript)
+            retrieval = Retrieval(query=query, chunk_ids=tuple(passage.chunk_id for passage in passages))
+            observation = Observation(self.protocol.observation(passages), retrieval)
+        transcript.keep(call, observation)
+        return observation.text
 
-    function = RETRIEVE_TOOL["function"]
-    assert isinstance(function, dict)
-    return FunctionTool(
-        name=str(function["name"]),
-        description=str(function["description"]),
-        params_json_schema=dict(function["parameters"]),  # type: ignore[arg-type]
-        on_invoke_tool=invoke,
-        strict_json_schema=False,
-    )
+    def _shown(self, passages: Sequence[Passage], transcript: Transcript) -> Sequence[Passage]:
+        """The first passages that fit into an observation, and at least one."""
+        limit = self.config.max_observation_tokens
+        while limit is not None and len(passages) > 1:
+            if transcript.expected_tokens(self.protocol.observation(passages)) <= limit:
+                break
+            passages = passages[:-1]
+        return passages
+
+    async def _search(self, query: str) -> tuple[Passage, ...]:
+        async def once() -> tuple[Passage, ...]:
+            return _read_result(await self.session.call_tool(RETRIEVE_TOOL_NAME, {"query": query}))
+
+        return await _attempt(once, self.first_wait_s)
 
 
-async def _search(server: MCPServer, query: str) -> tuple[str, tuple[str, ...]]:
-    result = await server.call_tool("retrieve", {"query": query})
-    text = "".join(part.text for part in result.content if isinstance(part, TextContent))
+def _read_result(result: CallToolResult) -> tuple[Passage, ...]:
     if result.is_error:
+        text = "".join(part.text for part in result.content if isinstance(part, TextContent))
         raise EndpointError(text or "the search tool failed without saying why")
     try:
-        found = SearchResult.model_validate(result.structured_content).result
+        return SearchResult.model_validate(result.structured_content).result
     except ValidationError as error:
-        problem = error.errors()[0]["msg"]
-        raise EndpointError(f"the search tool does not say which chunks it found: {problem}") from error
-    return text, tuple(passage.chunk_id for passage in found)
+        field, problem = first_problem(error)
+        raise EndpointError(f"the search tool does not say which chunks it found ({field}: {problem})") from error
 
 
-async def _attempt(
-    search: Callable[[], Awaitable[tuple[str, tuple[str, ...]]]], first_wait_s: float
-) -> tuple[str, tuple[str, ...]]:
+async def _attempt(search: Callable[[], Awaitable[tuple[Passage, ...]]], first_wait_s: float) -> tuple[Passage, ...]:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return await search()

@@ -1,4 +1,4 @@
-"""A scripted teacher: an Agents SDK model that answers questions of the generated world without any model.
+"""A scripted teacher: a policy that answers questions of the generated world without any model.
 
 It goes through the same loop, tool and retriever as a real model and knows as little: the question's text and its plan,
 which names relations ("headquarters", "mayor", "employer") but no entity. The first entity is read from the question,
@@ -10,25 +10,18 @@ with half a name or for the wrong relation, repaired after one look at the passa
 are not noticed; giving up early.
 """
 
-import json
 import random
-from collections.abc import AsyncIterator, Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from agents import ModelResponse, ModelSettings, Usage
-from agents.agent_output import AgentOutputSchemaBase
-from agents.handoffs import Handoff
-from agents.items import TResponseInputItem, TResponseOutputItem, TResponseStreamEvent
-from agents.models.interface import Model, ModelTracing
-from agents.tool import Tool
-from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
-from openai.types.responses.response_prompt_param import ResponsePromptParam
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from deepsearch_rl.agent.policy import Reply
+from deepsearch_rl.agent.tool import search_call
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, Grammar, find_entities, read_object
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.records import Question, Record
+from deepsearch_rl.records import Message, Question, Record
 
 MAX_SEARCHES = 5
 ATTEMPTS_PER_FACT = 2
@@ -74,7 +67,7 @@ def read_plan(question: Question, grammar: Grammar = IN_DOMAIN) -> Plan:
     return plan
 
 
-class ScriptedTeacher(Model):
+class ScriptedTeacher:
     """The teacher for one rollout.
 
     Args:
@@ -89,33 +82,17 @@ class ScriptedTeacher(Model):
         self._turns = _Script(IN_DOMAIN, config, rng).answer(question.question, read_plan(question).plan)
         self._calls = 0
 
-    async def get_response(  # noqa: D102 - the SDK's interface
-        self,
-        system_instructions: str | None,  # noqa: ARG002
-        input: str | list[TResponseInputItem],
-        model_settings: ModelSettings,  # noqa: ARG002
-        tools: list[Tool],  # noqa: ARG002
-        output_schema: AgentOutputSchemaBase | None,  # noqa: ARG002
-        handoffs: list[Handoff],  # noqa: ARG002
-        tracing: ModelTracing,  # noqa: ARG002
-        *,
-        previous_response_id: str | None,  # noqa: ARG002
-        conversation_id: str | None,  # noqa: ARG002
-        prompt: ResponsePromptParam | None,  # noqa: ARG002
-    ) -> ModelResponse:
-        return ModelResponse(output=[self._next(_last_tool_output(input))], usage=Usage(), response_id=None)
+    async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:  # noqa: ARG002 - it writes little
+        """The next query, or the answer, after the passages in the last message."""
+        return Reply(self._next(messages[-1].content))
 
-    def stream_response(self, *args: object, **kwargs: object) -> AsyncIterator[TResponseStreamEvent]:
-        """Not offered: the agent never streams."""
-        raise NotImplementedError
-
-    def _next(self, passages: str) -> TResponseOutputItem:
+    def _next(self, passages: str) -> Message:
         try:
             query = self._turns.send(passages) if self._calls else next(self._turns)
         except StopIteration as end:
-            return _message(f"<answer> {end.value}</answer>")
+            return Message(role="assistant", content=f"<answer> {end.value}</answer>")
         self._calls += 1
-        return _call(query, self._calls)
+        return Message(role="assistant", tool_calls=(search_call(query, self._calls),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,19 +175,3 @@ def _counted(lookup: Lookup) -> Generator[str, str, tuple[str | None, int]]:
 def _swap_letters(name: str, rng: random.Random) -> str:
     place = rng.choice([i for i in range(1, len(name) - 2) if name[i].isalpha() and name[i + 1].isalpha()])
     return name[:place] + name[place + 1] + name[place] + name[place + 2 :]
-
-
-def _last_tool_output(items: str | list[TResponseInputItem]) -> str:
-    last = items[-1]
-    return str(last.get("output", "")) if isinstance(last, dict) else ""
-
-
-def _call(query: str, number: int) -> ResponseFunctionToolCall:
-    return ResponseFunctionToolCall(
-        call_id=f"call_{number}", name="retrieve", arguments=json.dumps({"query": query}), type="function_call"
-    )
-
-
-def _message(text: str) -> ResponseOutputMessage:
-    part = ResponseOutputText(text=text, type="output_text", annotations=[])
-    return ResponseOutputMessage(id="", content=[part], role="assistant", status="completed", type="message")

@@ -4,26 +4,27 @@ The schema is part of every prompt that a model is trained on and served with, s
 the MCP server (whose own schema is longer: titles, defaults, an argument for the caller alone). A model that was
 trained with one schema must be served with the same.
 
-What the model reads is the text of the MCP result: ``result.content[0].text``, exactly :func:`format_passages` of the
-hits. Which chunks it was shown is in the same result, beside the text and never in the prompt:
-``result.structured_content["result"]`` is a list of ``{"chunk": contents, "chunk_id": id, "score": float}``, best
-first. With the Agents SDK, take it in ``MCPServerStreamableHttp(custom_data_extractor=...)``: the extractor's context
-carries ``structured_content`` and ``is_error``, and what it returns travels with the tool output item. A failed search
+The retrieval server's MCP tool answers twice: ``result.content[0].text`` is :func:`format_passages` of the hits, what
+any MCP client's model reads; ``result.structured_content["result"]`` is a list of ``{"chunk": contents, "chunk_id": id,
+"score": float}``, best first, which the agent writes in the form of its protocol and records by id. A failed search
 has ``is_error`` set and no structured content, and its text is the error; it is never an empty list.
 """
 
+import json
 from typing import Final
 
 from pydantic import JsonValue
 
+from deepsearch_rl.records import ToolCall
 from deepsearch_rl.retrieval.passages import NO_PASSAGES, format_passages
 
-__all__ = ["NO_PASSAGES", "RETRIEVE_TOOL", "format_passages"]
+__all__ = ["NO_PASSAGES", "RETRIEVE_TOOL", "RETRIEVE_TOOL_NAME", "format_passages", "search_call"]
 
+RETRIEVE_TOOL_NAME: Final = "retrieve"
 RETRIEVE_TOOL: Final[dict[str, JsonValue]] = {
     "type": "function",
     "function": {
-        "name": "retrieve",
+        "name": RETRIEVE_TOOL_NAME,
         "description": "Search the corpus for passages.",
         "parameters": {
             "type": "object",
@@ -33,3 +34,9 @@ RETRIEVE_TOOL: Final[dict[str, JsonValue]] = {
     },
 }
 """The tool in OpenAI's function format. Changing a character of it needs new training of every model."""
+
+
+def search_call(query: str, number: int) -> ToolCall:
+    """The call of a search; ``number`` tells it apart from others of a conversation."""
+    arguments = json.dumps({"query": query}, ensure_ascii=False)
+    return ToolCall(id=f"call_{number}", name=RETRIEVE_TOOL_NAME, arguments=arguments)

@@ -5,24 +5,34 @@ holds exactly the messages that the model saw.
 """
 
 import itertools
-import json
 import math
-import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from agents import ModelResponse, TResponseInputItem
 from agents.exceptions import AgentsException
-from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseReasoningItem
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
-from deepsearch_rl.answers import extract_answer
-from deepsearch_rl.records import Message, Question, Retrieval, StopReason, TokenUsage, ToolCall, Trajectory
+from deepsearch_rl.agent.chat_messages import split_thought
+from deepsearch_rl.agent.policy import Reply
+from deepsearch_rl.answers import extract_answer, has_answer_tags
+from deepsearch_rl.records import (
+    Message,
+    ProtocolName,
+    Question,
+    Retrieval,
+    StopReason,
+    TokenUsage,
+    ToolCall,
+    Trajectory,
+)
 
-_RAW_CALL = re.compile(r"\s*<tool_call>.*?</tool_call>\s*", re.DOTALL)
-_SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
-"""The tool's schema and the words around it: part of every prompt, but of no message."""
-_TOOL_NAME = RETRIEVE_TOOL["function"]["name"]  # type: ignore[index,call-overload]
+Observer = Callable[[Message], None]
+"""Is shown every message of a rollout once the model wrote it or was shown it."""
+_UNSEEN_CHARACTERS = 600
+"""About what a prompt holds beyond its messages: the tool's schema and the template's words around it."""
+
+
+_TOKENS_AROUND_MESSAGE = 8
+"""What a template writes around a message, at most."""
 
 
 class RolloutStopped(AgentsException):
@@ -33,14 +43,6 @@ class RolloutStopped(AgentsException):
         self.reason, self.detail = reason, detail
 
 
-class SearchArguments(BaseModel):
-    """The arguments of a search as the model wrote them."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    query: str = Field(min_length=1)
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutKey:
     """What a trajectory says of how it came about."""
@@ -48,6 +50,16 @@ class RolloutKey:
     model: str
     prompt: str
     temperature: float
+    protocol: ProtocolName = "function_calling"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a call brought: the text that the model reads, the search if there was one, and whether it is a notice."""
+
+    text: str
+    retrieval: Retrieval | None = None
+    notice: bool = False
 
 
 @dataclass(slots=True)
@@ -55,74 +67,105 @@ class Transcript:
     """A running rollout."""
 
     messages: list[Message]
+    observer: Observer | None = None
+    history_reasoning: bool = False
     retrievals: list[Retrieval] = field(default_factory=list)
     searches: int = 0
     usage: list[TokenUsage] = field(default_factory=list)
-    _characters_counted: int = 0
+    told_to_answer: StopReason | None = None
+    """The limit that a model which searches on, once told to answer, is stopped for."""
+    _waiting: dict[str, list[Observation]] = field(default_factory=dict)
+    _first_retrieval: int = 0
+    _tokens_per_character: float = 0.0
+    _kept_share: float = 1.0
+    _shown: int = 0
 
-    def add_turn(self, response: ModelResponse) -> Message:
-        """Record what the model answered and return it as one assistant message."""
-        calls = tuple(_tool_call(item) for item in response.output if isinstance(item, ResponseFunctionToolCall))
-        content = "".join(_text(item) for item in response.output if isinstance(item, ResponseOutputMessage))
-        if calls:  # some servers repeat the calls as raw text; the model's own template would render them twice
-            content = _RAW_CALL.sub("", content)
-        reasoning = "".join(_reasoning(item) for item in response.output if isinstance(item, ResponseReasoningItem))
-        turn = Message(role="assistant", content=whole(content), reasoning=whole(reasoning) or None, tool_calls=calls)
-        self.messages.append(turn)
-        if response.usage.total_tokens:  # zeros stand for an endpoint that does not count
-            self.add_usage(response.usage.input_tokens, response.usage.output_tokens)
-        return turn
+    def add_turn(self, reply: Reply) -> None:
+        """Record what the model answered to the conversation so far."""
+        if reply.usage is not None:
+            self.usage.append(reply.usage)
+            self._tokens_per_character = reply.usage.prompt_tokens / self._characters()
+            self._kept_share = 1.0 if self.history_reasoning else _share_outside_reasoning(reply.turn)
+        self.messages.append(reply.turn)
+        self.show()
 
-    def add_usage(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Count the tokens of the last turn's call."""
-        self.usage.append(TokenUsage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens))
-        self._characters_counted = self._characters()
+    def add_observation(self, text: str) -> None:
+        """Record a text that the model reads next although no call asked for it."""
+        self.messages.append(Message(role="tool", content=text))
 
-    def add_tool_result(self, call_id: str, text: str) -> None:
-        """Record what the model is shown for one of its calls."""
-        self.messages.append(Message(role="tool", content=text, tool_call_id=call_id))
+    def keep(self, call: ToolCall, observation: Observation) -> None:
+        """Hold what a call brought until all calls of the turn are done: they run at once and end in any order."""
+        self._waiting.setdefault(call.id, []).append(observation)
+
+    def settle(self) -> None:
+        """Record what the calls of the last turn brought, in their order."""
+        self._first_retrieval = len(self.retrievals)
+        for call in self.messages[-1].tool_calls:
+            done = self._waiting[call.id].pop(0)
+            self.messages.append(Message(role="tool", content=done.text, tool_call_id=call.id))
+            if done.retrieval is not None:
+                self.retrievals.append(done.retrieval)
+            if done.notice:
+                self.told_to_answer = StopReason.SEARCH_BUDGET
+
+    def amend_observations(self, texts: Sequence[str], *, passages_dropped: bool) -> None:
+        """Replace the texts of the last messages; dropped passages are not recorded as shown."""
+        for place, text in zip(range(len(self.messages) - len(texts), len(self.messages)), texts, strict=True):
+            self.messages[place] = self.messages[place].model_copy(update={"content": text})
+        if passages_dropped:
+            recent = self.retrievals[self._first_retrieval :]
+            self.retrievals[self._first_retrieval :] = [
+                retrieval.model_copy(update={"chunk_ids": ()}) for retrieval in recent
+            ]
+
+    @property
+    def observations(self) -> list[str]:
+        """The texts that the model has not answered to yet, as the tool wrote them."""
+        unanswered = itertools.takewhile(lambda message: message.role == "tool", reversed(self.messages))
+        return [message.content for message in unanswered][::-1]
+
+    def show(self) -> None:
+        """Let the observer see the messages that it has not seen yet."""
+        if self.observer is not None:
+            for message in self.messages[self._shown :]:
+                self.observer(message)
+        self._shown = len(self.messages)
+
+    def expected_tokens(self, text: str) -> int:
+        """Tokens of a text by the last prompt's tokens per character; 0 where the endpoint counts nothing."""
+        return math.ceil(len(text) * self._tokens_per_character)
 
     def expected_prompt_tokens(self) -> int:
-        """Tokens of the next prompt: those of the last call, and its share of tokens per character for what is new.
+        """Tokens of the next prompt: those of the last call as far as they are sent again, and what came since.
 
         0 before the first call and where the endpoint counts nothing.
         """
-        last_call_tokens = self.usage[-1].prompt_tokens + self.usage[-1].completion_tokens if self.usage else 0
-        if not last_call_tokens:
+        if not self._tokens_per_character:
             return 0
-        new = self._characters() - self._characters_counted
-        return last_call_tokens + math.ceil(new * last_call_tokens / self._characters_counted)
+        last = self.usage[-1]
+        since = sum(_TOKENS_AROUND_MESSAGE + self.expected_tokens(text) for text in self.observations)
+        return last.prompt_tokens + math.ceil(last.completion_tokens * self._kept_share) + since
 
     def _characters(self) -> int:
         written = sum(len(message.content) for message in self.messages)
-        called = sum(len(call.arguments) for message in self.messages for call in message.tool_calls)
-        return _SCHEMA_CHARACTERS + written + called
+        called = sum(len(call.arguments) + len(call.name) for message in self.messages for call in message.tool_calls)
+        return _UNSEEN_CHARACTERS + written + called
+
+    @property
+    def rounds(self) -> int:
+        """Turns that the model has written."""
+        return sum(message.role == "assistant" for message in self.messages)
 
     @property
     def has_answer_tags(self) -> bool:
         """Whether the last message holds an opening answer tag and a closing one after it."""
-        text = self.messages[-1].content
-        return 0 <= text.find("<answer>") < text.rfind("</answer>")
-
-    @property
-    def answer(self) -> str:
-        """The answer in the last message, empty where it holds none."""
-        return extract_answer(self.messages[-1].content)
-
-    def input_items(self) -> list[TResponseInputItem]:
-        """The conversation without the system prompt, as the Agents SDK takes it.
-
-        Every assistant turn has a text, if only an empty one: a content of ``null`` is refused by some servers.
-        """
-        items: list[TResponseInputItem] = []
-        for message in self.messages[1:]:
-            items.extend(_input_items(message))
-        return items
+        return has_answer_tags(self.messages[-1].content)
 
     def finish(
         self, question: Question, sample: int, key: RolloutKey, reason: StopReason, error: str | None
     ) -> Trajectory:
         """The record of the rollout once it has ended."""
+        self.show()
         return Trajectory(
             id=f"{question.id}#{sample}",
             question_id=question.id,
@@ -132,10 +175,11 @@ class Transcript:
             question_type=question.metadata.question_type,
             model=key.model,
             prompt=key.prompt,
+            protocol=key.protocol,
             temperature=key.temperature,
             messages=self.numbered_messages(),
             retrievals=tuple(self.retrievals),
-            answer=self.answer if reason is StopReason.ANSWERED else "",
+            answer=extract_answer(self.messages[-1].content) if reason is StopReason.ANSWERED else "",
             stop_reason=reason,
             error=error and whole(error),
             usage=tuple(self.usage),
@@ -143,48 +187,18 @@ class Transcript:
 
     def numbered_messages(self) -> tuple[Message, ...]:
         """The messages with call ids counted from ``call_1``, since servers draw them at random."""
-        names: dict[str, str] = {}
+        names: dict[str, list[str]] = {}
         numbers = itertools.count(1)
         numbered: list[Message] = []
         for message in self.messages:
-            # A later turn may use an id again: its results follow it.
-            names |= {call.id: f"call_{next(numbers)}" for call in message.tool_calls}
-            numbered.append(_renamed(message, names))
+            if message.tool_calls:  # a later turn may use an id again, and one turn an id twice
+                names = {call.id: [] for call in message.tool_calls}
+            calls = tuple(call.model_copy(update={"id": f"call_{next(numbers)}"}) for call in message.tool_calls)
+            for call, renamed in zip(message.tool_calls, calls, strict=True):
+                names[call.id].append(renamed.id)
+            answered = message.tool_call_id and names[message.tool_call_id].pop(0)
+            numbered.append(message.model_copy(update={"tool_calls": calls, "tool_call_id": answered}))
         return tuple(numbered)
-
-
-def parse_search(call: ToolCall) -> str:
-    """The query of a call.
-
-    Raises:
-        RolloutStopped: the call names another tool, or its arguments are not the JSON that the schema asks for.
-    """
-    if call.name != _TOOL_NAME:
-        raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, f"there is no tool named {call.name!r}")
-    try:
-        return SearchArguments.model_validate_json(call.arguments).query
-    except ValidationError as error:
-        first = error.errors()[0]
-        detail = f"arguments {call.arguments!r} of {call.name!r}: {first['msg']}"
-        raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, detail) from error
-
-
-def _tool_call(item: ResponseFunctionToolCall) -> ToolCall:
-    return ToolCall(id=item.call_id, name=item.name, arguments=_compact(item.arguments))
-
-
-def _compact(arguments: str) -> str:
-    """Arguments as `json.dumps` writes them, which is how training renders them.
-
-    What is no JSON, or none that can be written (too deep, thousands of digits, half a surrogate pair), is left as it
-    is, for :func:`parse_search` to refuse.
-    """
-    try:
-        compact = json.dumps(json.loads(arguments), ensure_ascii=False)
-        compact.encode()
-    except (ValueError, RecursionError):
-        return whole(arguments)
-    return compact
 
 
 def whole(text: str) -> str:
@@ -192,34 +206,8 @@ def whole(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _text(item: ResponseOutputMessage) -> str:
-    return "".join(part.text if part.type == "output_text" else part.refusal for part in item.content)
-
-
-def _reasoning(item: ResponseReasoningItem) -> str:
-    return "".join(part.text for part in item.summary)
-
-
-def _input_items(message: Message) -> list[TResponseInputItem]:
-    if message.role == "tool":
-        return [{"type": "function_call_output", "call_id": message.tool_call_id or "", "output": message.content}]
-    if message.role == "user":
-        return [{"role": "user", "content": message.content}]
-    text: TResponseInputItem = {
-        "type": "message",
-        "role": "assistant",
-        "id": "",
-        "status": "completed",
-        "content": [{"type": "output_text", "text": message.content, "annotations": []}],
-    }
-    calls: list[TResponseInputItem] = [
-        {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
-        for call in message.tool_calls
-    ]
-    return [text, *calls]
-
-
-def _renamed(message: Message, names: dict[str, str]) -> Message:
-    calls = tuple(call.model_copy(update={"id": names[call.id]}) for call in message.tool_calls)
-    answered = None if message.tool_call_id is None else names[message.tool_call_id]
-    return message.model_copy(update={"tool_calls": calls, "tool_call_id": answered})
+def _share_outside_reasoning(turn: Message) -> float:
+    """Of a turn's characters those that later prompts repeat."""
+    called = sum(len(call.arguments) + len(call.name) for call in turn.tool_calls) + 1
+    kept = called + len(split_thought(turn).text)
+    return kept / (called + len(turn.content) + len(turn.reasoning or ""))

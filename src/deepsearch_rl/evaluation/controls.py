@@ -5,44 +5,36 @@ gets right comes from its weights or from guessing.
 
 **Gold passages**: the agent's conversation with the search replaced. Before its first turn the model is given a call
 that it did not write, ``retrieve`` with the question as its query, and a result that holds the chunks with the gold
-facts, in the order of the question's evidence, written as any result is (:func:`format_passages`; a question without
-evidence gets "No passages found."). The tool stays offered, so that the prompt is the one that the model was trained
+facts, in the order of the question's evidence, written as any result is (a question without evidence gets "No passages
+found."). The tool stays offered, so that the prompt is the one that the model was trained
 on; whatever it searches for next returns the same passages. What it gets wrong now is not the retriever's fault.
 """
 
 import asyncio
-import json
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 import openai
-from openai.types.chat import ChatCompletionMessage
-from openai.types.chat.chat_completion import Choice
 
-from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.agent.rollout import MODEL_RETRIES, AgentConfig, model_failure
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL, format_passages
-from deepsearch_rl.agent.transcript import RolloutKey, Transcript, whole
-from deepsearch_rl.records import Chunk, Message, Question, StopReason, ToolCall, Trajectory
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.endpoint import Endpoint, EndpointPolicy, model_failure
+from deepsearch_rl.agent.policy import Policy
+from deepsearch_rl.agent.rollout import open_protocol, rollout_seed
+from deepsearch_rl.agent.transcript import RolloutKey, Transcript
+from deepsearch_rl.records import Chunk, Message, Question, StopReason, Trajectory
 from deepsearch_rl.retrieval.gold import without_space
-from deepsearch_rl.trajectories.convert import chat_messages
-
-GoldText: TypeAlias = Callable[[Question], str]
-"""The text of the search result that a question's gold passages make."""
 
 
 class ControlAgent:
     """Answers questions under one of the two controls; the same interface as ``SearchAgent``.
 
     Args:
-        config: prompt and limits of the agent.
+        config: prompt, protocol and limits of the agent.
         endpoint: the model.
         temperature: sampling temperature of every call.
         model_name: what trajectories name as their model.
-        gold_text: makes the result of every search; None for the control without search.
+        gold_passages: finds the result of every search; None for the control without search.
         seed: every rollout asks the endpoint to sample with a seed drawn from this one, its question and its number.
     """
 
@@ -52,19 +44,16 @@ class ControlAgent:
         endpoint: Endpoint,
         temperature: float,
         model_name: str,
-        gold_text: GoldText | None,
+        gold_passages: "GoldPassages | None",
         seed: int,
     ) -> None:
-        self._config, self._endpoint, self._key = config, endpoint, RolloutKey(model_name, config.prompt, temperature)
-        self._gold_text, self._seed = gold_text, seed
+        self._config, self._endpoint, self._seed = config, endpoint, seed
+        self._key = RolloutKey(model_name, config.prompt, temperature, config.protocol)
+        self._protocol = open_protocol(config, offer_tool=gold_passages is not None)
+        self._gold_passages = gold_passages
 
     async def __aenter__(self) -> Self:
-        self._client = openai.AsyncOpenAI(
-            base_url=self._endpoint.base_url,
-            api_key=self._endpoint.api_key,
-            timeout=self._config.timeout_s,
-            max_retries=MODEL_RETRIES,
-        )
+        self._client = self._endpoint.client(self._config.timeout_s)
         return self
 
     async def __aexit__(
@@ -74,16 +63,18 @@ class ControlAgent:
 
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Answer one question; whatever goes wrong is in the trajectory's stop reason and error, nothing is raised."""
-        system = Message(role="system", content=load_prompt(self._config.prompt))
-        conversation = Transcript([system, Message(role="user", content=question.question)])
-        seed = random.Random(f"{self._seed}/{question.id}/{sample}").getrandbits(31)
-        reason, error = await self._outcome(question, conversation, seed)
+        conversation = Transcript(self._protocol.opening(question.question))
+        seed = rollout_seed(self._seed, question, sample)
+        policy = EndpointPolicy(self._client, self._endpoint.model, self._protocol, self._key.temperature, seed=seed)
+        reason, error = await self._outcome(question, conversation, policy)
         return conversation.finish(question, sample, self._key, reason, error)
 
-    async def _outcome(self, question: Question, conversation: Transcript, seed: int) -> tuple[StopReason, str | None]:
+    async def _outcome(
+        self, question: Question, conversation: Transcript, policy: Policy
+    ) -> tuple[StopReason, str | None]:
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                return await self._converse(question, conversation, seed), None
+                return await self._converse(question, conversation, policy), None
         except TimeoutError:
             return StopReason.DEADLINE, f"not finished after {self._config.timeout_s:g} s"
         except openai.APIError as error:
@@ -91,56 +82,26 @@ class ControlAgent:
         except Exception as error:  # noqa: BLE001 - whatever a server's reply breaks is this rollout's failure
             return StopReason.MODEL_ERROR, self._endpoint.redact(f"{type(error).__name__}: {error}")
 
-    async def _converse(self, question: Question, conversation: Transcript, seed: int) -> StopReason:
-        if self._gold_text is None:
-            return _reason(await self._turn(conversation, seed))
-        passages, messages = self._gold_text(question), conversation.messages
-        arguments = json.dumps({"query": question.question}, ensure_ascii=False)
-        given = ToolCall(id="call_1", name="retrieve", arguments=arguments)
-        messages.append(Message(role="assistant", tool_calls=(given,)))
+    async def _converse(self, question: Question, conversation: Transcript, policy: Policy) -> StopReason:
+        if self._gold_passages is None:
+            return await self._turn(conversation, policy)
+        passages = self._protocol.observation(self._gold_passages(question))
+        conversation.messages.append(self._protocol.search(question.question))
         for _ in range(self._config.max_turns):
-            messages.extend(
-                Message(role="tool", content=passages, tool_call_id=call.id) for call in messages[-1].tool_calls
-            )
-            choice = await self._turn(conversation, seed)
-            if not messages[-1].tool_calls:
-                return _reason(choice)
+            for call in conversation.messages[-1].tool_calls:
+                conversation.messages.append(Message(role="tool", content=passages, tool_call_id=call.id))
+            reason = await self._turn(conversation, policy)
+            if not conversation.messages[-1].tool_calls:
+                return reason
         return StopReason.TURN_BUDGET
 
-    async def _turn(self, conversation: Transcript, seed: int) -> Choice:
-        """Ask the model for one turn and append it."""
-        completion = await self._client.chat.completions.create(
-            model=self._endpoint.model,
-            messages=chat_messages(tuple(conversation.messages)),  # type: ignore[arg-type]
-            temperature=self._key.temperature,
-            max_tokens=self._config.max_tokens,
-            seed=seed,
-            **({} if self._gold_text is None else {"tools": [RETRIEVE_TOOL]}),  # type: ignore[dict-item]
-        )
-        choice = completion.choices[0]
-        conversation.messages.append(_as_record(choice.message, turns=len(conversation.messages)))
-        if completion.usage is not None:
-            conversation.add_usage(completion.usage.prompt_tokens, completion.usage.completion_tokens)
-        return choice
-
-
-def _reason(choice: Choice) -> StopReason:
-    text = choice.message.content or ""
-    if 0 <= text.find("<answer>") < text.rfind("</answer>"):
-        return StopReason.ANSWERED
-    return StopReason.TOKEN_BUDGET if choice.finish_reason == "length" else StopReason.NO_ANSWER_TAG
-
-
-def _as_record(message: ChatCompletionMessage, turns: int) -> Message:
-    """The turn with call ids of its own, since servers draw them at random."""
-    calls = tuple(
-        ToolCall(id=f"call_{turns}_{position}", name=call.function.name, arguments=whole(call.function.arguments))
-        for position, call in enumerate(message.tool_calls or ())
-        if call.type == "function"
-    )
-    # Some servers repeat the calls as raw text; the model's template would render them twice.
-    content = "" if calls else whole(message.content or "")
-    return Message(role="assistant", content=content, tool_calls=calls)
+    async def _turn(self, conversation: Transcript, policy: Policy) -> StopReason:
+        """Ask the model for one turn, append it, and say how the rollout ends if it is the last."""
+        reply = await policy.reply(conversation.messages, self._config.max_tokens)
+        conversation.add_turn(reply)
+        if conversation.has_answer_tags:
+            return StopReason.ANSWERED
+        return StopReason.TOKEN_BUDGET if reply.cut else StopReason.NO_ANSWER_TAG
 
 
 class GoldPassages:
@@ -160,14 +121,14 @@ class GoldPassages:
                 self._by_document.setdefault(chunk.metadata.doc_id, []).append(chunk)
         self._id_of_title = {found[0].title: doc_id for doc_id, found in self._by_document.items()}
 
-    def __call__(self, question: Question) -> str:
-        """The gold passages of ``question`` as a search result."""
+    def __call__(self, question: Question) -> tuple[Chunk, ...]:
+        """The gold passages of ``question``."""
         found: dict[str, Chunk] = {}
         for evidence in question.metadata.evidence_list or ():
             doc_id = evidence.doc_id or self._id_of_title.get(evidence.title or "", "")
             for chunk in _holding(evidence.fact, self._by_document.get(doc_id, [])):
                 found.setdefault(chunk.id, chunk)
-        return format_passages(tuple(found.values()))
+        return tuple(found.values())
 
 
 def _holding(fact: str, chunks: Sequence[Chunk]) -> list[Chunk]:

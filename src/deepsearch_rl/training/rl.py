@@ -26,8 +26,9 @@ from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoTokenizer
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.rollout import AgentConfig, SearchAgent
+from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, write_json
 from deepsearch_rl.progress import Meter
@@ -126,7 +127,9 @@ async def _train(task: RlTask, config: RlConfig, output: Path) -> None:
 
 def _reward(task: RlTask, config: RlConfig) -> Reward:
     tokenizer = AutoTokenizer.from_pretrained(task.start)
-    return Reward(config.rewards, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    return Reward(
+        config.rewards, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]), config.think_length
+    )
 
 
 def _resume(folder: Path, log_path: Path) -> int:

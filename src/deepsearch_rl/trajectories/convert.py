@@ -1,15 +1,20 @@
-"""A trajectory as ms-swift's agent row (docs/contracts.md, section 2) and as Chat Completions messages.
+"""A trajectory as ms-swift's agent rows (docs/contracts.md, section 2), with the reasoning of its turns.
 
 ms-swift splits an assistant turn into a message for its text and one ``tool_call`` message per call, and renders them
 one after the other; a chat template that follows Qwen's puts a newline between text and calls, so the row's text ends
-in one.
+in one. The text of a turn begins with its reasoning, as Qwen's templates write it; where the server had put it
+makes no difference (``agent/chat_messages.py``).
+
+Trained are the prompts that are served, and those depend on what the agent sends back. If it sends all reasoning, the
+prompt of a turn and the turn are the beginning of the next prompt, and one row trains every turn. If it does not, the
+prompt of a turn lacks what earlier turns were trained to write: each turn is then a row of its own, which holds what
+was said before it and the reasoning of that turn alone.
 """
 
 import json
 from typing import Literal
 
-from pydantic import JsonValue
-
+from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.records import Message, Record, Trajectory
 
@@ -30,35 +35,39 @@ class SwiftRow(Record):
     messages: tuple[SwiftMessage, ...]
 
 
-def swift_row(trajectory: Trajectory) -> SwiftRow:
-    """The training row of a trajectory."""
-    messages = [part for message in trajectory.messages for part in _swift_messages(message)]
-    return SwiftRow(tools=TOOLS, messages=tuple(messages))
+def row_targets(trajectory: Trajectory, flatten: bool) -> list[int | None]:
+    """What a trajectory's rows train: one assistant message each, by position, or all of them in one row (None)."""
+    if not flatten:
+        return [None]
+    return [position for position, message in enumerate(trajectory.messages) if message.role == "assistant"]
 
 
-def chat_messages(messages: tuple[Message, ...]) -> list[dict[str, JsonValue]]:
-    """Messages as the agent sends them to a server."""
-    return [_chat_message(message) for message in messages]
+def swift_row(trajectory: Trajectory, target: int | None = None) -> SwiftRow:
+    """A training row of a trajectory.
+
+    Args:
+        trajectory: of the function-calling protocol.
+        target: position of the one message that is trained; the row ends with it, and messages before it stand without
+            reasoning. None: all messages, every turn with its reasoning.
+    """
+    messages = trajectory.messages if target is None else trajectory.messages[: target + 1]
+    parts = [
+        part
+        for position, message in enumerate(messages)
+        for part in _swift_messages(message, with_reasoning=target in (None, position))
+    ]
+    return SwiftRow(tools=TOOLS, messages=tuple(parts))
 
 
-def _swift_messages(message: Message) -> list[SwiftMessage]:
+def _swift_messages(message: Message, with_reasoning: bool) -> list[SwiftMessage]:
     if message.role == "tool":
         return [SwiftMessage(role="tool_response", content=message.content)]
     calls = [
         SwiftMessage(role="tool_call", content=f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}')
         for call in message.tool_calls
     ]
-    text = f"{message.content}\n" if calls and message.content else message.content
+    reasoning, text = split_thought(message)
+    text = f"{text}\n" if calls and text else text
+    if with_reasoning and reasoning is not None:
+        text = f"{OPEN_THINK}\n{reasoning}\n{CLOSE_THINK}\n\n{text}"
     return [*([SwiftMessage(role=message.role, content=text)] if text or not calls else []), *calls]
-
-
-def _chat_message(message: Message) -> dict[str, JsonValue]:
-    sent: dict[str, JsonValue] = {"role": message.role, "content": message.content}
-    if message.tool_call_id is not None:
-        sent["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        sent["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    return sent

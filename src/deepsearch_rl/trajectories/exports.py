@@ -8,9 +8,9 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import JsonValue
 
+from deepsearch_rl.agent.chat_messages import chat_messages
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.records import Message, Question, Record, Trajectory
-from deepsearch_rl.trajectories.convert import chat_messages
 
 
 class TrlRow(Record):

@@ -4,10 +4,12 @@ Two renderings of a conversation must agree:
 
 - ms-swift's training encoding of the row: the tokens and the loss mask that ``swift sft`` computes;
 - the chat template in the model's tokenizer, through which every server and the RL trainer see a conversation: the
-  whole of it, and the prompt of every turn as the server computes it.
+  whole of it, and the prompt of every trained turn as the server computes it from the agent's request.
 
-Trained are the tokens that the model is to write: each assistant turn from its first token through ``<|im_end|>``, and
-the newline that closes the turn, which ms-swift trains as part of its suffix and no server waits for. Nothing else is.
+Trained are the tokens that the model is to write: each target turn from the first token after its prompt through
+``<|im_end|>``, and the newline that closes the turn, which ms-swift trains as part of its suffix and no server waits
+for. Nothing else is: where the prompt itself opens the thought (``<think>`` and a newline, as for Qwen3's Thinking
+models), the tag is not trained.
 """
 
 from collections.abc import Sequence
@@ -15,13 +17,14 @@ from pathlib import Path
 
 from pydantic import JsonValue
 from swift.model import get_processor
-from swift.template import get_template
+from swift.template import Template, get_template
 
+from deepsearch_rl.agent.chat_messages import chat_messages
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
-from deepsearch_rl.errors import CheckFailedError
+from deepsearch_rl.errors import CheckFailedError, ConfigError
 from deepsearch_rl.records import Trajectory
 from deepsearch_rl.serving.chat_format import load_chat_format
-from deepsearch_rl.trajectories.convert import SwiftRow, chat_messages
+from deepsearch_rl.trajectories.convert import SwiftRow
 
 IGNORED = -100
 """Label of a token without loss."""
@@ -36,33 +39,38 @@ class TokenProof:
         folder: Hugging Face folder with tokenizer, chat template and config.
         template: ms-swift's name of the chat template that training uses.
         agent_template: ms-swift's name of the tool rendering that training uses.
+        loss_scale: ms-swift's name of which tokens training puts loss on.
+
+    Raises:
+        ConfigError: ms-swift does not know one of the names.
     """
 
-    def __init__(self, folder: Path, template: str, agent_template: str) -> None:
+    def __init__(self, folder: Path, template: str, agent_template: str, loss_scale: str) -> None:
         self._chat_format = load_chat_format(folder)
-        processor = get_processor(str(folder), model_type="qwen3")
-        self._training = get_template(
-            processor, template_type=template, agent_template=agent_template, max_length=NO_LIMIT
-        )
-        self._training.set_mode("train")
+        self._training = _training_template(folder, template, agent_template, loss_scale)
 
-    def check(self, trajectory: Trajectory, row: SwiftRow) -> int:
+    def check(self, trajectory: Trajectory, row: SwiftRow, target: int | None = None) -> int:
         """Prove one row and return its length in tokens.
+
+        Args:
+            trajectory: what the row was made from.
+            row: of :func:`~deepsearch_rl.trajectories.convert.swift_row` with the same target.
+            target: position of the one message that is trained, its prompt being sent without reasoning; None: every
+                assistant turn, each with the reasoning before it.
 
         Raises:
             CheckFailedError: tokens or loss mask differ; says where and shows both sides.
         """
-        messages = chat_messages(trajectory.messages)
+        messages, targets = _served(trajectory, target)
         encoded = self._training.encode({"tools": row.tools, "messages": [dict(message) for message in row.messages]})
         tokens = self._render(messages)
         self._compare(trajectory.id, "training tokens", encoded["input_ids"], tokens)
         labels = [IGNORED] * len(tokens)
-        for turn, message in enumerate(messages):
-            if message["role"] == "assistant":
-                prompt = self._chat_format.prompt_ids(messages[:turn], [RETRIEVE_TOOL])
-                self._compare(trajectory.id, "tokens before a turn", tokens[: len(prompt)], prompt)
-                end = len(self._render(messages[: turn + 1]))
-                labels[len(prompt) : end] = tokens[len(prompt) : end]
+        for turn in targets:
+            prompt = self._chat_format.prompt_ids(messages[:turn], [RETRIEVE_TOOL])
+            self._compare(trajectory.id, "tokens before a turn", tokens[: len(prompt)], prompt)
+            end = len(self._render(messages[: turn + 1]))
+            labels[len(prompt) : end] = tokens[len(prompt) : end]
         self._compare(trajectory.id, "trained tokens", encoded["labels"], labels)
         return len(tokens)
 
@@ -79,7 +87,8 @@ class TokenProof:
         raise CheckFailedError(
             f"trajectory {id_}: {what} differ at token {place}: ms-swift has {self._shown(swift, place)}, the model's "
             f"chat template {self._shown(tokenizer, place)}. Choose the ms-swift template that fits the model "
-            "(filter.template, filter.agent_template)."
+            "(filter.template, filter.agent_template, filter.loss_scale); if the turn lacks the reasoning that the "
+            "template wants of every turn, drop such trajectories (filter.predicates: reasoned)."
         )
 
     def _shown(self, tokens: Sequence[int], place: int) -> str:
@@ -87,3 +96,33 @@ class TokenProof:
             return "no trained token"
         shown = [token for token in tokens[place : place + 8] if token != IGNORED]
         return repr(self._chat_format.tokenizer.decode(shown))
+
+
+def _served(trajectory: Trajectory, target: int | None) -> tuple[list[dict[str, JsonValue]], list[int]]:
+    """The conversation as the server sees it up to the last trained turn, that turn included, and the trained turns."""
+    if target is None:
+        turns = [turn for turn, message in enumerate(trajectory.messages) if message.role == "assistant"]
+        return chat_messages(trajectory.messages, with_reasoning=True), turns
+    request = chat_messages(trajectory.messages[:target])
+    return [*request, *chat_messages([trajectory.messages[target]], with_reasoning=True)], [target]
+
+
+def _training_template(folder: Path, template: str, agent_template: str, loss_scale: str) -> Template:
+    processor = get_processor(str(folder), model_type="qwen3")
+    try:
+        made = get_template(
+            processor,
+            template_type=template,
+            agent_template=agent_template,
+            loss_scale=loss_scale,
+            preserve_thinking=True,  # as in `swift sft`: a row holds what is to be seen of earlier turns
+            max_length=NO_LIMIT,
+        )
+        _ = made.agent_template, made.loss_scale  # names that ms-swift looks up at first use
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"ms-swift does not know filter.template {template!r}, filter.agent_template {agent_template!r} or "
+            f"filter.loss_scale {loss_scale!r}: {error}."
+        ) from error
+    made.set_mode("train")
+    return made

@@ -8,15 +8,16 @@ from pathlib import Path
 
 from pydantic import Field, JsonValue, field_validator
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.rollout import AgentConfig, ModelPerRollout, SearchAgent
+from deepsearch_rl.agent.rollout import PolicyPerRollout, SearchAgent
 from deepsearch_rl.agent.teacher import ScriptedTeacher, TeacherConfig, read_plan
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, sha256_file
 from deepsearch_rl.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.manifest import read_manifest
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
-from deepsearch_rl.serving.launch import RemoteConfig, ServingConfig, serve_model
+from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint
 from deepsearch_rl.trajectories.collect import collect, log_path
 
 TEACHERS = ("scripted", "endpoint")
@@ -87,19 +88,18 @@ def synthesize(
 
 
 @contextmanager
-def _teacher(config: SynthesizeConfig, questions: list[Question], seed: int) -> Iterator[Endpoint | ModelPerRollout]:
+def _teacher(config: SynthesizeConfig, questions: list[Question], seed: int) -> Iterator[Endpoint | PolicyPerRollout]:
     if config.teacher == "endpoint":
         if config.endpoint is None:
             raise ConfigError("synthesize.teacher is 'endpoint' but synthesize.endpoint is null; give its address.")
-        with serve_model(Path(), ServingConfig(backend="remote", remote=config.endpoint)) as endpoint:
-            yield endpoint
+        yield open_endpoint(config.endpoint)
     elif config.scripted is None:
         raise ConfigError("synthesize.teacher is 'scripted' but synthesize.scripted is null; give its error rates.")
     else:
         yield _scripted(config.scripted, questions, seed)
 
 
-def _scripted(config: TeacherConfig, questions: list[Question], seed: int) -> ModelPerRollout:
+def _scripted(config: TeacherConfig, questions: list[Question], seed: int) -> PolicyPerRollout:
     for question in questions:
         read_plan(question)  # refuse a set without plans before the first answer, not in every rollout
     return lambda question, sample: ScriptedTeacher(question, sample, config, seed)

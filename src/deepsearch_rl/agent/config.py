@@ -1,0 +1,60 @@
+"""The agent's settings: one section of params, the same wherever a model answers questions."""
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.errors import UnknownNameError
+from deepsearch_rl.records import ProtocolName, Record
+
+FUNCTION_CALLING: Literal["function_calling"] = "function_calling"
+SEARCH_TAGS: Literal["search_tags"] = "search_tags"
+PROTOCOLS: tuple[ProtocolName, ...] = (FUNCTION_CALLING, SEARCH_TAGS)
+
+
+class AgentConfig(Record):
+    """Section ``agent``.
+
+    Raises:
+        UnknownNameError: ``protocol`` or ``prompt`` is not a known name.
+    """
+
+    protocol: ProtocolName = Field(description="how the model asks for searches: function_calling | search_tags")
+    prompt: str = Field(description="name of a file in agent/prompts")
+    history_reasoning: bool = Field(description="send a turn's reasoning back with the conversation")
+    max_searches: int = Field(ge=0, description="searches per question; one more is answered with a notice")
+    max_turns: int = Field(ge=1, description="model calls per question")
+    max_tokens: int = Field(ge=1, description="completion tokens per model call")
+    answer_tokens: int = Field(
+        ge=1, description="where fewer than max_tokens fit, but as many as these, the model is asked to answer now"
+    )
+    max_observation_tokens: int | None = Field(
+        ge=1, description="of the passages of one search, the last are left out beyond so many tokens; null: never"
+    )
+    context_tokens: int = Field(ge=1, description="prompt and completion tokens of one model call together")
+    timeout_s: float = Field(gt=0, description="seconds per question")
+    concurrency: int = Field(ge=1, description="questions answered at once")
+
+    @field_validator("protocol", mode="before")
+    @classmethod
+    def _known_protocol(cls, name: object) -> object:
+        if name not in PROTOCOLS:
+            raise UnknownNameError("agent protocol", str(name), PROTOCOLS)
+        return name
+
+    @field_validator("prompt")
+    @classmethod
+    def _known_prompt(cls, name: str) -> str:
+        load_prompt(name)
+        return name
+
+    @model_validator(mode="after")
+    def _room_for_prompt_and_answer(self) -> Self:
+        if self.max_tokens >= self.context_tokens:
+            raise ValueError(f"max_tokens {self.max_tokens} leaves no room for a prompt in {self.context_tokens}")
+        if self.answer_tokens > self.max_tokens:
+            raise ValueError(f"answer_tokens {self.answer_tokens} is more than max_tokens {self.max_tokens}")
+        if self.history_reasoning and self.protocol == SEARCH_TAGS:
+            raise ValueError("history_reasoning is for function_calling: with search_tags all that is written is kept")
+        return self

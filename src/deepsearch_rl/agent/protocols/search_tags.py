@@ -1,0 +1,112 @@
+"""Search-R1's protocol: one text that model and search engine write in turns.
+
+    <think> ... </think> <search> query </search>
+
+    <information>Doc 1(Title: ...) ...
+    Doc 2(Title: ...) ...</information>
+
+    <think> ... </think> <answer> ... </answer>
+
+The instruction and the question are one user message; everything after it is one assistant message that grows. A
+request asks the server to continue it (``continue_final_message``, known to vLLM, SGLang and our own server), stopping
+at a closing tag; where a server writes past it, the text is cut there. The first ``<search>`` or ``<answer>`` of a
+turn is its action, a turn without one is told so. A turn has one search: there are no parallel calls.
+
+Format of a result and order of its parts: Search-R1 (Jin et al. 2025), docs/contracts.md, section 4.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deepsearch_rl.agent.completion import Said
+from deepsearch_rl.agent.protocols.protocol import AgentProtocol
+from deepsearch_rl.agent.tool import search_call
+from deepsearch_rl.agent.transcript import whole
+from deepsearch_rl.records import Message, ProtocolName, ToolCall
+from deepsearch_rl.retrieval.passages import NO_PASSAGES, Found
+
+_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+_OPENED = re.compile(r"<(search|answer)>")
+_STOPS = ("</search>", "</answer>")
+INVALID_ACTION = (
+    "\nThat was neither a search nor an answer. A query stands between <search> and </search>, "
+    "the final answer between <answer> and </answer>.\n"
+)
+"""What the model reads after a turn without an action."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTags(AgentProtocol):
+    """Tags in plain text.
+
+    Args:
+        instruction: stands before the question in the user message.
+    """
+
+    instruction: str
+
+    @property
+    def name(self) -> ProtocolName:  # noqa: D102 - the protocol's
+        return "search_tags"
+
+    def opening(self, question: str) -> list[Message]:  # noqa: D102
+        return [Message(role="user", content=f"{self.instruction}\n\nQuestion: {question}")]
+
+    def request(self, messages: Sequence[Message]) -> dict[str, Any]:  # noqa: D102
+        asked, written = messages[0], "".join(message.content for message in messages[1:])
+        sent = [{"role": "user", "content": asked.content}]
+        if not written:
+            return {"messages": sent, "stop": list(_STOPS)}
+        sent.append({"role": "assistant", "content": written})
+        continuing = {"continue_final_message": True, "add_generation_prompt": False}
+        return {"messages": sent, "stop": list(_STOPS), "extra_body": continuing}
+
+    def turn(self, said: Said, number: int, cut: bool) -> Message:  # noqa: D102
+        text = whole(said.content or said.refusal or "")
+        text = text if cut else _closed(text)
+        if said.thought:  # a server with a reasoning parser takes the thought out of the text, where it belongs
+            text = f"<think>{whole(said.thought)}</think>{text}"
+        action = _ACTION.search(text)
+        if action is None:
+            return Message(role="assistant", content=text)
+        return Message(role="assistant", content=text[: action.end()], tool_calls=_calls(action, number))
+
+    def search(self, query: str) -> Message:  # noqa: D102
+        call = search_call(query, 1)
+        return Message(role="assistant", content=f"<search>{query}</search>", tool_calls=(call,))
+
+    def complete(self, turn: Message) -> bool:  # noqa: D102
+        return _ACTION.search(turn.content) is not None
+
+    def correction(self, turn: Message) -> str | None:  # noqa: D102
+        action = _ACTION.search(turn.content)
+        return None if action and (turn.tool_calls or action[1] == "answer") else INVALID_ACTION
+
+    def observation(self, passages: Sequence[Found]) -> str:  # noqa: D102
+        return self.notice("\n".join(_document(*ranked) for ranked in enumerate(passages, 1)) or NO_PASSAGES)
+
+    def followed_by(self, observation: str, notice: str) -> str:  # noqa: D102
+        return observation + self.notice(notice)
+
+    def notice(self, text: str) -> str:  # noqa: D102
+        return f"\n\n<information>{text}</information>\n\n"
+
+
+def _closed(text: str) -> str:
+    """The text with the closing tag that a server leaves out of what it returns when it stops there."""
+    opened = _OPENED.findall(text)
+    return f"{text}</{opened[-1]}>" if opened and not _ACTION.search(text) else text
+
+
+def _calls(action: re.Match[str], number: int) -> tuple[ToolCall, ...]:
+    query = action[2].strip()
+    if action[1] == "answer" or not query:
+        return ()
+    return (search_call(query, number),)
+
+
+def _document(rank: int, passage: Found) -> str:
+    title, _, text = passage.contents.partition("\n")
+    return f"Doc {rank}(Title: {title}) {text}"

@@ -1,0 +1,139 @@
+"""One rollout's model as the Agents SDK sees it: every turn goes through here, is recorded, and is held to the limits.
+
+Before each call the prompt is counted (:meth:`Transcript.expected_prompt_tokens`). Where a whole turn of
+``max_tokens`` would not fit the context any more, the model is told to answer now, and is given what room there is;
+where not even ``answer_tokens`` would fit, the passages that came last give way first. Searching on after that ends
+the rollout, as does searching on when told that no searches are left.
+"""
+
+from collections.abc import AsyncIterator
+
+import openai
+from agents import ModelResponse, ModelSettings, Usage
+from agents.agent_output import AgentOutputSchemaBase
+from agents.handoffs import Handoff
+from agents.items import TResponseInputItem, TResponseStreamEvent
+from agents.models.interface import Model, ModelTracing
+from agents.tool import Tool
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+from openai.types.responses.response_prompt_param import ResponsePromptParam
+
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.endpoint import model_failure
+from deepsearch_rl.agent.policy import Policy, Reply
+from deepsearch_rl.agent.protocols.protocol import AgentProtocol
+from deepsearch_rl.agent.search_tool import parse_search
+from deepsearch_rl.agent.transcript import RolloutStopped, Transcript
+from deepsearch_rl.records import Message, StopReason
+
+NO_ROOM_LEFT = "No room left. Answer now."
+"""What the model reads, after the passages or in place of them, when its context is nearly full."""
+
+
+class RolloutModel(Model):
+    """Asks a policy for turns, records them in a transcript and stops the rollout at a limit."""
+
+    def __init__(self, policy: Policy, protocol: AgentProtocol, config: AgentConfig, transcript: Transcript) -> None:
+        self._policy, self._protocol, self._config, self._transcript = policy, protocol, config, transcript
+
+    async def get_response(  # noqa: D102 - the SDK's interface; the conversation is the transcript's, not its input
+        self,
+        system_instructions: str | None,  # noqa: ARG002
+        input: str | list[TResponseInputItem],  # noqa: ARG002
+        model_settings: ModelSettings,  # noqa: ARG002
+        tools: list[Tool],  # noqa: ARG002
+        output_schema: AgentOutputSchemaBase | None,  # noqa: ARG002
+        handoffs: list[Handoff],  # noqa: ARG002
+        tracing: ModelTracing,  # noqa: ARG002
+        *,
+        previous_response_id: str | None,  # noqa: ARG002
+        conversation_id: str | None,  # noqa: ARG002
+        prompt: ResponsePromptParam | None,  # noqa: ARG002
+    ) -> ModelResponse:
+        self._transcript.settle()
+        while True:
+            turn = await self._next_turn()
+            correction = self._protocol.correction(turn)
+            if correction is None:
+                return _as_response(turn)
+            self._transcript.add_observation(correction)
+
+    def stream_response(self, *args: object, **kwargs: object) -> AsyncIterator[TResponseStreamEvent]:
+        """Not offered: the agent never streams."""
+        raise NotImplementedError
+
+    async def _next_turn(self) -> Message:
+        transcript = self._transcript
+        if transcript.rounds >= self._config.max_turns:
+            raise RolloutStopped(StopReason.TURN_BUDGET, f"no answer after {self._config.max_turns} turns")
+        max_tokens = self._make_room()
+        transcript.show()
+        reply = await self._ask(max_tokens)
+        transcript.add_turn(reply)
+        self._check(reply, max_tokens)
+        return reply.turn
+
+    async def _ask(self, max_tokens: int) -> Reply:
+        """Ask once more without the last passages where the server's own count says that the prompt does not fit."""
+        try:
+            return await self._policy.reply(self._transcript.messages, max_tokens)
+        except openai.BadRequestError as error:
+            too_long = model_failure(error) is StopReason.TOKEN_BUDGET
+            if not too_long or not self._transcript.observations or self._transcript.told_to_answer:
+                raise
+        self._tell(drop_passages=True)
+        return await self._policy.reply(self._transcript.messages, min(max_tokens, self._config.answer_tokens))
+
+    def _make_room(self) -> int:
+        """Tokens that the next turn may have."""
+        config, observed = self._config, bool(self._transcript.observations)
+        if observed and self._room() < config.max_tokens:
+            self._tell(drop_passages=False)
+        if observed and self._room() < config.answer_tokens:
+            self._tell(drop_passages=True)
+        room = self._room()
+        if room < config.answer_tokens:
+            detail = f"about {config.context_tokens - room} prompt tokens leave no room to answer in"
+            raise RolloutStopped(StopReason.TOKEN_BUDGET, f"{detail} {config.context_tokens}")
+        return min(room, config.max_tokens)
+
+    def _room(self) -> int:
+        return self._config.context_tokens - self._transcript.expected_prompt_tokens()
+
+    def _tell(self, *, drop_passages: bool) -> None:
+        """Ask for an answer now, in the last observations."""
+        observations = self._transcript.observations
+        notice = self._protocol.notice(NO_ROOM_LEFT)
+        if drop_passages:
+            texts = [notice] * len(observations)
+        else:
+            texts = [*observations[:-1], self._protocol.followed_by(observations[-1], NO_ROOM_LEFT)]
+        self._transcript.amend_observations(texts, passages_dropped=drop_passages)
+        self._transcript.told_to_answer = StopReason.TOKEN_BUDGET
+
+    def _check(self, reply: Reply, max_tokens: int) -> None:
+        """End the rollout at a turn that was cut, cannot be carried out, or searches against a notice."""
+        if reply.cut:
+            raise RolloutStopped(StopReason.TOKEN_BUDGET, f"cut after {max_tokens} tokens")
+        for call in reply.turn.tool_calls:
+            parse_search(call)
+        told = self._transcript.told_to_answer
+        if told and reply.turn.tool_calls:
+            raise RolloutStopped(told, "searched on when told to answer")
+
+
+def _as_response(turn: Message) -> ModelResponse:
+    if turn.tool_calls:
+        return ModelResponse(
+            output=[
+                ResponseFunctionToolCall(
+                    call_id=call.id, name=call.name, arguments=call.arguments, type="function_call"
+                )
+                for call in turn.tool_calls
+            ],
+            usage=Usage(),
+            response_id=None,
+        )
+    text = ResponseOutputText(text=turn.content, type="output_text", annotations=[])
+    message = ResponseOutputMessage(id="", content=[text], role="assistant", status="completed", type="message")
+    return ModelResponse(output=[message], usage=Usage(), response_id=None)

@@ -1,0 +1,233 @@
+"""What an endpoint can send instead of a completion: each ends in a stop reason, none in an exception."""
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import pytest
+
+from deepsearch_rl.agent import endpoint as endpoint_module
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.records import Question, StopReason, Trajectory
+from tests.agent.conftest import KEY
+
+QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
+ANSWER = "<answer> Mary Moss</answer>"
+Send = Callable[[BaseHTTPRequestHandler], None]
+
+
+@pytest.fixture
+def rollout(
+    chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Trajectory]:
+    """Runs one rollout, without the client's pauses between attempts, and checks that it can be stored."""
+    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 0)
+
+    async def run(config: AgentConfig) -> Trajectory:
+        async with SearchAgent(config, chat_server.endpoint, searches.url, 0.7) as agent:
+            return await agent.answer(QUESTION, 0)
+
+    def make(**changes: Any) -> Trajectory:
+        trajectory = asyncio.run(run(agent_config(**changes)))
+        stored = trajectory.model_dump_json()
+        assert Trajectory.model_validate_json(stored) == trajectory
+        assert KEY not in stored
+        return trajectory
+
+    return make
+
+
+def body(content: bytes, kind: str = "application/json", status: int = 200, **headers: str) -> Send:
+    """Sends a whole response."""
+
+    def send(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in {"content-type": kind, "content-length": str(len(content)), **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return send
+
+
+def completion(**changes: Any) -> Send:
+    """Sends a completion with some of its fields replaced."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop"}
+    whole = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    return body(json.dumps(whole | changes).encode())
+
+
+def said(**message: Any) -> Send:
+    """Sends a completion whose message holds these fields."""
+    return completion(choices=[{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}])
+
+
+def called(function: object) -> Send:
+    """Sends a completion with one tool call."""
+    return said(content="", tool_calls=[{"id": "1", "type": "function", "function": function}])
+
+
+def cut_off(handler: BaseHTTPRequestHandler) -> None:
+    """Promises a thousand bytes, sends a few, and closes the connection."""
+    handler.send_response(200)
+    handler.send_header("content-type", "application/json")
+    handler.send_header("content-length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"choices": [')
+    handler.close_connection = True
+
+
+def reset(handler: BaseHTTPRequestHandler) -> None:
+    """Drops the connection, unsent data and all."""
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    socket.socket(fileno=handler.connection.detach()).close()  # the handler's files would keep it open
+    handler.close_connection = True
+
+
+def no_http(handler: BaseHTTPRequestHandler) -> None:
+    """Speaks something else than HTTP."""
+    handler.wfile.write(b"\x00\x01garbage\r\n\r\n")
+    handler.close_connection = True
+
+
+STREAM = b'data: {"choices": [{"delta": {"content": "<ans' + b"\xff\xfe" + b'"}}]}\n\ndata: [DONE]\n\n'
+GARBAGE: dict[str, Send] = {
+    "no JSON": body(f"<html>{KEY}</html>".encode(), "text/html"),
+    "no JSON, said to be": body(KEY.encode()),
+    "truncated JSON": body(b'{"choices": [{"message": {"content": "<answer>'),
+    "an empty body": body(b""),
+    "a number": body(b"7"),
+    "null": body(b"null"),
+    "an array": body(b"[]"),
+    "deeply nested": body(b"[" * 100_000),
+    "a stream of events": body(STREAM, "text/event-stream"),
+    "a stream said to be JSON": body(STREAM),
+    "random bytes": body(bytes(range(256)) * 64, "application/octet-stream"),
+    "invalid UTF-8": body(b'{"choices": [{"message": {"role": "assistant", "content": "\xc3\x28"}}'),
+    "an error under status 200": body(json.dumps({"error": {"message": f"bad key {KEY}"}}).encode()),
+    "no choices": completion(choices=[]),
+    "choices that are null": completion(choices=None),
+    "choices of text": completion(choices="none"),
+    "a choice of null": completion(choices=[None]),
+    "a choice without message": completion(choices=[{"index": 0, "finish_reason": "stop"}]),
+    "a message of null": completion(choices=[{"index": 0, "message": None, "finish_reason": "error"}]),
+    "a message of text": completion(choices=[{"index": 0, "message": ANSWER, "finish_reason": "stop"}]),
+    "content of a number": said(content=7),
+    "content in parts": said(content=[{"type": "text", "text": ANSWER}]),
+    "calls of text": said(content="", tool_calls="retrieve"),
+    "a call without function": said(content="", tool_calls=[{"id": "1", "type": "function"}]),
+    "arguments of an object": called({"name": "retrieve", "arguments": {"query": "a"}}),
+    "a tool name of null": called({"name": None, "arguments": "{}"}),
+    "usage of text": completion(usage={"prompt_tokens": "many", "completion_tokens": 1, "total_tokens": 1}),
+    "negative usage": completion(usage={"prompt_tokens": -1, "completion_tokens": -1, "total_tokens": -2}),
+    "a redirect to itself": body(b"", status=307, location="/v1/chat/completions"),
+    "a redirect to nowhere": body(b"", status=302),
+    "an unknown status": body(KEY.encode(), "text/plain", 799),
+    "teapot": body(KEY.encode(), "text/plain", 418),
+    "a body cut off": cut_off,
+    "a connection reset": reset,
+    "no HTTP at all": no_http,
+}
+
+
+@pytest.mark.parametrize("send", GARBAGE.values(), ids=GARBAGE.keys())
+def test_what_is_no_completion_is_a_model_error_that_says_what_came(
+    chat_server: Any, rollout: Callable[..., Trajectory], send: Send
+) -> None:
+    chat_server.script.append(send)
+    trajectory = rollout()
+    assert trajectory.stop_reason is StopReason.MODEL_ERROR
+    assert trajectory.error
+    assert [message.role for message in trajectory.messages] == ["system", "user"]
+
+
+def test_a_failure_after_a_search_keeps_what_came_before(chat_server: Any, rollout: Callable[..., Trajectory]) -> None:
+    chat_server.says("", "Silent Harbor")
+    chat_server.script.append(reset)
+    trajectory = rollout()
+    assert trajectory.stop_reason is StopReason.MODEL_ERROR
+    assert [retrieval.query for retrieval in trajectory.retrievals] == ["Silent Harbor"]
+
+
+UNPARSABLE: dict[str, Send] = {
+    "no JSON": called({"name": "retrieve", "arguments": "query: Silent Harbor"}),
+    "cut JSON": called({"name": "retrieve", "arguments": '{"query": "Silent'}),
+    "empty arguments": called({"name": "retrieve", "arguments": ""}),
+    "a list": called({"name": "retrieve", "arguments": '["Silent Harbor"]'}),
+    "a query of null": called({"name": "retrieve", "arguments": '{"query": null}'}),
+    "two objects": called({"name": "retrieve", "arguments": '{"query": "a"}{"query": "b"}'}),
+    "a tool that does not exist": called({"name": "browse", "arguments": '{"query": "a"}'}),
+    "a tool without name": called({"name": "", "arguments": '{"query": "a"}'}),
+}
+
+
+@pytest.mark.parametrize("send", UNPARSABLE.values(), ids=UNPARSABLE.keys())
+def test_a_call_that_is_no_search_is_unparsable_and_kept_as_written(
+    chat_server: Any, searches: Any, rollout: Callable[..., Trajectory], send: Send
+) -> None:
+    chat_server.script.append(send)
+    trajectory = rollout()
+    assert trajectory.stop_reason is StopReason.TOOL_CALL_UNPARSABLE
+    assert trajectory.messages[-1].tool_calls
+    assert searches.queries == []
+
+
+def test_a_body_that_never_ends_is_a_deadline(chat_server: Any, rollout: Callable[..., Trajectory]) -> None:
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("content-type", "application/json")
+        handler.end_headers()
+        handler.wfile.write(b'{"choices": ')
+        handler.wfile.flush()
+        chat_server.finish.wait(30)
+
+    chat_server.script.append(drip)
+    assert rollout(timeout_s=0.3).stop_reason is StopReason.DEADLINE
+
+
+def test_a_server_that_takes_the_request_and_says_nothing_is_a_deadline(
+    chat_server: Any, rollout: Callable[..., Trajectory]
+) -> None:
+    chat_server.hangs()
+    assert rollout(timeout_s=0.3).stop_reason is StopReason.DEADLINE
+
+
+def test_an_answer_behind_ten_megabytes_of_thought_is_still_an_answer(
+    chat_server: Any, rollout: Callable[..., Trajectory]
+) -> None:
+    chat_server.says("x" * 10_000_000 + ANSWER)
+    assert rollout().answer == "Mary Moss"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("<answer>a</answer> or rather <answer>b</answer>", "b"),
+        ("<answer>outer <answer>inner</answer>", "inner"),
+        ("<answer>x</answer> more </answer>", "x</answer> more"),
+        ("<answer>first</answer> <answer>open", ""),
+        ("<answer>Zoe\u0308 \u200b\U0001f600 \u202eabc\x00</answer>", "Zoe\u0308 \u200b\U0001f600 \u202eabc\x00"),
+        ("<answer>line\u2028line\u0085line\r\n</answer>", "line\u2028line\u0085line"),
+    ],
+)
+def test_of_several_tags_the_last_pair_counts_and_unicode_stays_as_it_is(
+    chat_server: Any, rollout: Callable[..., Trajectory], content: str, expected: str
+) -> None:
+    chat_server.says(content)
+    trajectory = rollout()
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWERED, expected)
+
+
+def test_a_server_that_says_when_to_come_back_is_asked_again(
+    chat_server: Any, rollout: Callable[..., Trajectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 1)
+    chat_server.script.append(body(b"{}", status=429, retry_after="0.01"))
+    chat_server.says(ANSWER)
+    assert rollout().stop_reason is StopReason.ANSWERED
+    assert len(chat_server.requests) == 2
