@@ -255,6 +255,7 @@ def test_an_endpoint_that_is_gone_stops_the_evaluation_and_leaves_nothing(data: 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("named")
 def test_an_unknown_set_names_the_nearest_and_an_empty_one_is_refused(data: Path, tmp_path: Path) -> None:
     model = model_at("http://127.0.0.1:9/v1", tmp_path / "model")
     plan = setting({"musiqe": SETS["musique"]})

@@ -50,12 +50,15 @@ class Article(BaseModel):
 
 
 class Query(BaseModel):
-    """A row of the configuration ``MultiHopRAG``; ``evidence_list`` is empty for unanswerable questions only."""
+    """A row of the configuration ``MultiHopRAG``.
+
+    ``evidence_list`` is empty for unanswerable questions only, and null in copies where the evidence got lost.
+    """
 
     query: NonEmpty
     answer: NonEmpty
     question_type: str
-    evidence_list: tuple[dict[str, JsonValue], ...]
+    evidence_list: tuple[dict[str, JsonValue], ...] | None
 
 
 def read_documents(folder: Path) -> Iterator[Document]:
@@ -70,9 +73,10 @@ def read_questions(folder: Path) -> Iterator[Question]:
     ids = {document.title: document.id for document in read_documents(folder)}
     for number, row in enumerate(_load(folder, "MultiHopRAG")):
         query = _parse(Query, row, folder / "MultiHopRAG.json", number)
-        evidence = tuple(
-            Evidence.model_validate(fact | {"doc_id": ids.get(str(fact.get("title")))}) for fact in query.evidence_list
-        )
+        evidence = None
+        if query.evidence_list is not None:
+            facts = (fact | {"doc_id": ids.get(str(fact.get("title")))} for fact in query.evidence_list)
+            evidence = tuple(map(Evidence.model_validate, facts))
         metadata = QuestionMetadata(question_type=query.question_type, evidence_list=evidence)
         yield Question(id=str(number), question=query.query, golden_answers=(query.answer,), metadata=metadata)
 

@@ -42,9 +42,10 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
     remote = read_remote(folder)
     if remote is None:
         require_backend(setting.serving)
+    checkpoint = checkpoint_name(folder)  # first, for it says which environment variable is missing
     settings = settings_of(setting, model)
     questions = [read_questions(data, one) for one in settings]
-    weights, checkpoint = digest_model(folder), checkpoint_name(folder)
+    weights = digest_model(folder)
     inputs = {"model": weights}
     rows: list[F1TableRow] = []
     with atomic_directory(out) as partial, serve_model(folder, setting.serving) as endpoint:
