@@ -12,7 +12,7 @@ import time
 from types import FrameType
 
 from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.tracking import local_store
+from deepsearch_rl.tracking.store import local_store
 from flows.leash import Leash
 from flows.server import POLL_S, ROOT, Server, free_port, prefect_api, start_server
 

@@ -14,7 +14,7 @@ import typer
 
 from deepsearch_rl import __version__, doctor, summary
 from deepsearch_rl.corpora.cli import datasets_command
-from deepsearch_rl.errors import DeepsearchError
+from deepsearch_rl.errors import DeepsearchError, UnknownNameError
 from deepsearch_rl.evaluation import cli as evaluation
 from deepsearch_rl.files import full_disk_named
 from deepsearch_rl.retrieval.cli import app as retrieval_commands
@@ -38,6 +38,7 @@ The graph runs with `dvc repro` (one profile: `dvc repro profiles/smoke/dvc.yaml
     deepsearch summary smoke     # table, time and memory per stage, where to look next
     deepsearch score FILE        # any predictions: em, f1, acc, precision, recall, with intervals
     deepsearch compare A B       # the paired difference of two files
+    deepsearch track             # the report to MLflow, where a server was away when it was made
 """,
 )
 
@@ -85,6 +86,38 @@ def table_command(profile: Profile = "tiny") -> None:
 def summary_command(profile: Profile = "tiny") -> None:
     """Print the F1 table, each stage's time and peak memory, and where to look next."""
     typer.echo(summary.render(Path(), profile))
+
+
+@app.command("track")
+def track_command(
+    profile: Profile = "tiny",
+    to: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MLFLOW_TRACKING_URI",
+            help="MLflow server or database; the project's mlruns/ if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Seconds for one request to a server.")] = 30,
+) -> None:
+    """Send a profile's report to MLflow, and with it every earlier one that a server did not take.
+
+    The stage `track` does so by itself; this is for what it had to keep, and for other servers. A report that the
+    server has is not sent again; one that broke off half way is replaced.
+
+    \b
+        deepsearch track
+        MLFLOW_TRACKING_URI=http://tracking:5000 deepsearch track gpu
+    """  # noqa: D301 - \b keeps the lines below it apart
+    from deepsearch_rl.tracking.store import local_store, shown  # noqa: PLC0415 - mlflow takes seconds to load
+    from deepsearch_rl.tracking.unsent import deliver  # noqa: PLC0415
+
+    if profile not in summary.profile_names(Path()):
+        raise UnknownNameError("profile", profile, summary.profile_names(Path()))
+    uri = to or local_store(Path("mlruns"))
+    for report in deliver(Path("data", profile, "track"), Path("work", profile, "unsent"), uri, timeout_s):
+        typer.echo(f"{report.name}: {'sent to' if report.now else 'already at'} {shown(uri)}")
 
 
 app.command("datasets")(datasets_command)

@@ -1,0 +1,116 @@
+"""The way to an MLflow store: bounded in time, alone at a local one, and with errors that show no password.
+
+A store is SQLite in a folder, or a server. MLflow itself would try a dead server for minutes; here a server is asked
+for its health first, and every later request ends within the time given, after one more attempt.
+"""
+
+import contextlib
+import fcntl
+import math
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+
+import requests
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from sqlalchemy.exc import SQLAlchemyError
+
+from deepsearch_rl.errors import EndpointError
+
+SQLITE = "sqlite:///"
+ATTEMPTS = 2
+_REFUSALS = (MlflowException, SQLAlchemyError, requests.RequestException, OSError, ImportError, NotImplementedError)
+"""What MLflow lets through when a store cannot be reached, refuses, is full, needs a driver or is too old."""
+
+
+def local_store(folder: Path) -> str:
+    """URI of the SQLite store in ``folder`` (absolute, so that no working directory changes it)."""
+    return f"{SQLITE}{folder.resolve() / 'mlflow.db'}"
+
+
+def shown(uri: str) -> str:
+    """Where a store is, fit to be read by anybody: a server without user, password and query, or a database's file."""
+    if uri.startswith(SQLITE):
+        return uri.removeprefix(SQLITE)
+    address = urlsplit(uri)
+    port = f":{address.port}" if address.port else ""
+    return f"{address.scheme}://{address.hostname or ''}{port}{address.path.rstrip('/')}" if address.scheme else uri
+
+
+@contextlib.contextmanager
+def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
+    """A client of the store; a local one is held alone, so that no two processes make or fill it at once.
+
+    Raises:
+        EndpointError: the store does not answer, refuses or breaks off, in this call or in the block.
+    """
+    try:
+        with _alone_at(uri), _bounded(timeout_s):
+            _check_health(uri, timeout_s)
+            yield MlflowClient(tracking_uri=uri)
+    except _REFUSALS as error:
+        problem = _redacted(uri, error.message if isinstance(error, MlflowException) else str(error))
+        refused = EndpointError(f"MLflow at {shown(uri)} refused the report: {problem or type(error).__name__}")
+        cause = None if _secrets(urlsplit(uri)) else error  # a traceback would show the address
+    else:
+        return
+    raise refused from cause
+
+
+@contextlib.contextmanager
+def _alone_at(uri: str) -> Iterator[None]:
+    if not uri.startswith(SQLITE):
+        yield
+        return
+    database = Path(uri.removeprefix(SQLITE))
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with database.with_name(f".{database.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # waits; a killed holder loses it at once
+        yield
+
+
+@contextlib.contextmanager
+def _bounded(timeout_s: float) -> Iterator[None]:
+    """Tell MLflow how long a request may take; it reads that from the environment alone. A user's own values win."""
+    limits = {
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(math.ceil(timeout_s)),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(ATTEMPTS - 1),
+    }
+    missing = {name: value for name, value in limits.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            del os.environ[name]
+
+
+def _check_health(uri: str, timeout_s: float) -> None:
+    """Ask a server for its health once; any answer shows that somebody is there."""
+    if not uri.startswith(("http://", "https://")):
+        return
+    try:
+        with urllib.request.urlopen(f"{shown(uri)}/health", timeout=timeout_s):
+            return
+    except urllib.error.HTTPError as error:
+        error.close()  # a proxy may guard /health, and MLflow brings its own credentials
+    except OSError as error:
+        mend = "Start it, or unset MLFLOW_TRACKING_URI to use the local store."
+        raise EndpointError(f"no MLflow server answers at {shown(uri)} ({error}). {mend}") from error
+
+
+def _redacted(uri: str, text: str) -> str:
+    """A message without what the address keeps secret, in either spelling."""
+    for secret in _secrets(urlsplit(uri)):
+        text = text.replace(secret, "***")
+    return text
+
+
+def _secrets(address: SplitResult) -> list[str]:
+    parts = [address.username, address.password, *(value for _, value in parse_qsl(address.query))]
+    spellings = {spelling for part in parts if part for spelling in (part, quote(part, safe=""), unquote(part))}
+    return sorted(spellings, key=lambda secret: (-len(secret), secret))

@@ -1,0 +1,248 @@
+"""A recorded rollout as an MLflow trace: the agent, under it every model call and every search.
+
+Traces are made from records after the fact. A record holds the order of events and no times, so a trace's times are of
+no meaning but that order: every event takes one millisecond from the moment of sending on, and the attribute ``times``
+says so. F1 and exact match stand beside the trace as feedback, the golden answers as what was expected.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mlflow.entities import (
+    AssessmentSource,
+    Expectation,
+    Feedback,
+    Span,
+    SpanStatusCode,
+    SpanType,
+    Trace,
+    TraceData,
+    TraceInfo,
+    TraceLocation,
+    TraceState,
+)
+from mlflow.tracing.constant import SpanAttributeKey, TokenUsageKey, TraceMetadataKey, TraceTagKey
+from pydantic import JsonValue
+
+from deepsearch_rl.evaluation.score import score_rollout
+from deepsearch_rl.records import Message, Retrieval, TokenUsage, ToolCall, Trajectory
+from deepsearch_rl.tracking.selection import ShownRollout
+
+STEP_NS = 1_000_000
+"""What one event takes in a trace: its place in the order, not a duration."""
+TIMES = "order of events, 1 ms each: durations are not recorded"
+PREVIEW_CHARACTERS = 1000
+_SCORER = AssessmentSource(source_type="CODE", source_id="deepsearch_rl.answers")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What a trace belongs to: MLflow's ids of the experiment, the run and the logged model."""
+
+    experiment_id: str
+    run_id: str
+    model_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """A step below the agent; attributes are what MLflow keeps of it beyond inputs and outputs."""
+
+    name: str
+    kind: str
+    inputs: JsonValue
+    outputs: JsonValue
+    attributes: dict[str, JsonValue]
+
+
+def build_trace(shown: ShownRollout, owner: Owner, started_ns: int) -> Trace:
+    """The trace of one rollout, beginning at ``started_ns`` (nanoseconds since 1970)."""
+    rollout = shown.trajectory
+    number = int.from_bytes(hashlib.sha256(f"{owner.run_id}/{shown.run}/{rollout.id}".encode()).digest()[:16])
+    trace_id = f"tr-{number:032x}"
+    events = list(_events(rollout))
+    ended_ns = started_ns + max(1, len(events)) * STEP_NS
+    root = _span(trace_id, 1, None, _root(shown), (started_ns, ended_ns), failed=rollout.failed, error=rollout.error)
+    spans = [root]
+    for place, event in enumerate(events):
+        times = (started_ns + place * STEP_NS, started_ns + (place + 1) * STEP_NS)
+        spans.append(_span(trace_id, place + 2, 1, event, times))
+    return Trace(_info(shown, owner, trace_id, (started_ns, ended_ns)), TraceData(spans))
+
+
+def _info(shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int, int]) -> TraceInfo:
+    rollout = shown.trajectory
+    scores = score_rollout(rollout)
+    started_ms = times_ns[0] // STEP_NS
+    return TraceInfo(
+        trace_id=trace_id,
+        trace_location=TraceLocation.from_experiment_id(owner.experiment_id),
+        request_time=started_ms,
+        execution_duration=times_ns[1] // STEP_NS - started_ms,
+        state=TraceState.ERROR if rollout.failed else TraceState.OK,
+        request_preview=rollout.question[:PREVIEW_CHARACTERS],
+        response_preview=rollout.answer[:PREVIEW_CHARACTERS],
+        client_request_id=f"{shown.model}/{shown.run}/{rollout.id}",
+        trace_metadata={
+            TraceMetadataKey.SOURCE_RUN: owner.run_id,
+            TraceMetadataKey.MODEL_ID: owner.model_id,
+            TraceMetadataKey.TOKEN_USAGE: json.dumps(_tokens(rollout.prompt_tokens, rollout.completion_tokens)),
+        },
+        tags={
+            TraceTagKey.TRACE_NAME: "search agent",
+            "model": shown.model,
+            "run": shown.run,
+            "question_id": rollout.question_id,
+            "question_type": rollout.question_type,
+            "stop_reason": str(rollout.stop_reason),
+        },
+        assessments=[
+            Feedback(name="f1", value=round(scores.f1, 6), source=_SCORER, trace_id=trace_id),
+            Feedback(name="em", value=round(scores.em, 6), source=_SCORER, trace_id=trace_id),
+            Expectation("expected_response", " | ".join(rollout.golden_answers), source=_SCORER, trace_id=trace_id),
+        ],
+    )
+
+
+def _root(shown: ShownRollout) -> _Event:
+    rollout = shown.trajectory
+    attributes: dict[str, JsonValue] = {
+        "stop_reason": str(rollout.stop_reason),
+        "f1": round(score_rollout(rollout).f1, 6),
+        "prompt_tokens": rollout.prompt_tokens,
+        "completion_tokens": rollout.completion_tokens,
+        "temperature": rollout.temperature,
+        "prompt": rollout.prompt,
+        "times": TIMES,
+    }
+    if not _counted_by_call(rollout):
+        attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(rollout.prompt_tokens, rollout.completion_tokens)
+    inputs: dict[str, JsonValue] = {"question": rollout.question}
+    return _Event("search agent", SpanType.AGENT, inputs, {"answer": rollout.answer}, attributes)
+
+
+def _counted_by_call(rollout: Trajectory) -> bool:
+    """Whether ``usage`` has an entry for every assistant turn, in their order."""
+    return len(rollout.usage) == rollout.rounds
+
+
+def _events(rollout: Trajectory) -> Iterator[_Event]:
+    usage = iter(rollout.usage if _counted_by_call(rollout) else ())
+    unused = list(rollout.retrievals)
+    calls: dict[str | None, ToolCall] = {}
+    for place, message in enumerate(rollout.messages):
+        if message.role == "assistant":
+            calls |= {call.id: call for call in message.tool_calls}
+            counted = next(usage, None)
+            yield _model_call(rollout, rollout.messages[:place], message, counted)
+        elif message.role == "tool":
+            yield _search(message, calls.get(message.tool_call_id), unused)
+
+
+def _model_call(rollout: Trajectory, before: Sequence[Message], turn: Message, counted: TokenUsage | None) -> _Event:
+    inputs: dict[str, JsonValue] = {"messages": [_chat_message(message) for message in before]}
+    outputs: dict[str, JsonValue] = {"choices": [{"index": 0, "message": _chat_message(turn)}]}
+    attributes: dict[str, JsonValue] = {
+        "model": rollout.model,  # not MLflow's own key, for which it would fetch a price list from the internet
+        SpanAttributeKey.MESSAGE_FORMAT: "openai",
+    }
+    if counted is not None:
+        attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(counted.prompt_tokens, counted.completion_tokens)
+    return _Event("model call", SpanType.CHAT_MODEL, inputs, outputs, attributes)
+
+
+def _search(message: Message, call: ToolCall | None, unused: list[Retrieval]) -> _Event:
+    """A search with its passages; a call that was answered without searching is a plain tool call."""
+    arguments = call.arguments if call else ""
+    query = _query(arguments)
+    found = next((one for one in unused if one.query == query), None)
+    if found is None:
+        return _Event("retrieve", SpanType.TOOL, {"arguments": arguments}, message.content, {})
+    unused.remove(found)
+    chunk_ids: list[JsonValue] = list(found.chunk_ids)
+    return _Event(
+        "retrieve", SpanType.RETRIEVER, {"query": query}, _documents(message.content, found), {"chunk_ids": chunk_ids}
+    )
+
+
+def _query(arguments: str) -> str | None:
+    try:
+        parsed = json.loads(arguments)
+    except ValueError:
+        return None
+    return parsed.get("query") if isinstance(parsed, dict) else None
+
+
+def _documents(content: str, found: Retrieval) -> list[JsonValue]:
+    """The passages as the model read them, cut at their numbers ``[1] ``, ``[2] ``, ...; whole where that fails."""
+    starts, place = [], 0
+    for rank in range(1, len(found.chunk_ids) + 1):
+        mark = f"[{rank}] " if rank == 1 else f"\n\n[{rank}] "
+        place = content.find(mark, place)
+        if place < 0:
+            return [{"page_content": content, "metadata": {"doc_uri": " ".join(found.chunk_ids)}}]
+        starts.append(place)
+    ends = [*starts[1:], len(content)]
+    return [
+        {"page_content": content[start:end].strip(), "metadata": {"doc_uri": name}}
+        for start, end, name in zip(starts, ends, found.chunk_ids, strict=False)
+    ]
+
+
+def _chat_message(message: Message) -> dict[str, JsonValue]:
+    """A message in the Chat Completions form, which MLflow shows as a conversation."""
+    shown: dict[str, JsonValue] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        shown["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        shown["tool_call_id"] = message.tool_call_id
+    return shown
+
+
+def _tokens(prompt: int, completion: int) -> JsonValue:
+    return {
+        TokenUsageKey.INPUT_TOKENS: prompt,
+        TokenUsageKey.OUTPUT_TOKENS: completion,
+        TokenUsageKey.TOTAL_TOKENS: prompt + completion,
+    }
+
+
+def _span(
+    trace_id: str,
+    number: int,
+    parent: int | None,
+    event: _Event,
+    times_ns: tuple[int, int],
+    *,
+    failed: bool = False,
+    error: str | None = None,
+) -> Span:
+    """A finished span, as MLflow's own reader makes it: every attribute is JSON text."""
+    attributes = {
+        SpanAttributeKey.REQUEST_ID: trace_id,
+        SpanAttributeKey.SPAN_TYPE: event.kind,
+        SpanAttributeKey.INPUTS: event.inputs,
+        SpanAttributeKey.OUTPUTS: event.outputs,
+        **event.attributes,
+    }
+    status = SpanStatusCode.ERROR if failed else SpanStatusCode.OK
+    return Span.from_dict(
+        {
+            "trace_id": trace_id,
+            "span_id": f"{number:016x}",
+            "parent_span_id": f"{parent:016x}" if parent else None,
+            "name": event.name,
+            "start_time_unix_nano": times_ns[0],
+            "end_time_unix_nano": times_ns[1],
+            "status": {"code": status.to_otel_proto_status_code_name(), "message": error or ""},
+            "attributes": {name: json.dumps(value, ensure_ascii=False) for name, value in attributes.items()},
+            "events": [],
+        }
+    )

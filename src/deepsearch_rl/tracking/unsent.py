@@ -1,0 +1,52 @@
+"""Parcels that wait for a server.
+
+A stage must not fail because a server is away: its parcel then waits in a folder named by its digest until it is sent.
+Every report waits in a folder of its own, so that a newer one takes no other's place.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepsearch_rl.files import atomic_directory
+from deepsearch_rl.tracking.parcel import read_parcel
+from deepsearch_rl.tracking.send import send
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A report that the store has: its name, and whether it was sent now or had arrived before."""
+
+    name: str
+    now: bool
+
+
+def keep(parcel: Path, waiting: Path) -> Path:
+    """Copy a parcel to where the unsent ones wait, and return its folder there.
+
+    Raises:
+        ArtifactError: the parcel is missing or malformed.
+    """
+    kept = waiting / read_parcel(parcel).digest
+    if parcel.resolve() != kept.resolve():
+        with atomic_directory(kept) as partial:
+            shutil.copytree(parcel, partial, dirs_exist_ok=True)
+    return kept
+
+
+def deliver(parcel: Path, waiting: Path, uri: str, timeout_s: float) -> list[Delivered]:
+    """Send a parcel, and after it whatever waits; what has arrived waits no longer.
+
+    Raises:
+        ArtifactError, RecordError: a parcel is missing or malformed.
+        EndpointError: the store does not answer, refuses or breaks off.
+    """
+    sent = [_deliver(parcel, waiting, uri, timeout_s)]
+    return sent + [_deliver(folder, waiting, uri, timeout_s) for folder in sorted(waiting.glob("[!.]*"))]
+
+
+def _deliver(parcel: Path, waiting: Path, uri: str, timeout_s: float) -> Delivered:
+    described = read_parcel(parcel)
+    now = send(parcel, uri, timeout_s)
+    shutil.rmtree(waiting / described.digest, ignore_errors=True)
+    return Delivered(described.name, now)

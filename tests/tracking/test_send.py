@@ -1,0 +1,188 @@
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from mlflow.entities import Expectation, Feedback, Run, Trace, ViewType
+from mlflow.tracking import MlflowClient
+
+from deepsearch_rl.files import read_json
+from deepsearch_rl.tracking.packing import TrackedReport, pack
+from deepsearch_rl.tracking.send import send
+from deepsearch_rl.tracking.store import local_store
+from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results
+
+TIMEOUT_S = 5.0
+
+pytestmark = pytest.mark.slow  # every test works on a real SQLite store, which takes seconds to make
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return local_store(tmp_path_factory.mktemp("mlruns"))
+
+
+def packed(folder: Path, right: int) -> tuple[Path, TrackedReport]:
+    parcel = folder / "parcel"
+    return parcel, pack(make_results(folder / "results", right), PROVENANCE, CONFIG, SEED, parcel)
+
+
+def experiment_of(client: MlflowClient) -> str:
+    experiment = client.get_experiment_by_name(CONFIG.experiment)
+    assert experiment is not None
+    return experiment.experiment_id
+
+
+def runs_of(store: str, report: TrackedReport) -> dict[str, Run]:
+    client = MlflowClient(tracking_uri=store)
+    found = client.search_runs([experiment_of(client)], f"tags.`report.digest` = '{report.digest}'")
+    return {str(run.info.run_name): client.get_run(run.info.run_id) for run in found}
+
+
+def traces_of(store: str, run: Run) -> list[Trace]:
+    client = MlflowClient(tracking_uri=store)
+    return list(client.search_traces(locations=[run.info.experiment_id], run_id=run.info.run_id))
+
+
+def table(store: str, run: Run, name: str, folder: Path) -> dict[str, tuple[object, ...]]:
+    path = MlflowClient(tracking_uri=store).download_artifacts(run.info.run_id, name, str(folder))
+    found = read_json(Path(path))
+    return dict(zip(found["columns"], zip(*found["data"], strict=True), strict=True))
+
+
+def test_a_report_is_one_run_with_a_run_per_model_under_it(store: str, tmp_path: Path) -> None:
+    parcel, report = packed(tmp_path, 8)
+    assert send(parcel, store, TIMEOUT_S)
+    runs = runs_of(store, report)
+    parent = runs.pop(f"tiny {report.digest[:12]}")
+    assert set(runs) == set(MODELS)
+    for run in runs.values():
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.data.tags["git.commit"] == "abc"
+        assert run.data.tags["profile"] == "tiny"
+        assert run.data.params == {"seed": "0", "rl.learning_rate": "0.001"}
+        assert run.info.status == "FINISHED"
+    assert parent.data.tags["dvc.stage"] == "report"
+    assert runs["sft"].data.tags["dvc.stage"] == "evaluate@sft"
+    metrics = runs["sft"].data.metrics
+    assert metrics["f1/multihoprag"] == pytest.approx(7 / 12)  # the eighth answer belongs to a rollout that failed
+    assert metrics["f1_greedy/multihoprag"] == pytest.approx(7 / 12)
+    assert metrics["failed/multihoprag"] == 2
+    assert metrics["ifeval/prompt_strict"] == 0.5
+    curve = MlflowClient(tracking_uri=store).get_metric_history(runs["sft"].info.run_id, "train/loss")
+    assert [(point.step, point.value) for point in curve] == [(1, 2.0), (2, 1.0)]
+
+
+def test_tables_hold_the_whole_report_and_each_models_rows_and_predictions(store: str, tmp_path: Path) -> None:
+    parcel, report = packed(tmp_path, 9)
+    send(parcel, store, TIMEOUT_S)
+    runs = runs_of(store, report)
+    parent = runs.pop(f"tiny {report.digest[:12]}")
+    whole = table(store, parent, "f1_table.json", tmp_path)
+    assert whole["model"] == tuple(model for model in MODELS for _ in range(2))
+    assert whole["failures"] == ("no_answer_tag=2",) * 6
+    assert table(store, runs["sft"], "f1_table.json", tmp_path)["temperature"] == (0.7, 0.0)
+    predictions = {model: table(store, run, "predictions.json", tmp_path) for model, run in runs.items()}
+    assert [len(rows["rollout"]) for rows in predictions.values()] == [2 * 5] * 3
+    assert len({rows["rollout"] for rows in predictions.values()}) == 1  # the same questions, to be compared
+    assert set(predictions["sft"]["golden_answers"]) == {"Port Vale | Vale"}
+    assert "predictions.json" in runs["sft"].data.tags["mlflow.loggedArtifacts"]  # so that the UI compares it
+    attached = MlflowClient(tracking_uri=store).list_artifacts(parent.info.run_id, "report")
+    assert [file.path for file in attached] == ["report/f1_table.csv", "report/f1_table.md", "report/metrics.json"]
+
+
+def test_a_models_run_has_its_traces_with_searches_model_calls_and_tokens(store: str, tmp_path: Path) -> None:
+    parcel, report = packed(tmp_path, 10)
+    send(parcel, store, TIMEOUT_S)
+    traces = traces_of(store, runs_of(store, report)["sft"])
+    assert len(traces) == 2 * 3  # a quarter of twelve, of the sampled and of the greedy run
+    for trace in traces:
+        root, *steps = trace.data.spans
+        assert [(span.span_type, span.parent_id) for span in steps] == [
+            ("CHAT_MODEL", root.span_id),
+            ("RETRIEVER", root.span_id),
+            ("CHAT_MODEL", root.span_id),
+        ]
+        assert root.span_type == "AGENT"
+        assert trace.info.token_usage == {"input_tokens": 110, "output_tokens": 15, "total_tokens": 125}
+        said = {found.name: found for found in trace.info.assessments}
+        assert isinstance(said["f1"], Feedback)
+        assert said["f1"].value == root.attributes["f1"]
+        assert isinstance(said["expected_response"], Expectation)
+        assert said["expected_response"].value == "Port Vale | Vale"
+
+
+def test_logged_models_say_where_the_weights_are_and_what_they_scored_on_which_data(store: str, tmp_path: Path) -> None:
+    parcel, report = packed(tmp_path, 11)
+    send(parcel, store, TIMEOUT_S)
+    run = runs_of(store, report)["sft"]
+    client = MlflowClient(tracking_uri=store)
+    (model,) = client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run.info.run_id}'")
+    assert run.inputs is not None
+    assert [found.model_id for found in run.inputs.model_inputs] == [model.model_id]
+    assert model.params == {"checkpoint": "models/tiny/sft", "sha256": "sft" * 8}
+    assert (model.tags["dvc.weights"], model.tags["dvc.weights.md5"]) == ("models/tiny/sft", "77.dir")
+    assert client.list_logged_model_artifacts(model.model_id) == []
+    measured = {metric.key: (metric.dataset_name, metric.dataset_digest) for metric in model.metrics or ()}
+    assert measured["f1/multihoprag"] == ("multihoprag", "b" * 36)
+    assert measured["ifeval/prompt_strict"] == (None, None)
+    assert "train/loss" not in measured
+    datasets = {found.dataset.name: found.dataset for found in run.inputs.dataset_inputs}
+    assert datasets["multihoprag"].source == "data/tiny/questions/multihoprag/val.jsonl"
+    assert datasets["questions"].digest == PROVENANCE.datasets["questions"].digest
+
+
+def test_sending_a_report_again_adds_nothing_wherever_it_comes_from(store: str, tmp_path: Path) -> None:
+    parcel, report = packed(tmp_path / "here", 7)
+    assert send(parcel, store, TIMEOUT_S)
+    elsewhere = PROVENANCE.model_copy(update={"tags": {"git.commit": "def"}})
+    again = pack(make_results(tmp_path / "there", 7), elsewhere, CONFIG, SEED, tmp_path / "elsewhere")
+    assert again.digest == report.digest
+    assert not send(tmp_path / "elsewhere", store, TIMEOUT_S)
+    assert len(runs_of(store, report)) == 4
+
+
+def test_what_a_kill_left_half_sent_is_replaced_with_its_traces_and_models(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed_at_the_end(self: MlflowClient, run_id: str, path: str, artifact_path: str | None = None) -> None:
+        if artifact_path == "report":  # the last thing that is sent
+            raise KeyboardInterrupt
+        log_artifact(self, run_id, path, artifact_path)
+
+    parcel, report = packed(tmp_path, 6)
+    log_artifact = MlflowClient.log_artifact
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_artifact", killed_at_the_end)
+        with pytest.raises(KeyboardInterrupt):
+            send(parcel, store, TIMEOUT_S)
+    half = runs_of(store, report)
+    assert traces_of(store, half["sft"])
+    assert send(parcel, store, TIMEOUT_S)
+    runs = runs_of(store, report)
+    assert len(runs) == 4
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert {run.info.run_id for run in runs.values()}.isdisjoint(run.info.run_id for run in half.values())
+    assert traces_of(store, half["sft"]) == []
+    client = MlflowClient(tracking_uri=store)
+    sources = {model.source_run_id for model in client.search_logged_models([experiment_of(client)], max_results=100)}
+    assert sources.isdisjoint(run.info.run_id for run in half.values())
+
+
+def test_two_processes_may_make_the_store_and_send_the_same_report_at_once(tmp_path: Path) -> None:
+    parcel, report = packed(tmp_path, 5)
+    store = local_store(tmp_path / "mlruns")
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        sent = pool.starmap(send, [(parcel, store, TIMEOUT_S)] * 2)
+    assert sorted(sent) == [False, True]
+    assert len(runs_of(store, report)) == 4
+
+
+def test_nothing_that_is_named_like_a_secret_is_in_the_store(store: str, tmp_path: Path) -> None:
+    parcel, report = packed(tmp_path, 4)
+    send(parcel, store, TIMEOUT_S)
+    client = MlflowClient(tracking_uri=store)
+    runs = client.search_runs([experiment_of(client)], run_view_type=ViewType.ALL)
+    assert "sk-hidden" not in json.dumps([run.to_dictionary() for run in runs])
+    assert len(runs) >= len(runs_of(store, report))

@@ -1,0 +1,101 @@
+import contextlib
+import http.server
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.tracking.store import connected, local_store, shown
+
+TIMEOUT_S = 1.0
+
+
+@contextlib.contextmanager
+def server(health: int, other: int) -> Iterator[str]:
+    """The address of a server that answers /health and all else with these statuses."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(health if self.path == "/health" else other)
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{running.server_port}"
+        finally:
+            running.shutdown()
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def experiments(uri: str) -> None:
+    with connected(uri, TIMEOUT_S) as client:
+        client.search_experiments()
+
+
+@pytest.mark.parametrize(
+    ("uri", "public"),
+    [
+        ("http://user:hidden@tracking:5000/", "http://tracking:5000"),
+        ("https://tracking/mlflow?token=hidden", "https://tracking/mlflow"),
+        ("postgresql://user:hidden@db:5432/mlflow", "postgresql://db:5432/mlflow"),
+        ("sqlite:////data/mlflow.db", "/data/mlflow.db"),
+    ],
+)
+def test_an_address_is_shown_without_what_it_keeps_secret(uri: str, public: str) -> None:
+    assert shown(uri) == public
+
+
+def test_a_server_that_is_not_there_is_named_without_its_credentials() -> None:
+    with pytest.raises(EndpointError, match=r"no MLflow server answers at http://127\.0\.0\.1:9 ") as caught:
+        experiments("http://user:hidden@127.0.0.1:9")
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_server_that_never_answers_is_given_up_in_time(silent: str) -> None:
+    with pytest.raises(EndpointError, match=r"timed out"):
+        experiments(f"http://{silent}")
+
+
+def test_a_server_that_is_not_mlflow_refuses_and_no_message_holds_the_password() -> None:
+    with server(health=200, other=404) as address, pytest.raises(EndpointError, match=r"refused the report") as caught:
+        experiments(f"http://user:hidden@{address}")
+    assert "hidden" not in str(caught.value)
+    assert caught.value.__cause__ is None  # MLflow's own error shows the address
+
+
+def test_a_guarded_health_page_does_not_stop_mlflow_from_trying() -> None:
+    with server(health=403, other=403) as address, pytest.raises(EndpointError, match=r"refused the report.*403"):
+        experiments(f"http://{address}")
+
+
+def test_a_database_without_its_driver_and_a_file_that_is_none_are_refusals(tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match="nosuchdriver"):
+        experiments("postgresql+nosuchdriver://user@127.0.0.1:9/mlflow")
+    (tmp_path / "mlflow.db").write_text("this is no database\n" * 100)
+    with pytest.raises(EndpointError, match=r"mlflow\.db refused the report: .*not a database"):
+        experiments(local_store(tmp_path))
+
+
+def test_the_users_own_limits_win_and_ours_do_not_stay(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    with pytest.raises(EndpointError):
+        experiments(f"http://{silent}")
+    assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "3"

@@ -1,0 +1,89 @@
+import json
+
+from mlflow.entities import Trace
+
+from deepsearch_rl.records import Message, Retrieval, StopReason, ToolCall, Trajectory
+from deepsearch_rl.tracking.selection import ShownRollout
+from deepsearch_rl.tracking.traces import STEP_NS, Owner, build_trace
+from tests.tracking.conftest import PASSAGES, rollout
+
+OWNER = Owner(experiment_id="1", run_id="r", model_id="m")
+STARTED_NS = 1_700_000_000_000_000_000
+
+
+def traced(trajectory: Trajectory) -> Trace:
+    return build_trace(ShownRollout(model="sft", run="multihoprag", trajectory=trajectory), OWNER, STARTED_NS)
+
+
+def test_a_model_call_shows_the_conversation_before_it_its_turn_and_its_tokens() -> None:
+    _, first, _, last = traced(rollout("sft", 1)).data.spans
+    assert [message["role"] for message in first.inputs["messages"]] == ["system", "user"]
+    (call,) = first.outputs["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"query": "port 1"}
+    assert [message["role"] for message in last.inputs["messages"]] == ["system", "user", "assistant", "tool"]
+    assert last.outputs["choices"][0]["message"]["content"] == "<answer> Port Vale</answer>"
+    tokens = {"input_tokens": 70, "output_tokens": 6, "total_tokens": 76}
+    assert last.get_attribute("mlflow.chat.tokenUsage") == tokens
+
+
+def test_a_search_shows_its_query_and_every_passage_with_its_chunk() -> None:
+    search = traced(rollout("sft", 1)).data.spans[2]
+    assert search.inputs == {"query": "port 1"}
+    assert [found["page_content"] for found in search.outputs] == ["[1] Port Vale\nA harbour.", "[2] Cape Ann\nA cape."]
+    assert [found["metadata"]["doc_uri"] for found in search.outputs] == ["d1-0", "d2-0"]
+
+
+def test_parallel_searches_find_their_own_passages_and_a_refused_one_is_a_plain_tool_call() -> None:
+    calls = tuple(
+        ToolCall(id=f"call_{number}", name="retrieve", arguments=json.dumps({"query": query}))
+        for number, query in enumerate(("a", "b", "c"))
+    )
+    texts = ("[1] A\nof a", "[1] B\nof b", "No searches left. Answer now.")
+    results = [Message(role="tool", content=text, tool_call_id=f"call_{place}") for place, text in enumerate(texts)]
+    made = rollout("sft", 1)
+    changed = {
+        "messages": (*made.messages[:2], Message(role="assistant", tool_calls=calls), *results, made.messages[-1]),
+        "retrievals": (Retrieval(query="b", chunk_ids=("b-0",)), Retrieval(query="a", chunk_ids=("a-0",))),
+    }
+    _, _, first, second, third, _ = traced(made.model_copy(update=changed)).data.spans
+    assert [span.span_type for span in (first, second, third)] == ["RETRIEVER", "RETRIEVER", "TOOL"]
+    assert [span.outputs[0]["metadata"]["doc_uri"] for span in (first, second)] == ["a-0", "b-0"]
+    assert third.outputs == texts[2]
+
+
+def test_passages_that_cannot_be_told_apart_stay_one_document() -> None:
+    made = rollout("sft", 1)
+    found = (Retrieval(query="port 1", chunk_ids=("d1-0", "d2-0", "d3-0")),)
+    search = traced(made.model_copy(update={"retrievals": found})).data.spans[2]
+    assert search.outputs == [{"page_content": PASSAGES, "metadata": {"doc_uri": "d1-0 d2-0 d3-0"}}]
+
+
+def test_a_failed_rollout_is_an_error_with_its_reason_and_scores_zero() -> None:
+    trace = traced(rollout("sft", 5).model_copy(update={"error": "cut after 96 tokens"}))
+    root = trace.data.spans[0]
+    assert trace.info.state == "ERROR"
+    assert (root.status.status_code, root.status.description) == ("ERROR", "cut after 96 tokens")
+    assert root.attributes["stop_reason"] == trace.info.tags["stop_reason"] == StopReason.NO_ANSWER_TAG
+    assert (root.attributes["f1"], root.outputs) == (0.0, {"answer": ""})
+
+
+def test_tokens_that_were_not_counted_for_every_call_stand_at_the_agent_alone() -> None:
+    made = rollout("sft", 1)
+    root, *steps = traced(made.model_copy(update={"usage": made.usage[:1]})).data.spans
+    assert root.get_attribute("mlflow.chat.tokenUsage")["total_tokens"] == 49
+    assert [span.get_attribute("mlflow.chat.tokenUsage") for span in steps] == [None] * 3
+
+
+def test_times_are_the_order_of_events_and_say_so() -> None:
+    root, *steps = traced(rollout("sft", 1)).data.spans
+    assert [(span.start_time_ns - STARTED_NS) // STEP_NS for span in steps] == [0, 1, 2]
+    assert (root.start_time_ns, root.end_time_ns) == (STARTED_NS, STARTED_NS + 3 * STEP_NS)
+    assert "durations are not recorded" in root.attributes["times"]
+
+
+def test_arguments_that_are_no_json_are_shown_as_they_are() -> None:
+    broken = ToolCall(id="call_1", name="retrieve", arguments='{"query": ')
+    made = rollout("sft", 1)
+    messages = (*made.messages[:2], Message(role="assistant", tool_calls=(broken,)), *made.messages[3:])
+    search = traced(made.model_copy(update={"messages": messages, "retrievals": ()})).data.spans[2]
+    assert (search.span_type, search.inputs) == ("TOOL", {"arguments": '{"query": '})
