@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, CheckFailedError
+from deepsearch_rl.errors import ArtifactError, CheckFailedError, UnknownNameError
 from deepsearch_rl.evaluation.report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.rows import run_file
 from deepsearch_rl.evaluation.tables import CSV_COLUMNS, F1Table, signed
@@ -15,7 +15,7 @@ from deepsearch_rl.files import read_json, read_jsonl, write_json, write_jsonl
 from deepsearch_rl.records import Trajectory
 from tests.evaluation.conftest import sources_in
 
-CONFIG = ReportConfig(comparisons=(("sft", "base"), ("sft_rl", "sft"), ("sft", "teacher")), draws=200, rollouts=5)
+CONFIG = ReportConfig(comparisons=(("sft", "base"), ("sft_rl", "sft")), draws=200, rollouts=5)
 CONTRACT = ["model", "checkpoint", "dataset", "corpus", "prompt", "top_k", "chunk_size", "temperature", "samples"]
 CONTRACT += ["seed", "n", "em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "mean_rounds"]
 CONTRACT += ["mean_tool_calls", "failures"]
@@ -69,7 +69,7 @@ def test_a_report_is_a_function_of_its_sources_alone(report: Path, results: Sour
 def test_rows_are_keyed_as_the_contract_says_in_every_form(report: Path) -> None:
     rows = read_json(report / "f1_table.json")["rows"]
     assert all(set(CONTRACT) < set(row) for row in rows)
-    assert list(CSV_COLUMNS) == [*CONTRACT, "generated"]
+    assert list(CSV_COLUMNS) == [*CONTRACT, "generated", "variant"]
     keys = [(row["dataset"], row["model"], -row["temperature"]) for row in rows]
     assert keys == sorted(set(keys))
     assert len(keys) == 4 * 5  # every model on four sets, on the first greedily as well
@@ -91,6 +91,12 @@ def test_models_are_compared_wherever_both_answered_the_same_set(report: Path) -
         of_model, of_other = (f1[name, entry.dataset, entry.temperature] for name in (entry.model, entry.other))
         assert entry.difference == pytest.approx(of_model - of_other, abs=1e-5)
         assert entry.low <= entry.difference <= entry.high
+
+
+def test_a_comparison_with_a_model_that_was_not_evaluated_is_refused_by_name(results: Sources, tmp_path: Path) -> None:
+    config = ReportConfig(comparisons=(("sft", "base"), ("sft", "teecher")), draws=200, rollouts=0)
+    with pytest.raises(UnknownNameError, match=r"report\.comparisons 'teecher'.*Valid names: base, rl, sft, sft_rl"):
+        write_report("tiny", results, config, 0, tmp_path)
 
 
 def test_rollouts_that_do_not_fit_their_row_stop_the_report(results: Sources, tmp_path: Path) -> None:
@@ -120,7 +126,8 @@ def test_the_page_stands_alone_and_labels_generated_data(report: Path) -> None:
     assert page.fetched == []
     assert not re.search(r"url\((?!#)|@import|<script[^>]+src", source)
     assert len(page.ids) == len(set(page.ids))
-    assert {link.removeprefix("#") for link in page.links} <= set(page.ids)
+    within = {link.removeprefix("#") for link in page.links if "=" not in link}
+    assert within <= set(page.ids)
     assert page.tags.count("svg") == 5
     assert page.text.count("generated data") == 1
     for dataset in ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa"):
@@ -136,7 +143,7 @@ def test_texts_of_the_data_cannot_become_markup(results: Sources, tmp_path: Path
         row["constant"]["answer"] = "<b>&bold"
     write_json(path, rows)
     only = Sources({"sft": path.parent}, {}, {}, results.retrieval, results.filter, results.questions)
-    write_report("tiny", only, CONFIG, 0, tmp_path)
+    write_report("tiny", only, CONFIG.model_copy(update={"comparisons": ()}), 0, tmp_path)
     assert "&lt;b&gt;&amp;bold" in (tmp_path / "index.html").read_text()
     assert "b" not in Page((tmp_path / "index.html").read_text()).tags
 

@@ -3,12 +3,15 @@
 // Texts reach the page as text nodes only, so that nothing a model wrote can become markup.
 (() => {
   const PAGE = 200;
+  const FIELDS = ["model", "dataset", "type", "outcome"];
+  const FAILED = "any failure";
   const filters = document.getElementById("filters");
   const list = document.getElementById("list");
   const view = document.getElementById("rollout");
   const count = document.getElementById("count");
   let rollouts = [];
   let found = [];
+  let shown = -1; // position in `found` of the rollout that is open
 
   const element = (name, kind, ...children) => {
     const node = document.createElement(name);
@@ -16,6 +19,8 @@
     node.append(...children);
     return node;
   };
+  const spaced = (name) => name.replaceAll("_", " ");
+  const failed = (one) => one.outcome !== "correct" && one.outcome !== "wrong";
 
   async function unpack() {
     const packed = Uint8Array.from(atob(document.getElementById("rollouts").textContent), (c) => c.charCodeAt(0));
@@ -28,35 +33,63 @@
     }
   }
 
+  // Filters, and the address that keeps them.
+
   function fillFilters() {
-    for (const select of filters.querySelectorAll("select")) {
-      const values = [...new Set(rollouts.map((one) => one[select.name]))].filter(Boolean);
-      const named = select.name === "model" || select.name === "dataset";
-      if (!named) values.sort();
-      for (const value of values) select.append(new Option(named ? value : value.replaceAll("_", " "), value));
+    for (const name of FIELDS) {
+      const select = filters.elements[name];
+      let values = [...new Set(rollouts.map((one) => one[name]))].filter(Boolean);
+      if (name === "type") values.sort();
+      if (name === "outcome") {
+        const kinds = [...new Set(rollouts.filter(failed).map((one) => one.outcome))].sort();
+        values = ["correct", "wrong", ...(kinds.length ? [FAILED] : []), ...kinds];
+      }
+      for (const value of values) select.append(new Option(name === "type" || name === "outcome" ? spaced(value) : value, value));
+      select.closest("label").hidden = !values.length;
     }
   }
 
-  function filter() {
+  const asked = () => new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : "");
+
+  function applyAddress() {
+    const address = asked();
+    for (const name of [...FIELDS, "text"]) filters.elements[name].value = address.get(name) || "";
+    filter(address.get("id"));
+    if ([...address].length) document.getElementById("trajectories").scrollIntoView();
+  }
+
+  function keepAddress() {
+    const kept = [...new FormData(filters)].filter(([, value]) => value);
+    if (shown >= 0) kept.push(["id", found[shown].id]);
+    history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
+  }
+
+  function matches(one, chosen, words) {
+    const of = (name) => !chosen[name] || one[name] === chosen[name] || (chosen[name] === FAILED && failed(one));
+    return FIELDS.every(of) && (!words || one.searched.includes(words));
+  }
+
+  function filter(id) {
     const chosen = Object.fromEntries(new FormData(filters));
     const words = chosen.text.toLowerCase().trim();
-    found = rollouts.filter(
-      (one) =>
-        ["model", "dataset", "type", "outcome"].every((name) => !chosen[name] || one[name] === chosen[name]) &&
-        (!words || one.searched.includes(words)),
-    );
+    found = rollouts.filter((one) => matches(one, chosen, words));
     const correct = found.filter((one) => one.outcome === "correct").length;
     count.textContent = `${found.length} of ${rollouts.length} rollouts, ${correct} of them correct.`;
     list.replaceChildren();
-    view.replaceChildren();
+    view.replaceChildren(...(found.length ? [] : [element("p", "note", "No rollout is like that.")]));
+    shown = -1;
     append();
-    const first = list.querySelector("button.entry");
-    if (first) show(found[0], first);
+    const position = id ? found.findIndex((one) => one.id === id) : 0;
+    if (found.length) show(Math.max(position, 0));
   }
 
+  // The list.
+
+  const buttons = () => list.querySelectorAll("button.entry");
+
   function append() {
-    const start = list.querySelectorAll("button.entry").length;
-    list.append(...found.slice(start, start + PAGE).map(entry));
+    const start = buttons().length;
+    list.append(...found.slice(start, start + PAGE).map((one, position) => entry(one, start + position)));
     if (start + PAGE >= found.length) return;
     const more = element("button", "more", `Show ${Math.min(PAGE, found.length - start - PAGE)} more`);
     const item = element("li", "", more);
@@ -64,83 +97,157 @@
     more.onclick = () => {
       item.remove();
       append();
-      list.children[start + PAGE].firstChild.focus();
+      buttons()[start + PAGE].focus();
     };
     list.append(item);
   }
 
-  function entry(one) {
-    const answer = one.answer || "no answer";
+  function entry(one, position) {
     const about = `${one.model}, ${one.dataset}, F1 ${(one.f1 ?? 0).toFixed(2)}`;
     const button = element(
       "button",
       "entry",
       element("b", "", one.question),
-      element("span", `outcome ${one.outcome}`, one.outcome.replaceAll("_", " ")),
-      element("span", "given", answer),
+      element("span", "given", one.answer || "no answer"),
+      element("span", `outcome ${one.outcome}`, spaced(one.outcome)),
       element("small", "", about),
     );
     button.type = "button";
     button.tabIndex = -1; // one stop for the whole list: arrow keys walk through it
     button.onclick = () => {
-      show(one, button);
+      show(position);
+      keepAddress();
       if (window.matchMedia("(max-width: 52rem)").matches) view.scrollIntoView({ block: "start" });
     };
     return element("li", "", button);
   }
 
-  function show(one, button) {
+  // The chosen rollout.
+
+  function show(position) {
+    shown = position;
+    while (buttons().length <= position) {
+      list.lastElementChild.remove();
+      append();
+    }
     for (const current of list.querySelectorAll("[aria-current]")) {
       current.removeAttribute("aria-current");
       current.tabIndex = -1;
     }
+    const button = buttons()[position];
     button.setAttribute("aria-current", "true");
     button.tabIndex = 0;
-    const conversation = one.messages.map((message) => turn(message, one.facts || []));
-    view.replaceChildren(element("h3", "", one.question), summary(one), ...conversation);
+    list.scrollTop = button.offsetTop - list.offsetTop - list.clientHeight / 3;
+    const one = found[position];
+    const gold = { pattern: pattern(one.facts || []), titles: one.titles || [] };
+    const conversation = one.messages.map((message) => turn(message, gold));
+    view.replaceChildren(steps(), element("h3", "", one.question), summary(one), ...conversation);
     view.scrollTop = 0;
+  }
+
+  function steps() {
+    const bar = element("div", "steps");
+    const step = (text, by) => {
+      const button = element("button", "", text);
+      button.type = "button";
+      button.disabled = !found[shown + by];
+      button.onclick = () => {
+        show(shown + by);
+        keepAddress();
+        const again = [...view.querySelectorAll(".steps button")].find((other) => other.textContent === text);
+        (again.disabled ? view : again).focus();
+      };
+      bar.append(button);
+    };
+    step("Previous", -1);
+    step("Next", 1);
+    bar.append(element("span", "", `${shown + 1} of ${found.length}`));
+    return bar;
   }
 
   function summary(one) {
     const lines = element("dl", "summary");
     const line = (name, ...content) => lines.append(element("dt", "", name), element("dd", "", ...content));
+    const ended = element("span", `outcome ${one.outcome}`, spaced(one.outcome));
+    line("outcome", ended, ` F1 ${(one.f1 ?? 0).toFixed(2)}${one.error ? `: ${one.error}` : ""}`);
     line("answer", one.answer || "none");
-    line("right answers", one.golden.join(" | "));
-    line("outcome", `${one.outcome.replaceAll("_", " ")}, F1 ${(one.f1 ?? 0).toFixed(2)}${one.error ? `: ${one.error}` : ""}`);
-    line("run", `${one.model}, ${one.dataset}, ${one.id}${one.type ? `, ${one.type.replaceAll("_", " ")}` : ""}`);
-    const shown = one.messages.filter((message) => message.role === "tool").map((message) => message.text);
+    line(one.golden.length > 1 ? "right answers" : "right answer", one.golden.join(" | "));
+    line("run", `${one.model}, ${one.dataset}, ${one.id}${one.type ? `, ${spaced(one.type)}` : ""}`);
+    const texts = one.messages.filter((message) => message.role === "tool").map((message) => message.text);
+    const passages = texts.flatMap(split);
+    const evidence = (what, seen, text) =>
+      line(what, element("span", seen ? "seen" : "unseen", seen ? "retrieved" : "not retrieved"), ` ${text}`);
     for (const fact of one.facts || []) {
-      const seen = shown.some((text) => pattern([fact]).test(text));
-      line("gold fact", element("span", seen ? "seen" : "unseen", seen ? "shown" : "never shown"), ` ${fact}`);
+      const sought = pattern([fact]);
+      evidence("gold fact", texts.some((text) => text.search(sought) >= 0), fact);
     }
+    for (const title of one.titles || []) evidence("gold document", passages.some((one) => one.title === title), title);
     return lines;
   }
 
-  function turn(message, facts) {
-    const name = { system: "system prompt", user: "question", assistant: "model", tool: "passages" }[message.role];
+  // Facts are compared with passages white space apart.
+  const pattern = (facts) => facts.length && new RegExp(facts.map(loose).join("|"), "gu");
+  const loose = (fact) => [...fact.replace(/\s+/g, "")].map(escaped).join("\\s*");
+  const escaped = (character) => character.replace(/[.*+?^${}()|[\]\\/-]/g, "\\$&");
+
+  const NAMES = { system: "system prompt", user: "question", assistant: "model", tool: "passages" };
+
+  function turn(message, gold) {
+    if (message.role === "system") return folded("system prompt", message.text, "turn system");
     const body = [];
-    if (message.reasoning) body.push(element("p", "reasoning", message.reasoning));
-    if (message.text) body.push(element("p", "", ...(message.role === "tool" ? marked(message.text, facts) : [message.text])));
-    for (const query of message.queries || []) body.push(element("code", "query", query));
-    if (message.role === "system") {
-      return element("details", "turn system", element("summary", "", name), ...body);
-    }
-    return element("div", `turn ${message.role}`, element("h4", "", name), ...body);
+    if (message.reasoning) body.push(folded("reasoning", message.reasoning, "reasoning"));
+    if (message.role === "tool") body.push(...split(message.text).map((one) => passage(one, gold)));
+    else if (message.role === "assistant") body.push(...said(message.text));
+    else body.push(element("p", "", message.text));
+    const tagged = message.text.includes("<search>"); // the tag protocol: its queries stand in the text already
+    for (const query of tagged ? [] : message.queries || []) body.push(search(query));
+    return element("div", `turn ${message.role}`, element("h4", "", NAMES[message.role]), ...body);
   }
 
-  const pattern = (facts) =>
-    new RegExp(facts.map((fact) => fact.trim().replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replace(/\s+/g, "\\s+")).join("|"), "g");
+  const folded = (title, text, kind) =>
+    element("details", kind, element("summary", "", title), element("p", "", text));
+  const search = (query) => element("p", "query", element("span", "", "searches for "), element("b", "", query));
 
-  function marked(text, facts) {
-    if (!facts.length) return [text];
+  // What a model wrote: thoughts folded, searches and answers of the tag protocol as what they are.
+  function said(text) {
+    const opened = text.includes("</think>") && !text.includes("<think>") ? `<think>${text}` : text;
+    const body = [];
+    for (const part of opened.split(/(<(?:think|search|answer)>[\s\S]*?<\/(?:think|search|answer)>)/)) {
+      const [, tag, inner] = part.match(/^<(think|search|answer)>([\s\S]*)<\/\1>$/) || [];
+      if (tag === "think") body.push(folded("reasoning", inner.trim(), "reasoning"));
+      else if (tag === "search") body.push(search(inner.trim()));
+      else if (tag === "answer") body.push(element("p", "answer", element("span", "", "answers "), element("b", "", inner.trim())));
+      else if (part.trim()) body.push(element("p", "", part.trim()));
+    }
+    return body;
+  }
+
+  // A tool message as its passages; text that is none (a notice, an error) is one without a title.
+  function split(text) {
+    const bare = text.replace(/^\s*<information>|<\/information>\s*$/g, "");
+    return bare.split(/^(?=\[\d+\] |Doc \d+\(Title: )/m).filter((part) => part.trim()).map((part) => {
+      const [, head, title, rest] = part.match(/^(\[\d+\]) (.*)\n?([\s\S]*)$/) || part.match(/^(Doc \d+)\(Title: (.*?)\) ([\s\S]*)$/) || [];
+      return head ? { head: `${head} ${title}`, title: title.replace(/^"|"$/g, ""), text: part.trim() } : { title: "", text: part.trim() };
+    });
+  }
+
+  function passage(one, gold) {
+    const body = marked(one.text, gold.pattern);
+    const holds = body.length > 1 || gold.titles.includes(one.title);
+    const node = element("p", holds ? "passage gold" : "passage", ...body);
+    if (holds) node.prepend(element("span", "tag", "gold evidence"), " ");
+    return node;
+  }
+
+  function marked(text, sought) {
+    if (!sought) return [text];
     const parts = [];
     let end = 0;
-    for (const match of text.matchAll(pattern(facts))) {
-      if (!match[0]) continue;
+    for (const match of text.matchAll(sought)) {
       parts.push(text.slice(end, match.index), element("mark", "", match[0]));
       end = match.index + match[0].length;
     }
-    return [...parts, text.slice(end)];
+    return parts.length ? [...parts, text.slice(end)] : [text];
   }
 
   list.addEventListener("keydown", (event) => {
@@ -148,17 +255,23 @@
     const next = step && document.activeElement.closest("li")?.[step]?.firstChild;
     if (!next) return;
     event.preventDefault();
-    next.focus();
-    next.click();
+    next.focus({ preventScroll: true });
+    if (next.classList.contains("entry")) next.click();
   });
-  for (const select of filters.querySelectorAll("select")) select.addEventListener("change", filter);
-  filters.elements.text.addEventListener("input", filter);
+  const refilter = () => {
+    filter();
+    keepAddress();
+  };
+  for (const name of FIELDS) filters.elements[name].addEventListener("change", refilter);
+  filters.elements.text.addEventListener("input", refilter);
   filters.addEventListener("submit", (event) => event.preventDefault());
+  filters.addEventListener("reset", () => setTimeout(refilter));
 
   unpack().then(
     () => {
       fillFilters();
-      filter();
+      applyAddress();
+      window.addEventListener("hashchange", () => location.hash.includes("=") && applyAddress());
       performance.mark("rollouts ready");
       document.body.dataset.rollouts = String(rollouts.length);
     },

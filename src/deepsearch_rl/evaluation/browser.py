@@ -1,8 +1,9 @@
 """The report's trajectory browser: rollouts of every run, packed into the page and read there by browser.js.
 
 The rollouts travel as gzipped JSON in base64, a tenth of their size, so that the page stays one file that can be mailed
-and kept in git. Of each run the same number is kept (fewer where it has fewer), spread evenly over its rollouts in the
-order of their ids, so that nobody picks the pretty ones.
+and kept in git. What the reader has chosen stands in the page's address, ``#model=sft&dataset=musique&outcome=wrong``
+(also ``type``, ``text`` and the rollout's ``id``), so that a table can link to its cases and a case can be sent to
+somebody.
 """
 
 import base64
@@ -10,23 +11,24 @@ import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlencode
 
 from pydantic import Field
 
-from deepsearch_rl.answers import SUCCESS_F1
+from deepsearch_rl.evaluation.labels import run_name
 from deepsearch_rl.evaluation.markup import Markup, paragraph
-from deepsearch_rl.evaluation.rows import F1TableRow, run_file
+from deepsearch_rl.evaluation.rows import F1TableRow
+from deepsearch_rl.evaluation.runs import OF_EACH_OUTCOME, ReadRun
 from deepsearch_rl.evaluation.score import score_rollout
-from deepsearch_rl.files import read_jsonl
-from deepsearch_rl.records import Message, Question, Record, Trajectory
+from deepsearch_rl.records import Message, Question, Record, ToolCall, Trajectory
+from deepsearch_rl.retrieval.gold import gold_of
+from deepsearch_rl.trajectories.statistics import outcome
 
 SCRIPT = Path(__file__).with_name("browser.js")
-CORRECT, WRONG = "correct", "wrong"
-"""How an answered rollout came out; one that failed is named by its stop reason."""
 
 
 class ShownMessage(Record):
-    """A message of a conversation; ``queries`` are the arguments of its calls as the model wrote them."""
+    """A message of a conversation; ``queries`` are the searches that its calls ask for, or the calls as written."""
 
     role: str
     text: str
@@ -39,7 +41,7 @@ class ShownRollout(Record):
 
     id: str
     model: str
-    dataset: str
+    dataset: str = Field(description="the set, with what sets the run apart: greedy, or a variant's name")
     outcome: str = Field(description="correct (F1 of 0.8 or more), wrong, or why it failed")
     type: str
     question: str
@@ -48,66 +50,51 @@ class ShownRollout(Record):
     f1: float
     error: str
     facts: tuple[str, ...] = Field(description="gold facts, where they are known")
+    titles: tuple[str, ...] = Field(default=(), description="titles of gold documents, where no fact is known")
     messages: tuple[ShownMessage, ...]
 
 
-def read_rollouts(
-    folders: Mapping[str, Path], rows: Iterable[F1TableRow], questions: Mapping[str, Path], per_run: int
-) -> list[ShownRollout]:
-    """At most ``per_run`` rollouts of every run of the F1 table.
-
-    Args:
-        folders: evaluated model -> folder with its rollouts.
-        rows: the runs.
-        questions: question set -> file of its questions, for their gold facts.
-        per_run: rollouts of each run.
-
-    Raises:
-        ArtifactError, RecordError: a file is missing or malformed.
-    """
-    facts = {name: _facts(path) for name, path in questions.items()} if per_run else {}
-    shown: list[ShownRollout] = []
-    for row in rows if per_run else ():
-        path = folders[row.model] / run_file(row.dataset, "search", row.temperature)
-        name = row.dataset + ("" if row.main else ", greedy")
-        rollouts = _spread(list(read_jsonl(path, Trajectory)), per_run)
-        shown += [_shown(one, row.model, name, facts[row.dataset].get(one.question_id, ())) for one in rollouts]
-    return shown
+def shown_rollouts(runs: Iterable[ReadRun], asked: Mapping[str, Mapping[str, Question]]) -> list[ShownRollout]:
+    """The rollouts that are shown of every run, in the order of the runs; ``asked`` are questions by set and id."""
+    return [
+        _shown(one, run.row, asked.get(run.row.dataset, {}).get(one.question_id)) for run in runs for one in run.shown
+    ]
 
 
-def _facts(path: Path) -> dict[str, tuple[str, ...]]:
-    return {
-        question.id: tuple(evidence.fact for evidence in question.metadata.evidence_list or ())
-        for question in read_jsonl(path, Question)
-    }
-
-
-def _spread(rollouts: Sequence[Trajectory], count: int) -> list[Trajectory]:
-    taken = min(count, len(rollouts))
-    return [rollouts[position * len(rollouts) // taken] for position in range(taken)]
-
-
-def _shown(one: Trajectory, model: str, dataset: str, facts: tuple[str, ...]) -> ShownRollout:
-    f1 = score_rollout(one).f1
+def _shown(one: Trajectory, row: F1TableRow, question: Question | None) -> ShownRollout:
+    gold = gold_of(question) if question else None
+    evidence = question.metadata.evidence_list if question else None
     return ShownRollout(
         id=one.id,
-        model=model,
-        dataset=dataset,
-        outcome=str(one.stop_reason) if one.failed else CORRECT if f1 >= SUCCESS_F1 else WRONG,
+        model=row.model,
+        dataset=run_name(row),
+        outcome=outcome(one),
         type=one.question_type,
         question=one.question,
         golden=one.golden_answers,
         answer=one.answer,
-        f1=round(f1, 3),
+        f1=round(score_rollout(one).f1, 3),
         error=one.error or "",
-        facts=facts,
+        facts=tuple(piece.fact for piece in evidence or ()),
+        titles=gold.items if gold and gold.kind == "titles" else (),
         messages=tuple(_shown_message(message) for message in one.messages),
     )
 
 
 def _shown_message(message: Message) -> ShownMessage:
-    queries = tuple(call.arguments for call in message.tool_calls)
+    queries = tuple(_query(call) for call in message.tool_calls)
     return ShownMessage(role=message.role, text=message.content, reasoning=message.reasoning or "", queries=queries)
+
+
+def _query(call: ToolCall) -> str:
+    """What a call searches for, or the call itself where it asks for anything else."""
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError):  # shown as the model wrote it
+        arguments = None
+    if isinstance(arguments, dict) and list(arguments) == ["query"] and isinstance(arguments["query"], str):
+        return arguments["query"]
+    return f"{call.name}({call.arguments})"
 
 
 def pack(rollouts: Sequence[ShownRollout]) -> str:
@@ -117,14 +104,20 @@ def pack(rollouts: Sequence[ShownRollout]) -> str:
     return base64.b64encode(packed).decode("ascii")
 
 
+def browser_address(row: F1TableRow, ended: str) -> str:
+    """Where the browser shows the rollouts of a run with one outcome."""
+    return "#" + urlencode({"model": row.model, "dataset": run_name(row), "outcome": ended})
+
+
 def browser_section(rollouts: Sequence[ShownRollout]) -> list[Markup]:
     """The browser with its rollouts."""
     if not rollouts:
         return [paragraph("The report was made without rollouts (`report.rollouts`).")]
     return [
         paragraph(
-            f"{len(rollouts)} rollouts, spread evenly over each run. In a conversation the "
-            "passages that the model was shown carry the gold facts in yellow. Arrow keys walk through the list.",
+            f"{len(rollouts):,} rollouts, spread evenly over each run, and at least {OF_EACH_OUTCOME} of every outcome "
+            "that a run has. Passages that hold gold evidence have a yellow edge, the evidence itself is marked. Arrow "
+            "keys walk through the list; the page's address keeps what is chosen.",
             "note",
         ),
         Markup(_CONTROLS),
@@ -141,10 +134,10 @@ _CONTROLS = (
     '<form class="filters" id="filters" aria-label="Which rollouts">'
     + _select("model", "model")
     + _select("dataset", "set")
-    + _select("type", "type")
+    + _select("type", "type of question")
     + _select("outcome", "outcome")
     + '<label class="wide">text<input type="search" name="text" placeholder="in question, answer or conversation">'
-    "</label></form>"
+    '</label><button type="reset">Show all</button></form>'
     '<p class="note" id="count" role="status">Unpacking the rollouts.</p>'
     '<noscript><p class="note">Rollouts need JavaScript; everything else on this page does not.</p></noscript>'
     '<div class="browser"><ol id="list" aria-label="Rollouts"></ol>'

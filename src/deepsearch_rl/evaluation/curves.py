@@ -32,6 +32,10 @@ class RlManifest(BaseModel):
     best_dev_f1: float
     sampled_f1_at_start: float | None = None
     below_gate: bool
+    backend: str = ""
+    device: str = ""
+    dtype: str = ""
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

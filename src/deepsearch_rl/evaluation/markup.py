@@ -38,6 +38,24 @@ def small(text: str) -> Markup:
     return Markup(f"<small>{escape(text)}</small>")
 
 
+def link(text: str, address: str, about: str = "") -> Markup:
+    """A link; ``about`` is what a screen reader says in place of a text that says little alone."""
+    label = f' aria-label="{escape(about, quote=True)}"' if about else ""
+    return Markup(f'<a href="{escape(address, quote=True)}"{label}>{escape(text)}</a>')
+
+
+def bar(share: float, colour: str) -> Markup:
+    """A share in [0, 1] as per cent over a bar of that length."""
+    text = f"{share:.0%}" if share == 0 or share >= 0.005 else "< 1%"
+    return Markup(f'<span class="bar" style="--share:{share:.1%};--colour:{colour}">{escape(text)}</span>')
+
+
+def folded(title: Cell, *parts: Markup, opened: bool = False) -> Markup:
+    """Parts that a reader unfolds by their title."""
+    content = "".join(part.source for part in parts)
+    return Markup(f"<details{' open' if opened else ''}><summary>{html(title)}</summary>{content}</details>")
+
+
 def join(*parts: Cell, between: str = " ") -> Markup:
     """Parts one after the other."""
     return Markup(between.join(html(part) for part in parts))

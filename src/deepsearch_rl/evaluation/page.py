@@ -15,12 +15,15 @@ from pydantic import JsonValue
 
 from deepsearch_rl.evaluation.browser import ShownRollout, browser_section
 from deepsearch_rl.evaluation.curves import RlRun
-from deepsearch_rl.evaluation.markup import Markup, Row, figures, html, join, paragraph, section, small, table, tag
+from deepsearch_rl.evaluation.labels import main_rows
+from deepsearch_rl.evaluation.markup import Markup, Row, figures, join, paragraph, section, small, table, tag
+from deepsearch_rl.evaluation.page_provenance import provenance_section
+from deepsearch_rl.evaluation.page_rollouts import behaviour_section
 from deepsearch_rl.evaluation.page_scores import (
-    behaviour_section,
     controls_section,
     differences_section,
     f1_section,
+    headline_differences,
     types_section,
 )
 from deepsearch_rl.evaluation.plots import colour_of, inline_svg, rl_figure
@@ -31,9 +34,9 @@ from deepsearch_rl.evaluation.tables import (
     F1Table,
     datasets_of,
     in_order,
-    models_of,
     score_text,
 )
+from deepsearch_rl.trajectories.statistics import TrajectoryStatistics
 
 CSS = Path(__file__).with_name("page.css")
 
@@ -42,7 +45,8 @@ CSS = Path(__file__).with_name("page.css")
 class Report:
     """All that the page shows.
 
-    ``rl`` is keyed by the model that RL started from; ``retrieval`` and ``filter`` are those stages' reports.
+    ``rl`` is keyed by the model that RL started from; ``retrieval`` and ``filter`` are those stages' reports, empty and
+    None where a profile has none. ``statistics`` are taken over all rollouts of a row's run.
     """
 
     table: F1Table
@@ -51,24 +55,29 @@ class Report:
     rl: Mapping[str, RlRun]
     retrieval: Mapping[str, Mapping[str, Mapping[str, float]]]
     filter: JsonValue
+    statistics: tuple[tuple[F1TableRow, TrajectoryStatistics], ...]
     rollouts: tuple[ShownRollout, ...]
 
 
-def render_page(report: Report) -> str:
-    """The page as HTML."""
+def render_page(report: Report, table_sha256: str) -> str:
+    """The page as HTML, without the sections that would be empty.
+
+    ``table_sha256`` is the digest of the ``f1_table.json`` that lies beside the page.
+    """
     sections = [
         ("f1", "F1 by question set", f1_section(report.table)),
         ("differences", "Differences between models", differences_section(report.table)),
         ("types", "By type of question", types_section(report.table)),
-        ("controls", "Without search, and with gold passages", controls_section(report.table)),
-        ("behaviour", "How rollouts went", behaviour_section(report.table)),
+        ("behaviour", "How rollouts went", behaviour_section(report.table, report.statistics, bool(report.rollouts))),
         ("trajectories", "Trajectories", browser_section(report.rollouts)),
+        ("controls", "Without search, and with gold passages", controls_section(report.table)),
         ("rl", "Reinforcement learning", _rl(report)),
         ("ifeval", "Instruction following", _ifeval(report.ifeval)),
         ("retrieval", "Retrieval quality", _retrieval(report)),
         ("filter", "Training data", _filter(report)),
-        ("provenance", "Provenance", _provenance(report)),
+        ("provenance", "Provenance", provenance_section(report.evaluations, report.table, report.rl, table_sha256)),
     ]
+    sections = [(name, title, parts) for name, title, parts in sections if parts]
     links = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title, _ in sections)
     body = "".join(section(name, title, *parts).source for name, title, parts in sections)
     title = f"Search agent, profile {report.table.profile}"
@@ -82,23 +91,26 @@ def render_page(report: Report) -> str:
 
 
 def _header(report: Report, title: str) -> Markup:
-    models, first = models_of(report.table), datasets_of(report.table)[0]
+    first = datasets_of(report.table)[0]
+    main = main_rows(report.table, first)
     label = tag("generated data") if report.table.generated else Markup("")
     lede = (
         "Language models answer multi-hop questions by calling a search tool. Every answer was generated, "
         "searching a real retrieval server."
     )
-    main = {row.model: row for row in report.table.rows if row.dataset == first and row.main}
-    figures = "".join(_headline(main[model]) for model in models if model in main)
-    return Markup(
-        f"<h1>{escape(title)} {label.source}</h1>{paragraph(lede, 'lede').source}<dl class=headline>{figures}</dl>"
-        + paragraph(f"F1 on {first}, mean and 95 % interval over {_sampling(main)}.", "note").source
-    )
+    shown = [Markup(f"<h1>{escape(title)} {label.source}</h1>"), paragraph(lede, "lede")]
+    if main:
+        figures = "".join(_headline(row) for row in main)
+        shown += [
+            Markup(f"<dl class=headline>{figures}</dl>"),
+            paragraph(f"F1 on {first}, {_sampling(main[0])}.", "note"),
+        ]
+    return join(*shown, *headline_differences(report.table, first), between="")
 
 
-def _sampling(rows: Mapping[str, F1TableRow]) -> str:
-    row = next(iter(rows.values()))
-    return f"{row.n} questions answered {row.samples} times at temperature {row.temperature:g}"
+def _sampling(row: F1TableRow) -> str:
+    times = "once" if row.samples == 1 else f"{row.samples} times"
+    return f"mean and 95 % interval over {row.n} questions answered {times} at temperature {row.temperature:g}"
 
 
 def _headline(row: F1TableRow) -> str:
@@ -110,7 +122,7 @@ def _headline(row: F1TableRow) -> str:
 def _rl(report: Report) -> list[Markup]:
     runs = report.rl
     if not runs:
-        return [paragraph("No model was trained by reinforcement learning.")]
+        return []
     body = []
     for start, run in sorted(runs.items()):
         kept = run.manifest
@@ -132,7 +144,7 @@ def _rl(report: Report) -> list[Markup]:
 
 def _ifeval(scores: Sequence[IfevalScore]) -> list[Markup]:
     if not scores:
-        return [paragraph("Not measured.")]
+        return []
     ordered = [
         score
         for name in in_order((score.model for score in scores), MODEL_ORDER)
@@ -159,6 +171,8 @@ def _ifeval(scores: Sequence[IfevalScore]) -> list[Markup]:
 
 
 def _retrieval(report: Report) -> list[Markup]:
+    if not report.retrieval:
+        return []
     note = "The question as the query, scored against the gold evidence; questions without known evidence are left out."
     generated = {row.dataset for row in report.table.rows if row.generated}
     tables = [
@@ -184,10 +198,17 @@ def _metric_order(name: str) -> tuple[str, int]:
     return kind, int(cutoff or 0)
 
 
+FILTER_ORDER = ("trajectories", "f1", "dropped", "rows", "rows_by_type", "searches", "tokens")
+"""As the filter works: what it was given, what it dropped, what is left. Fields beyond these follow."""
+
+
 def _filter(report: Report) -> list[Markup]:
-    body = [Row([name, value]) for name, value in _flat(report.filter)]
+    if not isinstance(report.filter, dict):
+        return []
+    ordered = {name: report.filter[name] for name in in_order(report.filter, FILTER_ORDER)}
+    body = [Row([name, value]) for name, value in _flat(ordered)]
     label = [tag("generated")] if report.table.generated else []
-    return [table(join("What the filter kept and dropped", *label), ["", "value"], body)]
+    return [table(join("What the filter was given, dropped and kept", *label), ["", "value"], body)]
 
 
 def _flat(value: JsonValue, prefix: str = "") -> list[tuple[str, str]]:
@@ -195,22 +216,3 @@ def _flat(value: JsonValue, prefix: str = "") -> list[tuple[str, str]]:
         return [pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}{key}, ")]
     text = f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
     return [(prefix.removesuffix(", ").replace("_", " "), text)]
-
-
-def _provenance(report: Report) -> list[Markup]:
-    rows = [
-        Row([join(evaluation.model, name), Markup(f"<code>{digest[:16]}</code>")])
-        for evaluation in report.evaluations
-        for name, digest in [("settings", evaluation.settings_sha256), ("weights", evaluation.inputs["model"])]
-    ]
-    shared = {name: digest for evaluation in report.evaluations for name, digest in evaluation.inputs.items()}
-    rows += [
-        Row([name, Markup(f"<code>{digest[:16]}</code>")]) for name, digest in sorted(shared.items()) if name != "model"
-    ]
-    checkpoints = sorted({(row.model, row.checkpoint) for row in report.table.rows})
-    names = Markup("; ".join(f"{escape(model)}: <code>{escape(name)}</code>" for model, name in checkpoints))
-    seeds = ", ".join(sorted({str(evaluation.seed) for evaluation in report.evaluations}))
-    return [
-        paragraph(Markup(f"Seed {html(seeds)}. Checkpoints: {names.source}."), "note"),
-        table("SHA-256, first 16 digits", ["artifact", "digest"], rows),
-    ]

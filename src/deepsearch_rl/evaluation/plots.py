@@ -8,6 +8,7 @@ colour scheme.
 import io
 import re
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from deepsearch_rl.evaluation.curves import RlRun
+from deepsearch_rl.evaluation.labels import in_model_order
 from deepsearch_rl.evaluation.rows import F1TableRow
-from deepsearch_rl.evaluation.tables import F1Table, models_of
+from deepsearch_rl.evaluation.tables import F1Table
 from deepsearch_rl.files import atomic_file
 
 INK, FAINT = "#1b1e23", "#8a9099"
@@ -40,7 +42,9 @@ STYLE: dict[Any, Any] = {
     "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
 }
-PANEL_INCHES = (4.7, 1.75)
+PANEL_INCHES = (4.7, 1.9)
+LINE_INCHES = 0.29
+"""Height that a line beyond the fourth adds to a panel."""
 
 
 def colour_of(model: str) -> str:
@@ -49,32 +53,45 @@ def colour_of(model: str) -> str:
 
 
 def f1_figure(table: F1Table, datasets: Sequence[str], columns: int) -> Figure:
-    """A panel per question set: F1 with its interval per model, greedy hollow, the best constant answer dashed."""
+    """A panel per question set: F1 with its interval by model, each variant on a line of its own below its model.
+
+    Greedy answers are hollow, variants square, the best constant answer is dashed.
+    """
     columns = min(columns, len(datasets))
     lines = -(-len(datasets) // columns)
+    shown = [in_model_order(table, [row for row in table.rows if row.dataset == name]) for name in datasets]
+    most = max(len(_lines(rows)) for rows in shown)
+    height = PANEL_INCHES[1] + LINE_INCHES * max(0, most - 4)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * lines), layout="constrained")
+        figure = Figure(figsize=(PANEL_INCHES[0] * columns, height * lines), layout="constrained")
         panels = figure.subplots(lines, columns, squeeze=False, sharex=True).ravel()
-        for panel, dataset in zip(panels, datasets, strict=False):
-            _f1_panel(panel, [row for row in table.rows if row.dataset == dataset], models_of(table))
+        for panel, rows in zip(panels, shown, strict=False):
+            _f1_panel(panel, rows)
         for panel in panels[len(datasets) :]:
             panel.set_axis_off()
     return figure
 
 
-def _f1_panel(panel: Axes, rows: Sequence[F1TableRow], models: Sequence[str]) -> None:
-    first = next(row for row in rows if row.main) if any(row.main for row in rows) else rows[0]
+def _lines(rows: Sequence[F1TableRow]) -> list[tuple[str, str]]:
+    """The model and variant of every line of a panel, from the top."""
+    return list(dict.fromkeys((row.model, row.variant) for row in rows))
+
+
+def _f1_panel(panel: Axes, rows: Sequence[F1TableRow]) -> None:
+    first, lines = next((row for row in rows if row.main), rows[0]), _lines(rows)
     panel.set_title(f"{first.dataset}{' (generated)' if first.generated else ''}, {first.n} questions")
     panel.axvline(first.constant.f1, color=FAINT, linestyle=(0, (3, 3)), linewidth=1)
     for row in rows:
-        height = len(models) - models.index(row.model) - (0.0 if row.main else 0.3)
-        colour = colour_of(row.model)
+        sampled = row.temperature > 0
+        height = len(lines) - lines.index((row.model, row.variant)) - (0.0 if sampled else 0.3)
+        colour, mark = colour_of(row.model), "s" if row.variant else "o"
         panel.plot([row.f1_low, row.f1_high], [height, height], color=colour, linewidth=2.2, solid_capstyle="round")
-        face = colour if row.main else "none"
-        panel.plot([row.f1], [height], marker="o", markersize=6, markerfacecolor=face, markeredgecolor=colour)
-    panel.set_yticks(range(len(models), 0, -1), models)
-    panel.set_ylim(0.3, len(models) + 0.6)
+        face = colour if sampled else "none"
+        panel.plot([row.f1], [height], marker=mark, markersize=6, markerfacecolor=face, markeredgecolor=colour)
+    panel.set_yticks(range(len(lines), 0, -1), [", ".join(filter(None, line)) for line in lines])
+    panel.set_ylim(0.3, len(lines) + 0.6)
     panel.set_xlim(-0.02, 1.02)
+    panel.set_xlabel("F1", loc="right", labelpad=1)
     _bare(panel)
 
 
@@ -137,7 +154,7 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
     svg = re.sub(r'href="#', f'href="#{name}-', svg).replace("url(#", f"url(#{name}-")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace(INK, "currentColor").replace("'DejaVu Sans'", "inherit")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{description}"', 1)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(description, quote=True)}"', 1)
 
 
 def _svg(figure: Figure, *, transparent: bool) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, RootModel
 
+from deepsearch_rl.errors import UnknownNameError
 from deepsearch_rl.evaluation.frames import F1_TABLE, write_frame
 from deepsearch_rl.evaluation.rows import Control, F1TableRow, IfevalScore, ModelEvaluation, Share
 from deepsearch_rl.evaluation.score import QuestionScores, paired_difference, score_questions
@@ -90,16 +91,20 @@ def build_table(
 
     Variants stand in rows alone: only what was answered under the profile's own setting is compared.
 
-    ``folders`` maps a model's name to its evaluation folder. ``pairs`` are (model, other) as in :class:`Comparison`;
-    pairs with a model that was not evaluated are left out. ``draws`` counts the resamples, and the sign patterns, of
-    each comparison.
+    ``folders`` maps a model's name to its evaluation folder. ``pairs`` are (model, other) as in :class:`Comparison`.
+    ``draws`` counts the resamples, and the sign patterns, of each comparison.
+
+    Raises:
+        UnknownNameError: a pair names a model that was not evaluated.
     """
+    for name in (name for pair in pairs for name in pair):
+        if name not in folders:
+            raise UnknownNameError("model in report.comparisons", name, folders)
     rows = {name: read_evaluation(folder).rows for name, folder in folders.items()}
     everything = sorted((row for found in rows.values() for row in found), key=lambda row: row.sort_key)
     comparisons = [
         _compare(folders, row, other, seed, draws)
         for model, other in pairs
-        if model in rows and other in rows
         for row in rows[model]
         if not row.variant and any(_same_run(row, candidate) for candidate in rows[other])
     ]
