@@ -28,6 +28,21 @@ def test_equal_requests_with_a_seed_get_equal_answers(endpoint: Endpoint) -> Non
     assert first == second
 
 
+def test_a_last_message_that_is_to_be_continued_is_neither_closed_nor_followed_by_a_new_turn(
+    endpoint: Endpoint,
+) -> None:
+    begun = [*QUESTION, {"role": "assistant", "content": "<think>Who"}]
+    continued, closed, asked = (
+        complete(endpoint, tools=None, **changes).json()["usage"]["prompt_tokens"]
+        for changes in (
+            {"messages": begun, "continue_final_message": True, "add_generation_prompt": False},
+            {"messages": begun},
+            {"messages": QUESTION},
+        )
+    )
+    assert asked < continued < closed
+
+
 @pytest.mark.parametrize(
     ("changes", "status", "words"),
     [

@@ -31,15 +31,21 @@ class ChatFormat:
 
     tokenizer: PreTrainedTokenizerBase
 
-    def prompt_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[int]:
-        """Tokens of a conversation up to where the model's next turn begins.
+    def prompt_ids(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, continue_last: bool = False
+    ) -> list[int]:
+        """Tokens of a conversation up to where the model's next turn begins, or to the end of its last message.
 
         Raises:
             ConversationError: a message lacks what the chat template needs.
         """
         try:
             text = self.tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) if tools else None, add_generation_prompt=True, tokenize=False
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=not continue_last,
+                continue_final_message=continue_last,
+                tokenize=False,
             )
         except (jinja2.TemplateError, KeyError, TypeError, ValueError) as error:
             raise ConversationError(f"the conversation cannot be rendered: {error}") from error

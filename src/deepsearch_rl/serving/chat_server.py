@@ -1,6 +1,6 @@
 """An OpenAI-compatible chat server around an :class:`Engine`, with vLLM's conventions.
 
-    POST /v1/chat/completions   non-streaming; tools, temperature, max_tokens, seed, logprobs
+    POST /v1/chat/completions   non-streaming; tools, temperature, max_tokens, seed, logprobs, continue_final_message
     GET  /v1/models             the one name that is served
     GET  /health                200 once requests are answered
 
@@ -44,6 +44,7 @@ class ChatCompletionRequest(BaseModel):
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     max_tokens: int = Field(default=256, ge=1)
     seed: int | None = Field(default=None, ge=0, description="drawn at random if not given")
+    continue_final_message: bool = Field(default=False, description="the answer goes on where the last message ends")
     logprobs: bool | None = False
 
     def sampling(self) -> Sampling:
@@ -76,7 +77,7 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
         if request.model != served_name():
             raise HTTPException(404, f"model {request.model!r} is not served; {served_name()!r} is.")
         try:
-            prompt = chat_format.prompt_ids(request.messages, request.tools)
+            prompt = chat_format.prompt_ids(request.messages, request.tools, request.continue_final_message)
             generation = await asyncio.wrap_future(engine.generate(prompt, request.sampling()))
         except (ConversationError, ValueError) as error:
             raise HTTPException(400, str(error)) from error

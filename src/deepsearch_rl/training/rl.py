@@ -26,7 +26,7 @@ from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoTokenizer
 
-from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import ArtifactError, ConfigError
@@ -95,11 +95,13 @@ def train_policy(task: RlTask, config: RlConfig, output: Path) -> None:
     Raises:
         StalePolicyError: the server does not serve the policy that was just trained.
         UnknownNameError: a reward that does not exist.
-        ConfigError: params give no number of steps for this start.
+        ConfigError: params give no number of steps for this start, or name a protocol that is not trained here.
         ArtifactError: a split without a question.
     """
     if task.start_name not in config.steps:
         raise ConfigError(f"rl.steps has no entry for the start {task.start_name!r}; add one.")
+    if task.agent.protocol != FUNCTION_CALLING:
+        raise ConfigError(f"rl trains function_calling, not {task.agent.protocol}; change agent.protocol.")
     for split, questions in (("train", task.train), ("dev", task.dev)):
         if not questions:
             raise ArtifactError(f"the {split} split of rl.dataset {config.dataset!r} has no question.")
