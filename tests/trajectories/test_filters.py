@@ -79,3 +79,10 @@ def test_an_unknown_predicate_is_refused_with_the_nearest_names():
 def test_a_trajectory_of_another_question_set_is_refused():
     with pytest.raises(ArtifactError, match="q#0"):
         apply_predicates([trajectory()], [], {})
+
+
+def test_reasoned_wants_a_thought_in_every_turn_wherever_the_server_put_it():
+    turns = [Message(role="assistant", reasoning="a"), Message(role="assistant", content="<think>b</think>c")]
+    reasoned, silent = PREDICATES["reasoned"], Message(role="assistant", content="c")
+    assert reasoned(trajectory().model_copy(update={"messages": tuple(turns)}), QUESTION)
+    assert not reasoned(trajectory().model_copy(update={"messages": (*turns, silent)}), QUESTION)

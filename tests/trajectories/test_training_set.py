@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from deepsearch_rl.errors import ArtifactError, CheckFailedError, UnknownNameError
+from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, UnknownNameError
 from deepsearch_rl.files import read_json, read_jsonl, write_jsonl
-from deepsearch_rl.records import Question
-from deepsearch_rl.trajectories.convert import SwiftRow
+from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.training.sft import SftConfig
+from deepsearch_rl.trajectories.convert import SwiftRow, swift_row
 from deepsearch_rl.trajectories.training_set import FilterConfig, Paths, build_training_set
-from stages.entry import Params
+from stages.entry import Params, load_params
+from tests.conftest import ROOT
 from tests.trajectories.test_filters import QUESTION, trajectory
 
 
@@ -29,7 +32,7 @@ def config(smoke: Params) -> FilterConfig:
 
 
 def test_the_report_counts_every_drop(paths: Paths, config: FilterConfig):
-    assert build_training_set(config, paths) == len(list(read_jsonl(paths.rows, SwiftRow))) == 1
+    assert build_training_set(config, paths, False) == len(list(read_jsonl(paths.rows, SwiftRow))) == 1
     report = read_json(paths.report)
     assert report["dropped"] == {
         "answered": 0, "success": 1, "searched": 1, "no_repeated_query": 0, "evidence_found": 0, "too_long": 0,
@@ -39,14 +42,14 @@ def test_the_report_counts_every_drop(paths: Paths, config: FilterConfig):
 
 def test_rows_that_are_too_long_are_dropped_and_an_empty_training_set_is_refused(paths: Paths, config: FilterConfig):
     with pytest.raises(CheckFailedError, match="too_long"):
-        build_training_set(config.model_copy(update={"max_tokens": 10}), paths)
+        build_training_set(config.model_copy(update={"max_tokens": 10}), paths, False)
     assert not paths.rows.exists()
 
 
 def test_a_missing_input_names_the_file(paths: Paths, config: FilterConfig):
     paths.trajectories.unlink()
     with pytest.raises(ArtifactError, match=r"teacher\.jsonl"):
-        build_training_set(config, paths)
+        build_training_set(config, paths, False)
 
 
 def test_an_unknown_predicate_is_refused(config: FilterConfig):
@@ -57,4 +60,76 @@ def test_an_unknown_predicate_is_refused(config: FilterConfig):
 def test_a_question_set_that_is_not_the_teachers_is_refused(paths: Paths, config: FilterConfig):
     write_jsonl(paths.questions, [Question(id="other", question="Who?", golden_answers=("Mary",))])
     with pytest.raises(ArtifactError, match="question"):
-        build_training_set(config, paths)
+        build_training_set(config, paths, False)
+
+
+def thoughtful(**fields: object) -> Trajectory:
+    """A successful trajectory that thinks in both its turns."""
+    made = trajectory()
+    messages = [
+        one.model_copy(update={"reasoning": f"Thought {number}."}) if one.role == "assistant" else one
+        for number, one in enumerate(made.messages)
+    ]
+    return made.model_copy(update={"messages": tuple(messages), **fields})
+
+
+@pytest.fixture
+def thinking_paths(paths: Paths) -> Paths:
+    write_jsonl(paths.trajectories, [thoughtful()])
+    return paths
+
+
+@pytest.mark.parametrize(("flatten", "setting"), [(False, "agent.history_reasoning: true"), (True, "filter.flatten")])
+def test_rows_with_prompts_that_the_agent_never_sends_are_refused(
+    thinking_paths: Paths, config: FilterConfig, flatten: bool, setting: str
+) -> None:
+    chosen = config.model_copy(update={"flatten": flatten, "loss_scale": "last_round" if flatten else "default"})
+    with pytest.raises(ConfigError, match=setting):
+        build_training_set(chosen, thinking_paths, history_reasoning=flatten)
+    assert not thinking_paths.rows.exists()
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_reasoning_that_the_models_template_does_not_render_is_refused(
+    thinking_paths: Paths, config: FilterConfig, flatten: bool
+) -> None:
+    chosen = config.model_copy(update={"flatten": flatten, "loss_scale": "last_round" if flatten else "default"})
+    with pytest.raises(CheckFailedError, match="training tokens differ"):
+        build_training_set(chosen, thinking_paths, history_reasoning=not flatten)
+
+
+@pytest.mark.parametrize("history_reasoning", [False, True])
+def test_without_reasoning_rows_are_the_same_whatever_is_sent_back(
+    paths: Paths, config: FilterConfig, history_reasoning: bool
+) -> None:
+    build_training_set(config, paths, history_reasoning)
+    [row] = read_jsonl(paths.rows, SwiftRow)
+    assert row == swift_row(trajectory())
+
+
+def test_flattened_rows_train_one_turn_each_and_are_counted_as_rows(paths: Paths, config: FilterConfig) -> None:
+    flat = config.model_copy(update={"flatten": True, "loss_scale": "last_round"})
+    assert build_training_set(flat, paths, False) == 2
+    assert [len(row.messages) for row in read_jsonl(paths.rows, SwiftRow)] == [2, 4]
+    report = read_json(paths.report)
+    assert (report["rows"], report["searches"], report["trajectories"]) == (2, 1, 3)
+
+
+@pytest.mark.parametrize(("flatten", "scale"), [(True, "default"), (False, "last_round+ignore_think_prefix")])
+def test_a_loss_that_does_not_fit_the_rows_is_refused(config: FilterConfig, flatten: bool, scale: str) -> None:
+    with pytest.raises(ValidationError, match="last turn"):
+        FilterConfig(**(dict(config) | {"flatten": flatten, "loss_scale": scale}))
+
+
+def test_trajectories_of_tags_are_refused(paths: Paths, config: FilterConfig) -> None:
+    write_jsonl(paths.trajectories, [trajectory().model_copy(update={"protocol": "search_tags"})])
+    with pytest.raises(ConfigError, match=r"agent\.protocol"):
+        build_training_set(config, paths, False)
+
+
+@pytest.mark.parametrize("profile", ["params.yaml", "profiles/smoke/params.yaml", "profiles/gpu/params.yaml"])
+def test_what_is_proved_is_what_is_trained(profile: str) -> None:
+    params = load_params(ROOT / profile)
+    proved, trained = params.section("filter", FilterConfig), params.section("sft", SftConfig)
+    for field in ("template", "agent_template", "loss_scale"):
+        assert getattr(proved, field) == getattr(trained, field)

@@ -2,28 +2,42 @@
 
 A failed rollout scores zero in every part, whatever it wrote. Definitions follow DeepSearch-RL's published rewards,
 with one change: ``correct`` looks at all golden answers, not at the first alone.
+
+The parts on thinking read a turn as the model wrote it: a thought that the server returned apart counts as a block at
+the turn's beginning. Tags count as they are written; a model whose prompt opens the block (Qwen3's Thinking models) is
+therefore served with a reasoning parser, which returns its thoughts apart.
 """
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
+from pydantic import Field, model_validator
+
+from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
 from deepsearch_rl.answers import f1
 from deepsearch_rl.errors import UnknownNameError
-from deepsearch_rl.records import Message, Trajectory
+from deepsearch_rl.records import Message, Record, Trajectory
 
 TokenCounter = Callable[[str], int]
 _THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_ACTIONS = ("<tool_call>", "<search>", "<answer>")
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkLength:
-    """Token counts that shape ``short_think``: 0 below ``least``, full marks up to ``full``, 0 from ``most``."""
+class ThinkLength(Record):
+    """How many tokens of a thought ``short_think`` rewards."""
 
-    least: int = 10
-    full: int = 100
-    most: int = 600
+    least: int = Field(ge=0, description="shorter thoughts score 0")
+    full: int = Field(description="thoughts from least to full score 1")
+    most: int = Field(description="longer thoughts score less, from here on 0")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.least <= self.full < self.most:
+            raise ValueError(f"least <= full < most is wanted, not {self.least}, {self.full}, {self.most}")
+        return self
 
 
 def correct(trajectory: Trajectory) -> float:
@@ -38,20 +52,18 @@ def answer_format(trajectory: Trajectory) -> float:
 
 def think_format(trajectory: Trajectory) -> float:
     """0.5 if every assistant turn has exactly one non-empty think block before its tool call or answer, else 0."""
-    turns = _assistant_texts(trajectory)
-    return 0.5 if turns and all(_well_formed(turn) for turn in turns) else 0.0
+    turns = _assistant_turns(trajectory)
+    return 0.5 if turns and all(map(_thinks_first, turns)) else 0.0
 
 
-def short_think(trajectory: Trajectory, count_tokens: TokenCounter, length: ThinkLength = ThinkLength()) -> float:
+def short_think(trajectory: Trajectory, count_tokens: TokenCounter, length: ThinkLength) -> float:
     """Half the mean over assistant turns of :func:`think_length_score`; range 0 to 0.5.
 
     Any turn without exactly one ``<think>...</think>`` pair makes the whole rollout score 0.
     """
-    thoughts = [_THINK.findall(turn) for turn in _assistant_texts(trajectory)]
-    if not thoughts or any(len(found) != 1 for found in thoughts):
-        return 0.0
-    scores = [think_length_score(count_tokens(found[0]), length) for found in thoughts]
-    return 0.5 * sum(scores) / len(scores)
+    thoughts = [_only_thought(turn) for turn in _assistant_turns(trajectory)]
+    scores = [think_length_score(count_tokens(thought[1].strip()), length) for thought in thoughts if thought]
+    return 0.5 * sum(scores) / len(scores) if scores and all(thoughts) else 0.0
 
 
 def think_length_score(tokens: int, length: ThinkLength) -> float:
@@ -63,20 +75,35 @@ def think_length_score(tokens: int, length: ThinkLength) -> float:
     return (1 + math.cos(math.pi * (tokens - length.full) / (length.most - length.full))) / 2
 
 
-def _assistant_texts(trajectory: Trajectory) -> list[str]:
-    return [_text(message) for message in trajectory.messages if message.role == "assistant"]
+def _assistant_turns(trajectory: Trajectory) -> list[str]:
+    return [_written(message) for message in trajectory.messages if message.role == "assistant"]
 
 
-def _text(message: Message) -> str:
-    """The turn as the model wrote it; a thought that the endpoint returned apart is put back in its tags."""
-    return message.content if message.reasoning is None else f"<think>{message.reasoning}</think>{message.content}"
+def _written(message: Message) -> str:
+    """The turn with a thought that the server returned apart, and did not repeat in the text, put back in its tags."""
+    if message.reasoning is None:
+        return message.content
+    text = split_thought(message).text if message.reasoning.strip() else message.content
+    return f"{OPEN_THINK}{message.reasoning}{CLOSE_THINK}{text}"
 
 
-def _well_formed(turn: str) -> bool:
-    found = _THINK.findall(turn)
-    tags = turn.count("<think>"), turn.count("</think>")
-    before = turn.partition("<think>")[0]
-    return tags == (1, 1) and len(found) == 1 and bool(found[0].strip()) and "<answer>" not in before
+def _only_thought(turn: str) -> re.Match[str] | None:
+    """The think block of a turn that has one opening tag, one closing tag after it, and no other."""
+    return _THINK.search(turn) if turn.count(OPEN_THINK) == turn.count(CLOSE_THINK) == 1 else None
+
+
+def _thinks_first(turn: str) -> bool:
+    """Whether the only thought is filled and stands before the turn's action.
+
+    Calls that the server parsed come after the text; in the text, tags of an action before the block are wrong, and
+    so is the answer, which is the last one (:func:`~deepsearch_rl.answers.extract_answer`), inside it.
+    """
+    thought = _only_thought(turn)
+    if thought is None or not thought[1].strip():
+        return False
+    acted_before = any(tag in turn[: thought.start()] for tag in _ACTIONS)
+    answered_inside = thought.start() < turn.rfind("<answer>") < thought.end()
+    return not acted_before and not answered_inside
 
 
 PARTS = frozenset({"correct", "answer_format", "think_format", "short_think"})
@@ -90,6 +117,7 @@ class Reward:
     Args:
         names: parts, each of :data:`PARTS`.
         count_tokens: counts a thought's tokens with the policy's tokenizer; only ``short_think`` uses it.
+        think_length: how long ``short_think`` wants a thought to be.
 
     Raises:
         UnknownNameError: a name is not a reward.
@@ -97,6 +125,7 @@ class Reward:
 
     names: Sequence[str]
     count_tokens: TokenCounter
+    think_length: ThinkLength
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -109,6 +138,6 @@ class Reward:
             "correct": correct,
             "answer_format": answer_format,
             "think_format": think_format,
-            "short_think": lambda rollout: short_think(rollout, self.count_tokens),
+            "short_think": lambda rollout: short_think(rollout, self.count_tokens, self.think_length),
         }
         return {name: 0.0 if trajectory.failed else scorers[name](trajectory) for name in self.names}

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from deepsearch_rl.errors import UnknownNameError
 from deepsearch_rl.records import Record
-from deepsearch_rl.training.rewards import PARTS
+from deepsearch_rl.training.rewards import PARTS, ThinkLength
 
 
 class LossConfig(Record):
@@ -63,6 +63,7 @@ class RlConfig(Record):
     learning_rate: float = Field(gt=0)
     minibatches: int = Field(ge=1, description="optimizer steps per training step")
     rewards: tuple[str, ...] = Field(min_length=1, description="parts whose sum is the reward")
+    think_length: ThinkLength = Field(description="tokens of a thought that short_think rewards")
     shuffle_rewards: bool = Field(description="control experiment: shuffle rewards inside every group")
     gate_f1: float = Field(ge=0, le=1, description="sampled training F1 below which a start is reported as too weak")
     max_sequence_tokens: int = Field(

@@ -1,7 +1,8 @@
 """Supervised fine-tuning with ms-swift: a LoRA on the teacher's successful trajectories.
 
 :func:`swift_sft_command` says what is trained, as the exact ``swift sft`` call; :func:`train_adapter` runs it. The loss
-is on assistant tokens alone (tool calls and answers), which ms-swift derives from the roles of the rows.
+is on assistant tokens alone (reasoning, tool calls and answers), which ms-swift derives from the roles of the rows;
+``loss_scale`` restricts it to the last turn where each turn is a row of its own.
 
 On a CPU, rows go through one at a time with gradients accumulated over a batch: without padding, attention needs no
 mask and skips its upper half, which makes a token cost 90 us instead of 125 us (three layers of 128, one thread), for
@@ -49,6 +50,10 @@ class SftConfig(Record):
     model_type: NonEmpty = Field(description="ms-swift's name of the architecture, e.g. qwen3")
     template: NonEmpty = Field(description="ms-swift's name of the chat template, e.g. qwen3_nothinking")
     agent_template: NonEmpty = Field(description="ms-swift's name of the tool call format, e.g. hermes")
+    loss_scale: NonEmpty = Field(
+        description="ms-swift's name of the tokens with loss: default (of every turn) or last_round (of the last), "
+        "with +ignore_think_prefix where the model's prompt ends in <think>"
+    )
     lora_rank: int = Field(ge=1)
     lora_alpha: int = Field(ge=1, description="the adapter is scaled by alpha / rank")
     lora_dropout: float = Field(ge=0, lt=1)
@@ -99,6 +104,8 @@ def swift_sft_command(config: SftConfig, task: SftTask, resume_from: Path | None
         "model_type": config.model_type,
         "template": config.template,
         "agent_template": config.agent_template,
+        "loss_scale": config.loss_scale,
+        "preserve_thinking": True,  # a row holds what is to be seen of earlier turns
         "dataset": task.rows,
         "output_dir": task.scratch,
         "add_version": False,

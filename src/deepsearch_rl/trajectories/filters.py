@@ -7,6 +7,7 @@ that several would drop counts for the first.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from deepsearch_rl.agent.chat_messages import split_thought
 from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, f1, normalise
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.records import Question, Trajectory
@@ -47,6 +48,12 @@ def evidence_found(trajectory: Trajectory, question: Question) -> bool:
     return all(shown_facts(trajectory, [evidence.fact for evidence in question.metadata.evidence_list or ()]))
 
 
+def reasoned(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001
+    """Every turn holds its reasoning, as the chat template of a thinking model wants it."""
+    turns = [message for message in trajectory.messages if message.role == "assistant"]
+    return all(split_thought(turn).reasoning is not None for turn in turns)
+
+
 def shown_facts(trajectory: Trajectory, facts: Iterable[str]) -> list[bool]:
     """For each fact whether it stood, white space apart, in a passage that the model was shown."""
     shown = "".join(without_space(message.content) for message in trajectory.messages if message.role == "tool")
@@ -54,7 +61,8 @@ def shown_facts(trajectory: Trajectory, facts: Iterable[str]) -> list[bool]:
 
 
 PREDICATES: Mapping[str, Predicate] = {
-    predicate.__name__: predicate for predicate in (answered, success, searched, no_repeated_query, evidence_found)
+    predicate.__name__: predicate
+    for predicate in (answered, success, searched, no_repeated_query, evidence_found, reasoned)
 }
 
 

@@ -1,0 +1,242 @@
+"""Rows of models that think, proved against templates that treat reasoning as Qwen3's do.
+
+``thinking``: the prompt opens the thought, as in the Thinking-2507 models; ``hybrid``: the model opens it, as in the
+first Qwen3 models. Both keep the reasoning of turns after the last user message, take it from ``reasoning_content`` or
+else from a block in the text, and write a block, if only an empty one, into the last turn. ``keeping``, as in Qwen3.6:
+like ``thinking``, with a block in every turn.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from transformers import Qwen3Config
+
+from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.agent.protocols.function_calling import FunctionCalling
+from deepsearch_rl.errors import CheckFailedError, ConfigError
+from deepsearch_rl.records import Message, StopReason, ToolCall, Trajectory
+from deepsearch_rl.training.pretrain.prepare import world_tokenizer
+from deepsearch_rl.trajectories.convert import row_targets, swift_row
+from deepsearch_rl.trajectories.proof import IGNORED, TokenProof
+
+ASSISTANT_TURN = "{{- '<|im_start|>' + turn.role + '\\n' + content }}"
+THINKING_TURN = """
+{%- set ns.reasoning = '' %}
+{%- if turn.role == 'assistant' %}
+    {%- if turn.reasoning_content is string %}
+        {%- set ns.reasoning = turn.reasoning_content %}
+    {%- elif '</think>' in content %}
+        {%- set ns.reasoning = content.split('</think>')[0].split('<think>')[-1] %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+{%- endif %}
+{{- '<|im_start|>' + turn.role + '\\n' }}
+{%- if turn.role == 'assistant' and loop.index0 > ns.last_question and (loop.last or ns.reasoning) %}
+    {{- '<think>\\n' + ns.reasoning.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
+{%- else %}
+    {{- content }}
+{%- endif %}
+"""
+LAST_QUESTION = """
+{%- set ns = namespace(last_question=-1, reasoning='') %}
+{%- for turn in turns %}{% if turn.role == 'user' %}{% set ns.last_question = loop.index0 %}{% endif %}{% endfor %}
+{%- for turn in turns %}
+    {%- set content ="""
+FIRST_LINES = "\n{%- for turn in turns %}\n    {%- set content ="
+SHOWN = " and loop.index0 > ns.last_question and (loop.last or ns.reasoning)"
+PROMPT = "{{- '<|im_start|>assistant\\n' }}"
+
+
+def thinking_template(plain: str, kind: str) -> str:
+    """The tiny profile's ChatML template with Qwen3's treatment of reasoning."""
+    turn = THINKING_TURN.replace(SHOWN, "") if kind == "keeping" else THINKING_TURN
+    prompt = PROMPT if kind == "hybrid" else PROMPT.replace("\\n'", "\\n<think>\\n'")
+    for old, new in ((ASSISTANT_TURN, turn), (FIRST_LINES, LAST_QUESTION), (PROMPT, prompt)):
+        assert old in plain
+        plain = plain.replace(old, new)
+    return plain
+
+
+FolderOf = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
+    """Model folders by how their chat templates treat reasoning."""
+    made: dict[str, Path] = {}
+    for kind in ("plain", "hybrid", "thinking", "keeping"):
+        tokenizer = world_tokenizer(load_prompt("tiny"), 400, 2048)
+        tokenizer.add_tokens(["<think>", "</think>"])
+        if kind != "plain":
+            tokenizer.chat_template = thinking_template(str(tokenizer.chat_template), kind)
+        made[kind] = tmp_path_factory.mktemp(kind)
+        tokenizer.save_pretrained(made[kind])
+        Qwen3Config(vocab_size=len(tokenizer), architectures=["Qwen3ForCausalLM"]).save_pretrained(made[kind])
+    return made.__getitem__
+
+
+Turn = tuple[str | None, str, Sequence[str]]
+"""Reasoning, text and queries."""
+
+
+def rollout(*turns: Turn) -> Trajectory:
+    messages = [Message(role="system", content="Search."), Message(role="user", content="Who is mayor?")]
+    for number, (reasoning, text, queries) in enumerate(turns):
+        calls = [
+            ToolCall(id=f"{number}.{n}", name="retrieve", arguments=json.dumps({"query": query}))
+            for n, query in enumerate(queries)
+        ]
+        messages.append(Message(role="assistant", content=text, reasoning=reasoning, tool_calls=tuple(calls)))
+        messages += [Message(role="tool", content=f"[1] T\nof {call.id}", tool_call_id=call.id) for call in calls]
+    return Trajectory(
+        id="q#0",
+        question_id="q",
+        sample=0,
+        question="Who is mayor?",
+        golden_answers=("Kaspar Granger",),
+        model="m",
+        prompt="tiny",
+        temperature=0,
+        messages=tuple(messages),
+        stop_reason=StopReason.ANSWERED,
+    )
+
+
+ANSWER = "<answer> Kaspar Granger</answer>"
+SEVERAL = rollout(
+    ("Which town?\n\nNorthgate.", "", ["mayor of Northgate"]),
+    ("Two at once. ", "I look for both.", ["spouse of Kaspar", "town of Zoe"]),
+    (" Now I know.", ANSWER, ()),
+)
+AS_PARSERS_LEAVE_IT = rollout(("\nWhich town?\n", "\n\n", ["mayor"]), ("\nI know.\n", f"\n\n{ANSWER}", ()))
+IN_THE_TEXT = rollout(
+    (None, "<think>\nWhich town?\n</think>\n\n", ["mayor"]), (None, f"<think>\nI know.\n</think>\n\n{ANSWER}", ())
+)
+WITHOUT_OPENING_TAG = rollout((None, "Which town?\n</think>\n\n", ["mayor"]), (None, f"I know.</think>{ANSWER}", ()))
+TWICE = rollout(
+    ("Which town?", "<think>Which town?</think>", ["mayor"]), ("I know.", f"<think>I know.</think>{ANSWER}", ())
+)
+ONE_TURN = rollout(("I know.", ANSWER, ()))
+REASONED = [SEVERAL, AS_PARSERS_LEAVE_IT, IN_THE_TEXT, WITHOUT_OPENING_TAG, TWICE, ONE_TURN]
+SAME = [AS_PARSERS_LEAVE_IT, IN_THE_TEXT, WITHOUT_OPENING_TAG, TWICE]
+"""One conversation, as four kinds of servers return it."""
+
+PAIRS = [
+    ("thinking", "qwen3_thinking", "+ignore_think_prefix"),
+    ("hybrid", "qwen3", ""),
+    ("hybrid", "qwen3_thinking", ""),
+]
+"""Chat template of the model, ms-swift's template, and the loss scale after its base."""
+
+
+def proof(folder: Path, template: str, flatten: bool, masked: str = "") -> TokenProof:
+    return TokenProof(folder, template, "hermes", ("last_round" if flatten else "default") + masked)
+
+
+def prove(proof: TokenProof, trajectory: Trajectory, flatten: bool) -> int:
+    targets = row_targets(trajectory, flatten)
+    for target in targets:
+        proof.check(trajectory, swift_row(trajectory, target), target)
+    return len(targets)
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+@pytest.mark.parametrize(("kind", "template", "masked"), PAIRS)
+def test_rows_with_reasoning_are_what_a_thinking_model_is_served(
+    folder_of: FolderOf, kind: str, template: str, masked: str, flatten: bool
+) -> None:
+    checked = proof(folder_of(kind), template, flatten, masked)
+    rows = [prove(checked, trajectory, flatten) for trajectory in REASONED]
+    assert rows == ([3, 2, 2, 2, 2, 1] if flatten else [1] * 6)
+
+
+def trained_texts(checked: TokenProof, trajectory: Trajectory, flatten: bool) -> list[list[str]]:
+    """For every row the runs of text that carry loss."""
+    decode = checked._chat_format.tokenizer.decode
+    rows = [swift_row(trajectory, target).model_dump() for target in row_targets(trajectory, flatten)]
+    return [
+        [str(decode(list(run))) for trained, run in groupby(labels, key=lambda label: label != IGNORED) if trained]
+        for labels in (checked._training.encode(row)["labels"] for row in rows)
+    ]
+
+
+CALL = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "mayor"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("trajectory", SAME)
+@pytest.mark.parametrize(("kind", "opening"), [("thinking", ""), ("hybrid", "<think>\n")])
+def test_a_model_is_trained_to_write_what_it_would_have_generated(
+    folder_of: FolderOf, kind: str, opening: str, trajectory: Trajectory
+) -> None:
+    first = f"{opening}Which town?\n</think>\n\n{CALL}<|im_end|>\n"
+    second = f"{opening}I know.\n</think>\n\n{ANSWER}<|im_end|>\n"
+    masked = "" if opening else "+ignore_think_prefix"
+    flat, whole = (proof(folder_of(kind), "qwen3_thinking", flatten, masked) for flatten in (True, False))
+    assert trained_texts(flat, trajectory, True) == [[first], [second]]
+    assert trained_texts(whole, trajectory, False) == [[first, second]]
+
+
+@pytest.mark.parametrize("history_reasoning", [False, True])
+def test_the_proved_prompt_is_that_of_the_agents_own_request(folder_of: FolderOf, history_reasoning: bool) -> None:
+    checked = proof(folder_of("thinking"), "qwen3_thinking", not history_reasoning, "+ignore_think_prefix")
+    protocol = FunctionCalling("Search.", history_reasoning=history_reasoning)
+    for turn in row_targets(SEVERAL, flatten=True):
+        request = protocol.request(SEVERAL.messages[:turn])
+        prompt = checked._chat_format.prompt_ids(request["messages"], request["tools"])
+        row = swift_row(SEVERAL, None if history_reasoning else turn)
+        encoded = checked._training.encode(row.model_dump())
+        assert encoded["input_ids"][: len(prompt)] == prompt
+        assert encoded["labels"][len(prompt) - 1] == IGNORED
+        assert encoded["labels"][len(prompt)] == encoded["input_ids"][len(prompt)]
+
+
+PLAIN = rollout((None, "", ["mayor"]), (None, ANSWER, ()))
+FORGOT = rollout(("Which town?", "", ["mayor"]), (None, "", ["town"]), ("I know.", ANSWER, ()))
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_rows_without_reasoning_are_what_a_model_that_does_not_think_is_served(
+    folder_of: FolderOf, flatten: bool
+) -> None:
+    assert prove(proof(folder_of("plain"), "qwen3_nothinking", flatten), PLAIN, flatten) == (2 if flatten else 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "scale", "trajectory", "flatten", "differs"),
+    [
+        ("plain", "qwen3_nothinking", "default", SEVERAL, False, "training tokens"),  # reasoning is not rendered
+        ("plain", "qwen3_nothinking", "last_round", SEVERAL, True, "training tokens"),
+        ("thinking", "qwen3_thinking", "default", SEVERAL, False, "trained tokens"),  # <think> is the prompt's
+        ("hybrid", "qwen3", "default+ignore_think_prefix", SEVERAL, False, "trained tokens"),  # <think> is the model's
+        ("hybrid", "qwen3_thinking", "default", SEVERAL, True, "trained tokens"),  # history would be trained
+        ("hybrid", "qwen3", "last_round", SEVERAL, False, "trained tokens"),  # earlier turns would not
+        ("hybrid", "qwen3", "default", PLAIN, False, "training tokens"),  # ms-swift adds empty thoughts to all turns
+        ("hybrid", "qwen3_nothinking", "default", PLAIN, False, "training tokens"),  # the model's to the last
+        ("thinking", "qwen3_thinking", "default+ignore_think_prefix", FORGOT, False, "tokens before a turn"),
+        ("thinking", "qwen3_thinking", "last_round+ignore_think_prefix", FORGOT, True, "training tokens"),
+        ("keeping", "qwen3_thinking", "last_round+ignore_think_prefix", SEVERAL, True, "training tokens"),
+    ],
+)
+def test_rows_that_are_not_what_is_served_are_refused(
+    folder_of: FolderOf, kind: str, template: str, scale: str, trajectory: Trajectory, flatten: bool, differs: str
+) -> None:
+    with pytest.raises(CheckFailedError, match=f"{differs} differ"):
+        prove(TokenProof(folder_of(kind), template, "hermes", scale), trajectory, flatten)
+
+
+def test_a_template_that_keeps_all_reasoning_is_served_rows_of_whole_trajectories(folder_of: FolderOf) -> None:
+    assert prove(proof(folder_of("keeping"), "qwen3_thinking", False, "+ignore_think_prefix"), SEVERAL, False) == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "agent_template", "scale"),
+    [("qwen_3", "hermes", "default"), ("qwen3", "hermez", "default"), ("qwen3", "hermes", "last_turn")],
+)
+def test_names_that_ms_swift_does_not_know_are_refused(
+    folder_of: FolderOf, template: str, agent_template: str, scale: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"filter\.template"):
+        TokenProof(folder_of("hybrid"), template, agent_template, scale)
