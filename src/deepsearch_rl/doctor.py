@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import Record
 from deepsearch_rl.summary import dvc_file, profile_names
 
@@ -133,18 +135,29 @@ def _lacks_of_profile(
     root: Path, profile: str, machine: Machine, packages: tuple[tuple[str, str, str], ...]
 ) -> list[Lack]:
     path = (root / dvc_file(profile)).with_name("params.yaml")
-    params = yaml.safe_load(path.read_text(encoding="utf-8"))
-    needs = Requirements.model_validate(params["requires"])
+    needs, interpreters = _read_needs(path)
     lacks = [
         Lack(f"{name} {installed or 'is not installed'} (locked: {version})", "make environment")
         for name, installed, version in packages
         if installed.partition("+")[0] != version
     ]
-    for interpreter in dict.fromkeys(params["python"].values()):
+    for interpreter in interpreters:
         if not (root / interpreter).exists():
             own = Path(interpreter).parts[0] == ".venv"
             lacks.append(Lack(f"interpreter {interpreter}", "make environment" if own else "make gpu-environments"))
     return lacks + lacks_of_machine(needs, machine)
+
+
+def _read_needs(path: Path) -> tuple[Requirements, list[str]]:
+    """What a profile needs, and the interpreters of its stages, each once."""
+    try:
+        params = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Requirements.model_validate(params["requires"]), list(dict.fromkeys(params["python"].values()))
+    except ValidationError as error:
+        field, problem = first_problem(error)
+        raise ConfigError(f"{path}, requires.{field}: {problem}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} has no sections `requires` and `python` that can be read ({error}).") from error
 
 
 def lacks_of_machine(needs: Requirements, machine: Machine) -> list[Lack]:

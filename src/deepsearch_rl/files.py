@@ -20,8 +20,10 @@ from typing import IO, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError
+from deepsearch_rl.records import Chunk, Document, Question, Trajectory
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+IdentifiedT = TypeVar("IdentifiedT", Document, Chunk, Question, Trajectory)
 _LOG = logging.getLogger(__name__)
 
 
@@ -61,6 +63,21 @@ def numbered_records(path: Path, model: type[ModelT]) -> Iterator[tuple[int, Mod
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield number, parse_record(model, line, path, number)
+
+
+def read_distinct(path: Path, model: type[IdentifiedT]) -> Iterator[IdentifiedT]:
+    """The records of :func:`read_jsonl`, each id once.
+
+    Raises:
+        ArtifactError: the file does not exist.
+        RecordError: a line does not fit ``model``, or has the id of an earlier one.
+    """
+    lines: dict[str, int] = {}
+    for number, record in numbered_records(path, model):
+        first = lines.setdefault(record.id, number)
+        if first != number:
+            raise RecordError(path, number, "id", f"{record.id!r} is the id of line {first}, too; remove one of them")
+        yield record
 
 
 def missing(path: Path) -> str:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from deepsearch_rl.errors import ArtifactError, DeepsearchError
 from deepsearch_rl.evaluation.tables import F1Table, markdown
-from deepsearch_rl.files import atomic_file, read_json
+from deepsearch_rl.files import atomic_file, first_problem, read_json
 
 BEGIN = "<!-- f1_table -->"
 END = "<!-- /f1_table -->"
@@ -43,8 +43,9 @@ def read_table(path: Path) -> F1Table:
     try:
         return F1Table.model_validate(read_json(path))
     except ValidationError as error:
+        field, problem = first_problem(error)
         raise ArtifactError(
-            f"{path} is not an F1 table: {error.errors()[0]['msg']}; `make repro` writes it."
+            f"{path} is not an F1 table, field {field!r}: {problem}; `make repro` writes it."
         ) from error
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import read_json, write_json
+from deepsearch_rl.files import first_problem, read_json, write_json
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
 from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig
@@ -85,4 +85,5 @@ def read_manifest(folder: Path) -> IndexManifest:
     try:
         return IndexManifest.model_validate(values)
     except ValidationError as error:
-        raise ArtifactError(f"{path} is not an index manifest: {error.errors()[0]['msg']}.") from error
+        field, problem = first_problem(error)
+        raise ArtifactError(f"{path} is not an index manifest, field {field!r}: {problem}.") from error

@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 from pydantic import JsonValue
 
 from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.files import only_writer, read_jsonl, sha256_json, write_jsonl
+from deepsearch_rl.files import only_writer, read_distinct, read_jsonl, sha256_json, write_jsonl
 from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.trajectories.rollout_log import SERVER_FAILURES, RolloutLog
@@ -102,9 +102,9 @@ def read_trajectories(path: Path) -> list[Trajectory]:
 
     Raises:
         ArtifactError: the file does not exist.
-        RecordError: a line is not a trajectory.
+        RecordError: a line is not a trajectory, or repeats an id.
     """
-    return list(read_jsonl(path, Trajectory))
+    return list(read_distinct(path, Trajectory))
 
 
 class _Collection:
@@ -116,13 +116,16 @@ class _Collection:
 
     async def run(self, make_agent: Callable[[], AbstractAsyncContextManager[Agent]], concurrency: int) -> None:
         todo = self._rollouts.missing()
+        failed: ExceptionGroup | None = None
         async with make_agent() as agent:
             try:
                 async with asyncio.TaskGroup() as workers:
                     for _ in range(min(concurrency, len(self._rollouts))):
                         workers.create_task(self._work(agent.answer, todo))
-            except ExceptionGroup as group:  # one error is enough for a reader
-                raise group.exceptions[0] from group
+            except ExceptionGroup as group:
+                failed = group  # raised once the agent is closed: its session would end it as a cancellation
+        if failed:  # one error is enough for a reader
+            raise failed.exceptions[0] from failed
 
     async def _work(self, answer: Answer, todo: Iterator[tuple[Question, int]]) -> None:
         for question, sample in todo:

@@ -13,7 +13,7 @@ import pandera.pandas as pa
 
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.errors import CheckFailedError, UnknownNameError
-from deepsearch_rl.files import atomic_file, read_jsonl, write_jsonl
+from deepsearch_rl.files import atomic_file, read_distinct, write_jsonl
 from deepsearch_rl.frames import check_frame
 from deepsearch_rl.records import Question, Record, Trajectory
 from deepsearch_rl.trajectories.convert import swift_row
@@ -98,9 +98,9 @@ def export_rows(source_path: Path, out: Path, to: str, source: Source) -> int:
 
 def _convert(path: Path, to: str, source: Source) -> Iterator[Record]:
     if to in CONVERSATIONS:
-        answered = (one for one in read_jsonl(path, Trajectory) if not one.failed)
+        answered = (one for one in read_distinct(path, Trajectory) if not one.failed)
         return map(CONVERSATIONS[to], answered)
-    questions = read_jsonl(path, Question)
+    questions = read_distinct(path, Question)
     if to == "rlinf":
         return map(rlinf_row, questions)
     instruction, row = load_prompt(source.prompt), {"search-r1": search_r1_row, "verl": verl_row}[to]

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, ZERO, normalise, score
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.files import read_distinct
 from deepsearch_rl.records import Question, Record, Trajectory
 from deepsearch_rl.retrieval.gold import Gold, gold_of
 from deepsearch_rl.trajectories.filters import shown_facts
@@ -70,10 +70,10 @@ def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
 
     Raises:
         ArtifactError: a file is missing, or there are no trajectories.
-        RecordError: a line does not fit; names file, line and field.
+        RecordError: a line does not fit, or repeats an id; names file, line and field.
     """
-    tally = Tally(gold_by_question(read_jsonl(questions, Question)) if questions else {})
-    for trajectory in read_jsonl(path, Trajectory):
+    tally = Tally(gold_by_question(read_distinct(questions, Question)) if questions else {})
+    for trajectory in read_distinct(path, Trajectory):
         tally.add(trajectory)
     if not tally.outcomes:
         raise ArtifactError(f"{path} holds no trajectories.")
