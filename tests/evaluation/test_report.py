@@ -153,6 +153,7 @@ def test_differences_carry_their_sign() -> None:
 
 
 def test_a_report_of_an_earlier_stage_that_does_not_fit_names_file_and_field(results: Sources, tmp_path: Path) -> None:
+    assert results.filter is not None
     write_json(results.filter, {**read_json(results.filter), "rows": 0})
     with pytest.raises(ArtifactError, match=r"filter\.json, field 'rows'"):
         write_report("tiny", results, ReportConfig(comparisons=(), draws=100, rollouts=0), 0, tmp_path / "out")
