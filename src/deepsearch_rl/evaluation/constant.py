@@ -94,8 +94,8 @@ class ConstantAnswers:
         for length in np.unique(self._lengths_T[numbers_G]):
             share_F = np.bincount(feature_U, 2 * count_U / (length + length_U), minlength=self._features)
             same_C = np.flatnonzero(self._lengths_T == length)
-            features_CL = self._features_TF.indices[starts_T[same_C][:, None] + np.arange(length)]
-            bound_T[same_C] = share_F[features_CL].sum(axis=1)
+            theirs = self._features_TF.indices[starts_T[same_C][:, None] + np.arange(length)]  # C x length
+            bound_T[same_C] = share_F[theirs].sum(axis=1)
         return bound_T / (question_G[-1] + 1)
 
     def _shortest(self, numbers_G: Ints, question_G: Ints) -> tuple[Ints, Ints, Ints]:
