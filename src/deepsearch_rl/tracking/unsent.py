@@ -38,11 +38,15 @@ def deliver(parcel: Path, waiting: Path, uri: str, timeout_s: float) -> list[Del
     """Send a parcel, and after it whatever waits; what has arrived waits no longer.
 
     Raises:
-        ArtifactError, RecordError: a parcel is missing or malformed.
+        ArtifactError, RecordError: a parcel is malformed, or there is none.
         EndpointError: the store does not answer, refuses or breaks off.
     """
-    sent = [_deliver(parcel, waiting, uri, timeout_s)]
-    return sent + [_deliver(folder, waiting, uri, timeout_s) for folder in sorted(waiting.glob("[!.]*"))]
+    first = [_deliver(parcel, waiting, uri, timeout_s)] if parcel.exists() or not _unsent(waiting) else []
+    return first + [_deliver(folder, waiting, uri, timeout_s) for folder in _unsent(waiting)]
+
+
+def _unsent(waiting: Path) -> list[Path]:
+    return sorted(waiting.glob("[!.]*"))  # what begins with a dot is being copied
 
 
 def _deliver(parcel: Path, waiting: Path, uri: str, timeout_s: float) -> Delivered:

@@ -1,0 +1,112 @@
+"""The stage `track` and the command `deepsearch track`, in a project with a finished report."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import yaml
+from mlflow.tracking import MlflowClient
+from typer.testing import CliRunner
+
+from deepsearch_rl.cli import app
+from deepsearch_rl.files import read_record
+from deepsearch_rl.tracking.packing import TrackedReport
+from deepsearch_rl.tracking.parcel import read_parcel
+from deepsearch_rl.tracking.store import local_store
+from stages import track
+from stages.entry import Params, load_params
+from tests.tracking.conftest import CONFIG, make_results
+
+NOBODY = "http://user:hidden@127.0.0.1:9"
+
+
+def lock_entry(model: str) -> dict[str, object]:
+    weights = {"path": f"models/tiny/{model}", "md5": f"{model}.dir"}
+    return {"deps": [{"path": "data/tiny/questions", "md5": "1.dir"}, weights], "params": {"params.yaml": {"seed": 0}}}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
+    """A project whose tiny profile has been evaluated and reported, as its working directory."""
+    made = make_results(tmp_path / "results")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "reports").mkdir()
+    made.reports.rename(tmp_path / "reports" / "tiny")
+    (tmp_path / "results").rename(tmp_path / "data" / "tiny")
+    trained = {"models": "data/tiny", "filter": "f", "ifeval": "i"}
+    params = {"profile": "tiny", "seed": 0, "track": CONFIG.model_dump(), "trained": trained}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    out = {"path": "data/tiny/questions", "md5": "2" * 32 + ".dir"}
+    stages = {"download": {"outs": [out]}, **{f"evaluate@{name}": lock_entry(name) for name in ("base", "sft")}}
+    (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
+    monkeypatch.chdir(tmp_path)
+    return load_params(Path("params.yaml"))
+
+
+def deepsearch(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["track", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_a_server_that_is_away_fails_no_stage_and_the_report_waits(
+    project: Params, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
+    with caplog.at_level(logging.WARNING):
+        track.main(project)
+    tracked = read_record(Path("reports/tiny/track.json"), TrackedReport)
+    assert read_parcel(Path("work/tiny/unsent", tracked.digest)).digest == tracked.digest
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "stages.track"]
+    assert "NOT SENT to MLflow: no MLflow server answers at http://127.0.0.1:9" in warning
+    assert "`deepsearch track tiny`" in warning
+    assert "hidden" not in caplog.text
+
+
+def test_runs_name_the_stages_and_weights_that_they_come_from(project: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
+    track.main(project)
+    parcel = read_parcel(Path("data/tiny/track"))
+    assert parcel.tags["dvc.stage"] == "report"
+    assert parcel.models["sft"].tags == {
+        "dvc.stage": "evaluate@sft",
+        "dvc.weights": "models/tiny/sft",
+        "dvc.weights.md5": "sft.dir",
+    }
+    assert parcel.models["rl"].tags == {}  # not in dvc.lock
+    assert parcel.datasets["questions"].digest == "2" * 32 + ".dir"
+    assert [figure.name for figure in parcel.curve("sft")] == ["train/loss"] * 2
+
+
+@pytest.mark.slow
+def test_the_command_sends_what_waits_once_and_to_any_store(project: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
+    track.main(project)
+    name = read_parcel(Path("data/tiny/track")).name
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert deepsearch() == f"{name}: sent to {Path('mlruns/mlflow.db').resolve()}\n"
+    assert list(Path("work/tiny/unsent").iterdir()) == []
+    assert deepsearch("tiny").startswith(f"{name}: already at ")
+    other = local_store(Path("other"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
+    assert deepsearch().startswith(f"{name}: sent to ")
+    assert MlflowClient(tracking_uri=other).get_experiment_by_name(CONFIG.experiment) is not None
+
+
+@pytest.mark.slow
+def test_a_report_whose_parcel_was_replaced_is_sent_from_where_it_waits(
+    project: Params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
+    track.main(project)
+    Path("data/tiny/track").rename("elsewhere")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert deepsearch().count(": sent to ") == 1
+
+
+def test_a_profile_that_does_not_exist_and_one_without_a_report_are_named(project: Params) -> None:
+    assert project.profile == "tiny"
+    unknown = CliRunner().invoke(app, ["track", "tinny"])
+    assert "unknown profile 'tinny'" in str(unknown.exception)
+    missing = CliRunner().invoke(app, ["track"])
+    assert str(Path("data/tiny/track/parcel.json")) in str(missing.exception)
