@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, RecordError
 from deepsearch_rl.files import only_writer, read_jsonl
 from deepsearch_rl.records import Question, StopReason, Trajectory
 from deepsearch_rl.trajectories.collect import TrajectoryFile, collect, log_path
+from stages.entry import Params
 from tests.trajectories.scripted import ScriptedAgent, make_questions, make_trajectory
 
 QUESTIONS = make_questions(20)
@@ -103,6 +107,17 @@ def test_a_server_that_is_gone_stops_the_run_with_its_error(log: Path):
     with pytest.raises(EndpointError, match="connection refused"):
         run(ends(gone), log.with_name("few.jsonl"), QUESTIONS[:2])
     assert not (log.parent.parent / "out.jsonl").exists()
+
+
+def test_a_model_server_that_refuses_is_told_through_a_real_agent(log: Path, smoke: Params, world_server: str):
+    config = smoke.section("agent", AgentConfig)
+    no_model = Endpoint(f"{world_server}/v1", "none")  # refused at once, without the waits of a lost connection
+
+    def make_agent() -> SearchAgent:
+        return SearchAgent(config, no_model, world_server, 0.7)
+
+    with pytest.raises(EndpointError, match=r"in a row ended in model_error \(NotFoundError"):
+        collect(QUESTIONS[:2], 1, make_agent, log, 2, "test", log.with_name("out.jsonl"))
 
 
 def test_a_full_disk_is_told_as_it_is(log: Path):

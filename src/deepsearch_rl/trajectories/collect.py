@@ -116,16 +116,15 @@ class _Collection:
 
     async def run(self, make_agent: Callable[[], AbstractAsyncContextManager[Agent]], concurrency: int) -> None:
         todo = self._rollouts.missing()
-        failed: ExceptionGroup | None = None
         async with make_agent() as agent:
-            try:
-                async with asyncio.TaskGroup() as workers:
-                    for _ in range(min(concurrency, len(self._rollouts))):
-                        workers.create_task(self._work(agent.answer, todo))
-            except ExceptionGroup as group:
-                failed = group  # raised once the agent is closed: its session would end it as a cancellation
-        if failed:  # one error is enough for a reader
-            raise failed.exceptions[0] from failed
+            count = min(concurrency, len(self._rollouts))
+            workers = [asyncio.create_task(self._work(agent.answer, todo)) for _ in range(count)]
+            try:  # no TaskGroup: Python 3.11's leaves this task marked as cancelled, which ends the agent's session
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
 
     async def _work(self, answer: Answer, todo: Iterator[tuple[Question, int]]) -> None:
         for question, sample in todo:
