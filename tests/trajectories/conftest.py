@@ -1,4 +1,4 @@
-"""The generated world, and a model folder with the real tokenizer of the tiny profile."""
+"""The generated world, scripted servers, and a model folder with the real tokenizer of the tiny profile."""
 
 from pathlib import Path
 
@@ -7,9 +7,10 @@ from transformers import Qwen3Config
 
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.training.pretrain.prepare import world_tokenizer
+from tests.agent.conftest import agent_config, chat_server, mcp_server, searches
 from tests.worlds import smoke, world, world_server
 
-__all__ = ["smoke", "world", "world_server"]
+__all__ = ["agent_config", "chat_server", "mcp_server", "searches", "smoke", "world", "world_server"]
 
 
 @pytest.fixture(scope="session")

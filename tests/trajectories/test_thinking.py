@@ -6,21 +6,25 @@ else from a block in the text, and write a block, if only an empty one, into the
 like ``thinking``, with a block in every turn.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import Qwen3Config
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.agent.protocols.function_calling import FunctionCalling
+from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import CheckFailedError, ConfigError
-from deepsearch_rl.records import Message, StopReason, ToolCall, Trajectory
+from deepsearch_rl.records import Message, Question, StopReason, ToolCall, Trajectory
 from deepsearch_rl.training.pretrain.prepare import world_tokenizer
 from deepsearch_rl.trajectories.convert import row_targets, swift_row
 from deepsearch_rl.trajectories.proof import IGNORED, TokenProof
+from tests.agent.conftest import ChatServer, Searches
 
 ASSISTANT_TURN = "{{- '<|im_start|>' + turn.role + '\\n' + content }}"
 THINKING_TURN = """
@@ -179,18 +183,46 @@ def test_a_model_is_trained_to_write_what_it_would_have_generated(
     assert trained_texts(whole, trajectory, False) == [[first, second]]
 
 
+def as_vllm_reads_it(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as vLLM hands it to the template: reasoning by its newer name alone, arguments as objects."""
+    read = {name: value for name, value in message.items() if name != "reasoning_content"}
+    read |= {"reasoning_content": read["reasoning"]} if "reasoning" in read else {}
+    for call in read.get("tool_calls", []):
+        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return read
+
+
+async def answered(agent: SearchAgent) -> Trajectory:
+    async with agent:
+        return await agent.answer(Question(id="q", question="Who is mayor?", golden_answers=("Kaspar Granger",)), 0)
+
+
 @pytest.mark.parametrize("history_reasoning", [False, True])
-def test_the_proved_prompt_is_that_of_the_agents_own_request(folder_of: FolderOf, history_reasoning: bool) -> None:
-    checked = proof(folder_of("thinking"), "qwen3_thinking", not history_reasoning, "+ignore_think_prefix")
-    protocol = FunctionCalling("Search.", history_reasoning=history_reasoning)
-    for turn in row_targets(SEVERAL, flatten=True):
-        request = protocol.request(SEVERAL.messages[:turn])
-        prompt = checked._chat_format.prompt_ids(request["messages"], request["tools"])
-        row = swift_row(SEVERAL, None if history_reasoning else turn)
-        encoded = checked._training.encode(row.model_dump())
-        assert encoded["input_ids"][: len(prompt)] == prompt
-        assert encoded["labels"][len(prompt) - 1] == IGNORED
-        assert encoded["labels"][len(prompt)] == encoded["input_ids"][len(prompt)]
+def test_prompts_in_rows_are_those_of_the_requests_that_reached_the_server(
+    folder_of: FolderOf,
+    chat_server: ChatServer,
+    searches: Searches,
+    agent_config: Callable[..., AgentConfig],
+    history_reasoning: bool,
+) -> None:
+    chat_server.thinks("\nWhich town?\n", "\n\n", "mayor of Zoë's town")
+    chat_server.thinks(None, "<think>\nTwo at once.\n</think>\n\nI look for both.", "spouse", "town")
+    chat_server.thinks(None, "Once more.\n</think>\n\n", "town")
+    chat_server.thinks("I know.", ANSWER)
+    config = agent_config(history_reasoning=history_reasoning, max_searches=4)
+    trajectory = asyncio.run(answered(SearchAgent(config, chat_server.endpoint, searches.url, 0.7)))
+    flatten = not history_reasoning
+    checked = proof(folder_of("thinking"), "qwen3_thinking", flatten, "+ignore_think_prefix")
+    assert prove(checked, trajectory, flatten) == (4 if flatten else 1)
+
+    turns = row_targets(trajectory, flatten=True)
+    for turn, request in zip(turns, chat_server.requests, strict=True):
+        row = swift_row(trajectory, turn if flatten else None).model_dump()
+        encoded = checked._training.encode(row)
+        for messages in (request["messages"], [as_vllm_reads_it(message) for message in request["messages"]]):
+            prompt = checked._chat_format.prompt_ids(messages, request["tools"])
+            assert encoded["input_ids"][: len(prompt)] == prompt
+            assert encoded["labels"][len(prompt) - 1] == IGNORED != encoded["labels"][len(prompt)]
 
 
 PLAIN = rollout((None, "", ["mayor"]), (None, ANSWER, ()))
