@@ -40,7 +40,7 @@ def main_row(table: F1Table, dataset: str) -> F1TableRow | None:
 
 def main_rows(table: F1Table, dataset: str) -> list[F1TableRow]:
     """The main figures of a set, models in training order."""
-    return in_model_order(table, [row for row in table.rows if row.dataset == dataset and row.main])
+    return in_model_order(table, [row for row in table.rows if row.dataset == dataset and not row.kind])
 
 
 def variant_rows(table: F1Table, dataset: str) -> list[F1TableRow]:

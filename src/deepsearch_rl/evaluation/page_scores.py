@@ -86,12 +86,18 @@ def _variants_table(found: F1Table, dataset: str, rows: Sequence[F1TableRow]) ->
     models = list(dict.fromkeys(row.model for row in in_model_order(found, rows)))
     scores = {(row.model, row.kind): row for row in found.rows if row.dataset == dataset}
     variants = {row.variant: row for row in reversed(rows)}
-    body = [Row(["own setting", "", *(_f1_cell(scores.get((model, ""))) for model in models)])]
-    body += [
-        Row([name, changed_text(variants[name], own), *(_f1_cell(scores.get((model, name))) for model in models)])
-        for name in sorted(variants)
+    named = {"own setting": "", **{name: changed_text(variants[name], own) for name in sorted(variants)}}
+    kinds = ["", *sorted(variants)]
+    body = [
+        Row(
+            [
+                join(name, *([small(changed)] if changed else []), between=""),
+                *(_f1_cell(scores.get((model, kind))) for model in models),
+            ]
+        )
+        for (name, changed), kind in zip(named.items(), kinds, strict=True)
     ]
-    return table(join("Variants on", named_run(own)), ["variant", "what it changes", *models], body)
+    return table(join("Variants on", named_run(own)), ["variant", *models], body)
 
 
 def _f1_cell(row: F1TableRow | None) -> Cell:

@@ -78,7 +78,7 @@ def _lines(rows: Sequence[F1TableRow]) -> list[tuple[str, str]]:
 
 
 def _f1_panel(panel: Axes, rows: Sequence[F1TableRow]) -> None:
-    first, lines = next((row for row in rows if row.main), rows[0]), _lines(rows)
+    first, lines = next((row for row in rows if not row.kind), rows[0]), _lines(rows)
     panel.set_title(f"{first.dataset}{' (generated)' if first.generated else ''}, {first.n} questions")
     panel.axvline(first.constant.f1, color=FAINT, linestyle=(0, (3, 3)), linewidth=1)
     for row in rows:

@@ -244,8 +244,9 @@ def _f1_grid(table: F1Table) -> list[list[str]]:
     for model in models_of(table):
         rows = [found.get((model, *key)) for key in columns]
         grid.append([model, *(interval_text(row.f1, row.f1_low, row.f1_high) if row else "" for row in rows)])
+    anyone = [next(found[model, *key] for model in models_of(table) if (model, *key) in found) for key in columns]
+    grid.append(["*constant answer*", *(score_text(row.constant.f1) for row in anyone)])
     last = [found.get((models_of(table)[-1], *key)) for key in columns]
-    grid.append(["*constant answer*", *(score_text(row.constant.f1) if row else "" for row in last)])
     titles: tuple[tuple[Control, str], ...] = (("no_search", "*no search*"), ("gold_passage", "*gold passages*"))
     for control, title in titles:
         scores = [row.controls.get(control) if row else None for row in last]
