@@ -13,9 +13,11 @@ from typing import Annotated
 import typer
 
 from deepsearch_rl import __version__, doctor, summary
+from deepsearch_rl.ask import ask_command
 from deepsearch_rl.corpora.cli import datasets_command
 from deepsearch_rl.errors import DeepsearchError, UnknownNameError
 from deepsearch_rl.evaluation import cli as evaluation
+from deepsearch_rl.evaluation.evaluate_command import evaluate_command
 from deepsearch_rl.files import full_disk_named
 from deepsearch_rl.retrieval.cli import app as retrieval_commands
 from deepsearch_rl.trajectories.cli import app as trajectories_commands
@@ -36,6 +38,8 @@ The graph runs with `dvc repro` (one profile: `dvc repro profiles/smoke/dvc.yaml
     make repro                   # run whatever is not up to date
     deepsearch table             # the F1 table
     deepsearch summary smoke     # table, time and memory per stage, where to look next
+    deepsearch ask "..."         # the agent on a question of yours
+    deepsearch evaluate --model NAME --base-url URL    # an API's model on a question set, no profile needed
     deepsearch score FILE        # any predictions: em, f1, acc, precision, recall, with intervals
     deepsearch compare A B       # the paired difference of two files
     deepsearch track             # the report to MLflow, where a server was away when it was made
@@ -120,7 +124,9 @@ def track_command(
         typer.echo(f"{report.name}: {'sent to' if report.now else 'already at'} {shown(uri)}")
 
 
+app.command("ask")(ask_command)
 app.command("datasets")(datasets_command)
+app.command("evaluate")(evaluate_command)
 app.command("score")(evaluation.score_command)
 app.command("compare")(evaluation.compare_command)
 
