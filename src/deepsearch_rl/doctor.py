@@ -135,7 +135,7 @@ def _lacks_of_profile(
     root: Path, profile: str, machine: Machine, packages: tuple[tuple[str, str, str], ...]
 ) -> list[Lack]:
     path = (root / dvc_file(profile)).with_name("params.yaml")
-    needs, interpreters = _read_needs(path)
+    needs, interpreters = read_needs(path)
     lacks = [
         Lack(f"{name} {installed or 'is not installed'} (locked: {version})", "make environment")
         for name, installed, version in packages
@@ -148,8 +148,12 @@ def _lacks_of_profile(
     return lacks + lacks_of_machine(needs, machine)
 
 
-def _read_needs(path: Path) -> tuple[Requirements, list[str]]:
-    """What a profile needs, and the interpreters of its stages, each once."""
+def read_needs(path: Path) -> tuple[Requirements, list[str]]:
+    """What a profile needs, and the interpreters of its stages, each once.
+
+    Raises:
+        ConfigError: the sections `requires` and `python` of its params.yaml are missing or do not fit; names the field.
+    """
     try:
         params = yaml.safe_load(path.read_text(encoding="utf-8"))
         return Requirements.model_validate(params["requires"]), list(dict.fromkeys(params["python"].values()))

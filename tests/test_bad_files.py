@@ -1,0 +1,209 @@
+"""Trajectory files as crashes, other versions and other tools leave them, through every command that reads one."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepsearch_rl.answers import extract_answer
+from deepsearch_rl.cli import main
+from deepsearch_rl.errors import RecordError
+from deepsearch_rl.evaluation.predictions import score_predictions
+from deepsearch_rl.files import read_jsonl, write_jsonl
+from deepsearch_rl.records import Message, StopReason, Trajectory
+from deepsearch_rl.trajectories.collect import read_trajectories
+from deepsearch_rl.trajectories.exchange import Source, export_rows
+from deepsearch_rl.trajectories.results import import_results
+from deepsearch_rl.trajectories.statistics import read_statistics
+
+Line = dict[str, Any]
+UNICODE = {
+    "decomposed": "Zoe\u0308",
+    "full width": "\uff30\uff4f\uff52\uff54",
+    "right to left": "\u202e\u05e9\u05dc\u05d5\u05dd",
+    "astral": "\U0001f600\U00020000",
+    "joined": "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "line separators": "a\u2028b\u2029c\u0085d\x0be\x0cf\x1cg",
+    "control characters": "a\x00b\x1b[31mc\x7f",
+    "byte order mark": "\ufeffx",
+    "private and unassigned": "\ue000\u0378\uffff",
+    "Turkish": "\u0130\u0131",
+}
+
+
+def trajectory(number: int, answer: str = "Port Vale", gold: str = "Port Vale") -> Trajectory:
+    """An answered rollout."""
+    return Trajectory(
+        id=f"q{number}#0",
+        question_id=f"q{number}",
+        sample=0,
+        question=f"Who, {answer}?",
+        golden_answers=(gold,),
+        model="sft",
+        prompt="tiny",
+        temperature=0.7,
+        messages=(
+            Message(role="user", content=f"Who, {answer}?"),
+            Message(role="assistant", content=f"<answer>{answer}</answer>"),
+        ),
+        answer=answer,
+        stop_reason=StopReason.ANSWERED,
+    )
+
+
+def export(to: str) -> Callable[[Path], object]:
+    """Converts to a format."""
+    return lambda path: export_rows(path, path.with_name("out.jsonl"), to, Source("world", "train", "tiny"))
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "score and compare": score_predictions,
+    "trajectories stats": lambda path: read_statistics(path, None),
+    "trajectories convert --to ms-swift": export("ms-swift"),
+    "trajectories convert --to trl": export("trl"),
+    "filter": read_trajectories,
+}
+
+
+def lines(*numbers: int) -> list[Line]:
+    """Rows of the rollouts of these questions."""
+    return [json.loads(trajectory(number).model_dump_json(exclude_none=True)) for number in numbers]
+
+
+def write(path: Path, rows: list[Line]) -> bytes:
+    """Write rows and return the file's bytes."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path.read_bytes()
+
+
+def refused(reader: str, path: Path) -> RecordError:
+    """The error with which a file is refused; nothing is left behind."""
+    with pytest.raises(RecordError) as caught:
+        READERS[reader](path)
+    assert caught.value.path == str(path)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    return caught.value
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_cut_last_line_is_refused_by_number(tmp_path: Path, reader: str) -> None:
+    path = tmp_path / "t.jsonl"
+    whole = write(path, lines(0, 1, 2))
+    path.write_bytes(whole[:-40])
+    error = refused(reader, path)
+    assert (error.line, error.field) == (3, "")
+    assert "EOF" in str(error)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_last_line_without_a_newline_is_whole(tmp_path: Path, reader: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(write(path, lines(0, 1))[:-1])
+    assert READERS[reader](path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"schema_version": 1}, "schema_version"),
+        ({"schema_version": 99}, "schema_version"),
+        ({"schema_version": "2"}, "schema_version"),
+        ({"score": 1.0}, "score"),
+    ],
+    ids=["an old version", "a coming version", "a version of text", "a field of a coming version"],
+)
+def test_a_row_of_another_version_is_refused_by_its_field(
+    tmp_path: Path, reader: str, change: Line, field: str
+) -> None:
+    path = tmp_path / "t.jsonl"
+    first, second = lines(0, 1)
+    write(path, [first, second | change])
+    error = refused(reader, path)
+    assert (error.line, error.field) == (2, field)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_rollout_that_stands_twice_is_refused_by_the_second(tmp_path: Path, reader: str) -> None:
+    path = tmp_path / "t.jsonl"
+    write(path, lines(0, 1, 0))
+    error = refused(reader, path)
+    assert (error.line, error.field) == (3, "id")
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    "line",
+    [b'{"id": "\xff\xfe"}', b'{"id": "\\ud83d"}', b"\xef\xbb\xbf{}", b"[" * 100_000, b"\x00" * 64, b"null"],
+    ids=["no UTF-8", "half a surrogate pair", "a byte order mark", "too deep", "zeros of a power cut", "null"],
+)
+def test_what_is_no_record_is_refused_by_its_line(tmp_path: Path, reader: str, line: bytes) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(write(path, lines(0)) + line + b"\n")
+    assert refused(reader, path).line == 2
+
+
+@pytest.mark.parametrize("text", UNICODE.values(), ids=UNICODE.keys())
+def test_unicode_stays_as_it_is_through_every_reader(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.jsonl"
+    write_jsonl(path, [trajectory(0, answer=text, gold=text), trajectory(1)])
+    assert next(iter(read_jsonl(path, Trajectory))).answer == text
+    assert score_predictions(path).scores.metrics["em"].tolist() == [1.0, 1.0]
+    for to in ("ms-swift", "trl"):
+        export(to)(path)
+        first = json.loads((tmp_path / "out.jsonl").read_bytes().split(b"\n")[0])
+        assert f"<answer>{text}</answer>" in first["messages"][-1]["content"]
+    assert read_statistics(path, None).outcomes == {"correct": 2}
+
+
+def test_composed_and_decomposed_letters_are_different_answers_as_the_definitions_have_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write_jsonl(path, [trajectory(0, answer="Zo\u00eb", gold="Zoe\u0308")])
+    assert score_predictions(path).scores.metrics["em"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>a</answer> no: <answer>b</answer>", "b"),
+        ("<answer>a <answer>b</answer>", "b"),
+        ("<answer>a</answer> <answer>b", ""),
+        ("<ANSWER>a</ANSWER>", ""),
+        ("<answer>a</answer><answer></answer>", ""),
+        ("<answer>" * 20_000 + "b" + "</answer>" * 20_000, "b" + "</answer>" * 19_999),
+    ],
+    ids=["two", "nested", "opened again", "capitals", "an empty one last", "many"],
+)
+def test_of_several_tags_the_last_of_each_counts_in_results_of_other_systems_too(
+    tmp_path: Path, text: str, answer: str
+) -> None:
+    assert extract_answer(text) == answer
+    row = {"id": "q", "question": "Who?", "golden_answers": ["b"], "output": {"answer": text}}
+    write(tmp_path / "r.jsonl", [row])
+    import_results(tmp_path / "r.jsonl", tmp_path / "t.jsonl", "m")
+    [made] = read_trajectories(tmp_path / "t.jsonl")
+    assert made.answer == answer
+    assert made.stop_reason is (StopReason.ANSWERED if answer else StopReason.NO_ANSWER_TAG)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["score", "t.jsonl"],
+        ["compare", "t.jsonl", "t.jsonl"],
+        ["trajectories", "stats", "t.jsonl"],
+        ["trajectories", "convert", "t.jsonl", "out.jsonl", "--to", "trl"],
+    ],
+    ids=" ".join,
+)
+def test_every_command_ends_with_one_paragraph_and_status_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["deepsearch", *command])
+    write(tmp_path / "t.jsonl", lines(0, 0))
+    with pytest.raises(SystemExit, match=r"^error: t\.jsonl, line 2: field 'id': "):
+        main()

@@ -1,0 +1,267 @@
+"""Every file and body that comes from outside is typed: what does not fit is named by file, line and field."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from deepsearch_rl.corpora import flashrag, graphrag_bench, hotpotqa, musique, twowiki
+from deepsearch_rl.doctor import read_needs
+from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError
+from deepsearch_rl.evaluation.curves import read_rl_run
+from deepsearch_rl.evaluation.ifeval_prompts import read_prompts
+from deepsearch_rl.evaluation.predictions import score_predictions
+from deepsearch_rl.evaluation.readme import read_table
+from deepsearch_rl.evaluation.rows import IfevalScore
+from deepsearch_rl.evaluation.tables import read_evaluation, read_f1_table, read_metrics
+from deepsearch_rl.files import read_jsonl, read_record
+from deepsearch_rl.records import Document, FilterReport, Question, RetrievalReport
+from deepsearch_rl.retrieval.chunk_store import read_chunks
+from deepsearch_rl.retrieval.manifest import read_manifest
+from deepsearch_rl.retrieval.server.bodies import AccessRequest, RequestError, RetrieveRequest, parse_body
+from deepsearch_rl.retrieval.server.pages import read_pages
+from deepsearch_rl.summary import TIMINGS, latest_runs
+from deepsearch_rl.trajectories.collect import read_trajectories
+from deepsearch_rl.trajectories.convert import SwiftRow
+from deepsearch_rl.trajectories.results import import_results
+
+Row = dict[str, Any]
+ID = {"id": "a"}
+QUESTION = {**ID, "question": "Who?", "golden_answers": ["x"]}
+CHUNK = {**ID, "contents": "T\nx", "metadata": {"doc_id": "d", "doc_chunks": 1, "doc_chunk_id": 0}}
+TRAJECTORY = {
+    "id": "q#0", "question_id": "q", "sample": 0, "question": "Who?", "golden_answers": ["x"], "model": "m",
+    "prompt": "tiny", "temperature": 0.7, "messages": [{"role": "user", "content": "Who?"}], "stop_reason": "answered",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A JSON Lines file: how it is read, a row that fits, and changes to it by the field that they break."""
+
+    read: Callable[[Path], object]
+    row: Row
+    breaks: dict[str, Row]
+    name: str = "rows.jsonl"
+
+
+def each(read: Callable[[Path], Any]) -> Callable[[Path], object]:
+    """Reads to the end."""
+    return lambda path: list(read(path))
+
+
+LINES = {
+    "corpus": Lines(
+        each(lambda path: read_jsonl(path, Document)),
+        {**ID, "contents": "T\nx"},
+        {"id": {"id": ""}, "contents": {"contents": None}, "url": {"url": "u"}, "metadata": {"metadata": []}},
+    ),
+    "FlashRAG corpus": Lines(
+        each(flashrag.read_documents), {**ID, "contents": "T\nx"}, {"id": {"id": None}, "contents": {"contents": []}}
+    ),
+    "chunks": Lines(
+        each(read_chunks),
+        CHUNK,
+        {
+            "contents": {"contents": ""},
+            "metadata.doc_id": {"metadata": {"doc_chunks": 1, "doc_chunk_id": 0}},
+            "metadata.doc_chunks": {"metadata": {"doc_id": "d", "doc_chunks": 0, "doc_chunk_id": 0}},
+        },
+    ),
+    "questions": Lines(
+        each(lambda path: read_jsonl(path, Question)),
+        QUESTION,
+        {
+            "question": {"question": ""},
+            "golden_answers": {"golden_answers": []},
+            "golden_answers.0": {"golden_answers": [None]},
+            "metadata.evidence_list.0.fact": {"metadata": {"evidence_list": [{"fact": ""}]}},
+            "answer": {"answer": "x"},
+        },
+    ),
+    "FlashRAG questions": Lines(each(flashrag.read_questions), QUESTION, {"golden_answers": {"golden_answers": "x"}}),
+    "HotpotQA questions": Lines(each(hotpotqa.read_questions), QUESTION, {"question": {"question": None}}),
+    "MuSiQue questions": Lines(each(musique.read_questions), QUESTION, {"question": {"question": None}}),
+    "2Wiki questions": Lines(each(twowiki.read_questions), QUESTION, {"question": {"question": None}}),
+    "GraphRAG-Bench corpus": Lines(
+        each(graphrag_bench.read_documents),
+        {"corpus_name": "c", "context": "x"},
+        {"context": {"context": None}, "corpus_name": {"corpus_name": ""}},
+    ),
+    "GraphRAG-Bench questions": Lines(
+        each(graphrag_bench.read_questions),
+        {**ID, "source": "c", "question": "Who?", "answer": "x", "question_type": "t"},
+        {"answer": {"answer": ""}, "question_type": {"question_type": None}},
+    ),
+    "trajectories": Lines(
+        read_trajectories,
+        TRAJECTORY,
+        {
+            "schema_version": {"schema_version": 99},
+            "stop_reason": {"stop_reason": "bored"},
+            "sample": {"sample": -1},
+            "messages.0.role": {"messages": [{"role": "robot"}]},
+            "usage.0.prompt_tokens": {"usage": [{"prompt_tokens": -1, "completion_tokens": 0}]},
+            "score": {"score": 1.0},
+        },
+    ),
+    "SFT rows": Lines(
+        each(lambda path: read_jsonl(path, SwiftRow)),
+        {"tools": "[]", "messages": [{"role": "user", "content": "Who?"}]},
+        {
+            "tools": {"tools": []},
+            "messages.0.role": {"messages": [{"role": "tool", "content": "x"}]},
+            "messages.0.tool_call_id": {"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]},
+        },
+    ),
+    "predictions": Lines(
+        score_predictions,
+        {**QUESTION, "pred": "x"},
+        {
+            "pred": {"pred": None},
+            "golden_answers": {"golden_answers": []},
+            "sample": {"sample": "second"},
+            "metadata.question_type": {"metadata": {"question_type": []}},
+        },
+    ),
+    "results of other systems": Lines(
+        lambda path: import_results(path, path.with_name("out.jsonl"), "m"),
+        {**QUESTION, "output": {"pred": "x"}},
+        {"output": {"output": None}, "output.pred": {"output": {"pred": ["x"]}}},
+    ),
+    "IFEval prompts": Lines(
+        read_prompts,
+        {"key": 1, "prompt": "Say it.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
+        {"key": {"key": "one"}, "kwargs": {"kwargs": {}}},
+    ),
+    "RL log": Lines(
+        lambda path: read_rl_run(path.parent),
+        {"step": 0, "f1": 0.5},
+        {"step": {"step": -1}, "f1": {"f1": "high"}},
+        "train_log.jsonl",
+    ),
+    "stage times": Lines(
+        lambda path: latest_runs(path.parents[1], "tiny"),
+        {"profile": "tiny", "stage": "rl@sft", "seconds": 1.0, "peak_mb": 9},
+        {"seconds": {"seconds": -1.0}, "peak_mb": {"peak_mb": "much"}},
+        str(TIMINGS),
+    ),
+    "pages": Lines(read_pages, {"url": "u", "contents": "x"}, {"url": {"url": None}, "contents": {"contents": 7}}),
+}
+BROKEN_LINES = [(name, field) for name, lines in LINES.items() for field in lines.breaks]
+
+
+@pytest.mark.parametrize(("name", "field"), BROKEN_LINES, ids=[" ".join(pair) for pair in BROKEN_LINES])
+def test_a_row_that_does_not_fit_is_named_by_file_line_and_field(tmp_path: Path, name: str, field: str) -> None:
+    lines = LINES[name]
+    path = tmp_path / lines.name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"{json.dumps(lines.row)}\n\n{json.dumps(lines.row | lines.breaks[field])}\n", encoding="utf-8")
+    with pytest.raises(RecordError) as caught:
+        lines.read(path)
+    assert (caught.value.path, caught.value.line, caught.value.field) == (str(path), 3, field)
+    assert str(caught.value).startswith(f"{path}, line 3: field {field!r}: ")
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_that_is_no_json_object_is_named_by_file_and_line(tmp_path: Path, name: str) -> None:
+    lines = LINES[name]
+    path = tmp_path / lines.name
+    path.parent.mkdir(exist_ok=True)
+    for line in (json.dumps(lines.row)[:-2], "[1]", '"\\ud800"', "\ufeff{}", "NaN"):
+        path.write_text(f"{json.dumps(lines.row)}\n{line}\n", encoding="utf-8")
+        with pytest.raises(RecordError) as caught:
+            lines.read(path)
+        assert (caught.value.path, caught.value.line) == (str(path), 2)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A file that is one JSON document: how it is read, one that does not fit, and the field that is named."""
+
+    read: Callable[[Path], object]
+    value: object
+    field: str
+
+
+def as_record(model: type[BaseModel]) -> Callable[[Path], object]:
+    """Reads a file of this model."""
+    return lambda path: read_record(path, model)
+
+
+DOCUMENTS = {
+    "f1_table.json": Whole(read_f1_table, {"schema_version": 99}, "schema_version"),
+    "f1_table.json of README": Whole(read_table, {"schema_version": 99}, "schema_version"),
+    "rows.json": Whole(lambda path: read_evaluation(path.parent), {"schema_version": 99}, "schema_version"),
+    "scores.json": Whole(as_record(IfevalScore), {"schema_version": 99}, "schema_version"),
+    "metrics.json": Whole(read_metrics, {"f1": {"musique": {"sft": "high"}}}, "f1.musique.sft"),
+    "retrieval.json": Whole(as_record(RetrievalReport), {"world": {"bm25": {"mrr": -1}}}, "world.bm25.mrr"),
+    "filter.json": Whole(as_record(FilterReport), {"trajectories": 0}, "trajectories"),
+    "manifest.json": Whole(lambda path: read_manifest(path.parent), {"chunks": ""}, "chunks"),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_that_does_not_fit_is_named_by_file_and_field(tmp_path: Path, name: str) -> None:
+    document, path = DOCUMENTS[name], tmp_path / name.partition(" ")[0]
+    path.write_text(json.dumps(document.value), encoding="utf-8")
+    with pytest.raises(ArtifactError, match=rf"{re.escape(str(path))}.*field '{document.field}': "):
+        document.read(path)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("content", [b"", b'{"rows": [', b'{"a": "\xff"}', b"[" * 100_000], ids=range(4))
+def test_a_document_that_is_no_json_is_named_by_file(tmp_path: Path, name: str, content: bytes) -> None:
+    document, path = DOCUMENTS[name], tmp_path / name.partition(" ")[0]
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=re.escape(str(path))):
+        document.read(path)
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "field"),
+    [
+        (RetrieveRequest, b'{"queries": [7]}', "queries.0"),
+        (RetrieveRequest, b'{"queries": ["a"], "topk": 0}', "topk"),
+        (RetrieveRequest, b"{}", "queries"),
+        (RetrieveRequest, b"{", "body"),
+        (AccessRequest, b'{"urls": "u"}', "urls"),
+    ],
+)
+def test_a_request_that_does_not_fit_is_answered_with_its_field(
+    model: type[BaseModel], body: bytes, field: str
+) -> None:
+    with pytest.raises(RequestError, match=f"^{field}: ") as caught:
+        parse_body(model, body)
+    assert caught.value.status == 422
+
+
+@pytest.mark.parametrize(
+    ("requires", "message"),
+    [
+        ("{memory_gb: much, disk_gb: 1, gpu_memory_gb: 0, java: false}", r"params\.yaml, requires\.memory_gb: "),
+        (
+            "{memory_gb: 1, disk_gb: 1, gpu_memory_gb: 0, java: false, keys: [], cores: 2}",
+            r"params\.yaml, requires\.cores: ",
+        ),
+        ("none", r"params\.yaml, requires\.: "),
+    ],
+)
+def test_needs_of_a_profile_that_do_not_fit_are_named_by_file_and_field(
+    tmp_path: Path, requires: str, message: str
+) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(f"profile: tiny\npython: {{core: python}}\nrequires: {requires}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        read_needs(path)
+
+
+def test_a_profile_without_needs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("profile: tiny\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="no sections `requires` and `python`"):
+        read_needs(tmp_path / "params.yaml")
