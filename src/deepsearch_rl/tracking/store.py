@@ -1,7 +1,8 @@
 """The way to an MLflow store: bounded in time, alone at a local one, and with errors that show no password.
 
 A store is SQLite in a folder, or a server. MLflow itself would try a dead server for minutes; here a server is asked
-for its health first, and every later request ends within the time given, after one more attempt.
+for its health first, and every later request ends within the time given. None is repeated: one that was carried out
+and answered too late would make a second run. What breaks off is sent anew instead, as a whole.
 """
 
 import contextlib
@@ -22,7 +23,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from deepsearch_rl.errors import EndpointError
 
 SQLITE = "sqlite:///"
-ATTEMPTS = 2
 _REFUSALS = (MlflowException, SQLAlchemyError, requests.RequestException, OSError, ImportError, NotImplementedError)
 """What MLflow lets through when a store cannot be reached, refuses, is full, needs a driver or is too old."""
 
@@ -75,12 +75,16 @@ def _alone_at(uri: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bounded(timeout_s: float) -> Iterator[None]:
-    """Tell MLflow how long a request may take; it reads that from the environment alone. A user's own values win."""
-    limits = {
+    """Tell MLflow how long a request may take, and not to print addresses, which may hold a password.
+
+    It reads both from the environment alone. A user's own values win.
+    """
+    settings = {
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(math.ceil(timeout_s)),
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(ATTEMPTS - 1),
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     }
-    missing = {name: value for name, value in limits.items() if name not in os.environ}
+    missing = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(missing)
     try:
         yield
