@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from deepsearch_rl.evaluation.standalone import Standalone
 
 WORK = Path("work", "evaluate")
+SLOTS = 64
+"""Conversations that a server of weights holds."""
 FIELDS = {"title": 1.0, "source": 1.0, "date": 1.0, "body": 1.0}
 LEARNING = {"split": "train", "questions": 1000, "ridge": 0.001, "folds": 5}
 RETRIEVAL = {
@@ -151,7 +153,7 @@ def evaluate_command(
             "chunk_size": chunk_size,
             "agent": agent,
             "retrieval": {**RETRIEVAL, "retriever": retriever.value, "top_k": top_k},
-            "serving": _serving(backend, context_tokens, concurrency),
+            "serving": _serving(backend, context_tokens),
             "plan": {"questions": questions, "samples": samples, "greedy": greedy, "controls": controls},
             "temperature": temperature,
             "draws": draws,
@@ -215,14 +217,14 @@ def _index_config() -> Any:
     )
 
 
-def _serving(backend: BackendOption, context_tokens: int, concurrency: int) -> dict[str, object]:
+def _serving(backend: BackendOption, context_tokens: int) -> dict[str, object]:
     if backend is BackendOption.CPU:
-        settings = {"slots": 2 * concurrency, "context_tokens": context_tokens, "start_timeout_s": 600}
+        settings = {"slots": SLOTS, "context_tokens": context_tokens, "start_timeout_s": 600}
     else:
         settings = {
             "dtype": "bfloat16",
             "max_model_len": context_tokens,
-            "max_num_seqs": concurrency,
+            "max_num_seqs": SLOTS,
             "gpu_memory_utilization": 0.9,
             "enforce_eager": False,
             "tool_call_parser": "hermes",

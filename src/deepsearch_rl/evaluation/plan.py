@@ -75,6 +75,16 @@ class Evaluation:
             [list(self.datasets), self.seed, self.variant, *(section.model_dump(mode="json") for section in sections)]
         )
 
+    def digest_of_rollouts(self) -> str:
+        """SHA-256 of what decides how a question is answered.
+
+        Not of how many questions are, how many at once, or what is made of the answers: asking for more questions, or
+        more slowly, keeps what is there.
+        """
+        agent = self.agent.model_dump(mode="json", exclude={"concurrency"})
+        sections = (self.retrieval, self.serving, self.chunk)
+        return sha256_json([self.seed, agent, *(section.model_dump(mode="json") for section in sections)])
+
     @property
     def corpora(self) -> list[str]:
         """The corpora that the planned sets are answered from, sorted.

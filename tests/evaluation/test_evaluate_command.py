@@ -1,0 +1,107 @@
+"""`deepsearch evaluate` against a scripted endpoint: data are made once, answers kept, errors one paragraph."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from deepsearch_rl.cli import app
+from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError, EndpointError, UnknownNameError
+from deepsearch_rl.files import read_json, read_jsonl
+from deepsearch_rl.records import Trajectory
+from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
+
+TOWNS = {"Ada Holt": "Stoke", "Ben Ide": "Burslem", "Cy Jones": "Hanley", "Dee Kerr": "Longton"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A question set with its corpus; the command works in a folder of its own."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    root = tmp_path / "set"
+    root.mkdir()
+    documents = [{"id": who, "title": who, "text": f"{who} was born in {town}."} for who, town in TOWNS.items()]
+    asked = [{"id": who, "question": f"Where was {who} born?", "golden_answers": [town]} for who, town in TOWNS.items()]
+    for name, rows in (("corpus", documents), ("dev", asked)):
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def reads(body: dict[str, Any]) -> dict[str, Any]:
+    """Search once, then answer with the town of the best passage."""
+    messages = body["messages"]
+    if messages[-1]["role"] == "tool":
+        return says(f"<answer> {re.findall('born in (.*?)[.]', messages[-1]['content'])[0]}</answer>")
+    return searches(messages[-1]["content"][10:-6])
+
+
+def evaluate(chat: ChatEndpoint | None, folder: Path | None, *options: str) -> Result:
+    command = ["evaluate", "--model", "org/gpt-x", "--dataset", "musique", "--retriever", "bm25"]
+    command += ["--base-url", chat.endpoint.base_url] if chat else []
+    command += ["--data", str(folder)] if folder else []
+    return CliRunner().invoke(app, [*command, *options])
+
+
+def failure(result: Result, kind: type[DeepsearchError]) -> str:
+    assert isinstance(result.exception, kind), result.output
+    return str(result.exception)
+
+
+@pytest.mark.slow
+def test_a_row_with_its_interval_comes_out_and_more_questions_keep_the_answers_there(folder: Path) -> None:
+    out = Path("out")
+    with serve_chat(reads) as chat:
+        first = evaluate(chat, folder, "--questions", "2", "--out", str(out))
+        asked = len(chat.requests)
+        result = evaluate(chat, folder, "--concurrency", "2", "--out", str(out), "--json")
+    assert first.exit_code == result.exit_code == 0, first.output + result.output
+    assert f"gpt-x: org/gpt-x at {chat.endpoint.base_url}" in first.stdout
+    assert re.search(r"musique .* 2 x 1 .* 1\.000 .*\[1\.000, 1\.000\].* none", first.stdout)
+    assert asked == 2 * 2
+    assert len(chat.requests) == 4 * 2
+    [row] = json.loads(result.stdout)["rows"]
+    assert (row["model"], row["n"], row["f1"], row["top_k"], row["chunk_size"]) == ("gpt-x", 4, 1.0, 3, 256)
+    assert read_json(out / "rows.json")["rows"] == [row]
+    rollouts = list(read_jsonl(out / "musique.search.t0.7.jsonl", Trajectory))
+    assert {rollout.model for rollout in rollouts} == {"org/gpt-x"}
+    assert not any(KEY.encode() in path.read_bytes() for path in Path().rglob("*") if path.is_file())
+
+
+@pytest.mark.slow
+def test_failures_are_counted_by_kind_and_the_controls_stand_below(folder: Path) -> None:
+    def silent(body: dict[str, Any]) -> dict[str, Any]:
+        return says("I do not know.") if "Ada" in body["messages"][1]["content"] else says("<answer> Hanley</answer>")
+
+    with serve_chat(silent) as chat:
+        result = evaluate(chat, folder, "--controls", "4", "--greedy", "2", "--chunk-size", "16")
+    assert result.exit_code == 0, result.output
+    assert "1 no_answer_tag" in result.stdout
+    assert re.search(r"musique, no_search: F1 0\.250 .* on 4; with search 0\.250", result.stdout)
+    assert re.search(r"2 x 1 .* 0 ", result.stdout)
+
+
+def test_what_is_missing_or_misspelt_is_named(folder: Path) -> None:
+    assert "--data FOLDER" in failure(evaluate(None, None), ConfigError)
+    with pytest.raises(UnknownNameError, match="Did you mean 'musique'"):
+        CliRunner().invoke(app, ["evaluate", "--model", "m", "--dataset", "musiqe"], catch_exceptions=False)
+    message = failure(evaluate(None, folder, "--key-variable", "sk-secret"), ConfigError)
+    assert "--key-variable" in message
+    assert "sk-secret" not in message
+    assert "prompt" in failure(evaluate(None, folder, "--prompt", "multihoprg"), UnknownNameError)
+    (folder / "corpus2.jsonl").touch()
+    assert "corpus.jsonl, corpus2.jsonl" in failure(evaluate(None, folder), ArtifactError)
+
+
+@pytest.mark.slow
+def test_a_missing_variable_and_a_server_that_is_away_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    assert "OPENAI_BASE_URL" in failure(evaluate(None, folder), ConfigError)
+    away = evaluate(None, folder, "--base-url", "http://127.0.0.1:9/v1")
+    assert "http://127.0.0.1:9/v1" in failure(away, EndpointError)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert "OPENAI_API_KEY" in failure(evaluate(None, folder, "--base-url", "http://127.0.0.1:9/v1"), ConfigError)
