@@ -19,7 +19,7 @@ LAYERS = (
     ("evaluation",),
     ("tracking",),
     ("summary",),
-    ("doctor",),
+    ("ask", "doctor"),
     ("cli",),
 )
 SOURCES = sorted(PACKAGES["deepsearch_rl"].rglob("*.py"))
