@@ -128,6 +128,14 @@ def test_think_format_rewards_nothing_else(turns: list[str | Message]) -> None:
     assert think_format(rollout(*turns)) == 0.0
 
 
+def test_a_tag_that_the_prompt_wrote_counts_as_the_models() -> None:
+    written = [call("a\n</think>\n\n"), f"{'w ' * 50}</think>{ANSWER}"]
+    opened = Reward(("think_format", "short_think"), words, PUBLISHED, opened=True)
+    assert opened.parts(rollout(*written)) == {"think_format": 0.5, "short_think": 0.25}
+    assert opened.parts(rollout(call("", "a"), f"<think>b</think>{ANSWER}")) == {"think_format": 0, "short_think": 0}
+    assert opened.parts(rollout(call("", "w " * 50))) == {"think_format": 0.5, "short_think": 0.5}
+
+
 def test_turns_of_others_are_not_looked_at() -> None:
     told = Message(role="tool", content="<think>passage</think>", tool_call_id="call_1")
     assert think_format(rollout(call("", "a"), told, reply(ANSWER, "b"))) == 0.5

@@ -7,6 +7,7 @@ from pathlib import Path
 import art
 import pytest
 from openai.types.chat.chat_completion import Choice
+from transformers import AutoTokenizer
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import ConfigError, StalePolicyError
@@ -16,7 +17,7 @@ from deepsearch_rl.training import rl
 from deepsearch_rl.training.backends.cpu_art import CpuBackend, CpuSettings
 from deepsearch_rl.training.backends.policy import LoraSettings, Policy
 from deepsearch_rl.training.rewards import Reward
-from deepsearch_rl.training.rl import LogLine, RlTask, newest_and_best, train_policy
+from deepsearch_rl.training.rl import LogLine, RlTask, newest_and_best, policy_reward, train_policy
 from deepsearch_rl.training.rl_config import RlConfig
 from deepsearch_rl.training.rollouts import ScoredRollout, conversation, training_groups
 from deepsearch_rl.trajectories.synthesize import Source
@@ -131,6 +132,18 @@ def test_groups_of_equal_rewards_leave_the_policy_as_it_is_and_the_run_goes_on(
 def test_a_start_without_a_number_of_steps_is_a_config_error(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rl\.steps has no entry for the start 'base'"):
         train_policy(task, config.model_copy(update={"steps": {"sft": 1}}), tmp_path / "adapter")
+
+
+def test_whether_the_prompt_opens_the_thought_is_read_from_the_policys_chat_template(
+    task: RlTask, config: RlConfig, tmp_path: Path
+) -> None:
+    reward = policy_reward(task.start, config)
+    assert (reward.opened, reward.think_length) == (False, config.think_length)
+    assert reward.count_tokens("<think>") > 0
+    tokenizer = AutoTokenizer.from_pretrained(task.start)
+    tokenizer.chat_template = tokenizer.chat_template.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+    tokenizer.save_pretrained(tmp_path)
+    assert policy_reward(tmp_path, config).opened
 
 
 def test_an_epoch_asks_every_question_once_before_any_twice(task: RlTask) -> None:

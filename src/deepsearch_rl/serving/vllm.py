@@ -30,6 +30,9 @@ class VllmConfig(Record):
     gpu_memory_utilization: float = Field(gt=0, le=1, description="share of the GPU's memory that vLLM takes")
     enforce_eager: bool = Field(description="no CUDA graphs: slower decoding, the same kernels as in RL's rollouts")
     tool_call_parser: NonEmpty = Field(description="vLLM's name of the model's tool call format, e.g. hermes")
+    reasoning_parser: NonEmpty | None = Field(
+        description="vLLM's name of the model's think format, e.g. qwen3; null: for models that do not think"
+    )
     seed: int = Field(ge=0)
     start_timeout_s: float = Field(gt=0, description="how long the server may take to load and compile")
 
@@ -48,6 +51,8 @@ def vllm_serve_command(folder: Path, config: VllmConfig, port: int) -> list[str]
         "generation-config": "vllm",
         "seed": config.seed,
     }
+    if config.reasoning_parser is not None:
+        flags["reasoning-parser"] = config.reasoning_parser
     switches = ["enable-auto-tool-choice", "return-tokens-as-token-ids", "no-enable-lora"]
     switches += ["enforce-eager"] if config.enforce_eager else []
     pairs = [part for name, value in flags.items() for part in (f"--{name}", str(value))]

@@ -3,9 +3,8 @@
 A failed rollout scores zero in every part, whatever it wrote. Definitions follow DeepSearch-RL's published rewards,
 with one change: ``correct`` looks at all golden answers, not at the first alone.
 
-The parts on thinking read a turn as the model wrote it: a thought that the server returned apart counts as a block at
-the turn's beginning. Tags count as they are written; a model whose prompt opens the block (Qwen3's Thinking models) is
-therefore served with a reasoning parser, which returns its thoughts apart.
+The parts on thinking read a turn as its tokens stood: a thought that the server returned apart is a block at the turn's
+beginning, and where the prompt opens the block, as for Qwen3's Thinking models, that tag counts as written.
 """
 
 import math
@@ -50,18 +49,18 @@ def answer_format(trajectory: Trajectory) -> float:
     return 0.5 if trajectory.answer.strip() else 0.0
 
 
-def think_format(trajectory: Trajectory) -> float:
+def think_format(trajectory: Trajectory, opened: bool = False) -> float:
     """0.5 if every assistant turn has exactly one non-empty think block before its tool call or answer, else 0."""
-    turns = _assistant_turns(trajectory)
+    turns = _assistant_turns(trajectory, opened)
     return 0.5 if turns and all(map(_thinks_first, turns)) else 0.0
 
 
-def short_think(trajectory: Trajectory, count_tokens: TokenCounter, length: ThinkLength) -> float:
+def short_think(trajectory: Trajectory, count_tokens: TokenCounter, length: ThinkLength, opened: bool = False) -> float:
     """Half the mean over assistant turns of :func:`think_length_score`; range 0 to 0.5.
 
     Any turn without exactly one ``<think>...</think>`` pair makes the whole rollout score 0.
     """
-    thoughts = [_only_thought(turn) for turn in _assistant_turns(trajectory)]
+    thoughts = [_only_thought(turn) for turn in _assistant_turns(trajectory, opened)]
     scores = [think_length_score(count_tokens(thought[1].strip()), length) for thought in thoughts if thought]
     return 0.5 * sum(scores) / len(scores) if scores and all(thoughts) else 0.0
 
@@ -75,14 +74,14 @@ def think_length_score(tokens: int, length: ThinkLength) -> float:
     return (1 + math.cos(math.pi * (tokens - length.full) / (length.most - length.full))) / 2
 
 
-def _assistant_turns(trajectory: Trajectory) -> list[str]:
-    return [_written(message) for message in trajectory.messages if message.role == "assistant"]
+def _assistant_turns(trajectory: Trajectory, opened: bool) -> list[str]:
+    return [_written(message, opened) for message in trajectory.messages if message.role == "assistant"]
 
 
-def _written(message: Message) -> str:
+def _written(message: Message, opened: bool) -> str:
     """The turn with a thought that the server returned apart, and did not repeat in the text, put back in its tags."""
     if message.reasoning is None:
-        return message.content
+        return f"{OPEN_THINK}{message.content}" if opened else message.content
     text = split_thought(message).text if message.reasoning.strip() else message.content
     return f"{OPEN_THINK}{message.reasoning}{CLOSE_THINK}{text}"
 
@@ -118,6 +117,7 @@ class Reward:
         names: parts, each of :data:`PARTS`.
         count_tokens: counts a thought's tokens with the policy's tokenizer; only ``short_think`` uses it.
         think_length: how long ``short_think`` wants a thought to be.
+        opened: the policy's prompt ends in ``<think>``, which is then no part of what it writes.
 
     Raises:
         UnknownNameError: a name is not a reward.
@@ -126,6 +126,7 @@ class Reward:
     names: Sequence[str]
     count_tokens: TokenCounter
     think_length: ThinkLength
+    opened: bool = False
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -137,7 +138,7 @@ class Reward:
         scorers: dict[str, Callable[[Trajectory], float]] = {
             "correct": correct,
             "answer_format": answer_format,
-            "think_format": think_format,
-            "short_think": lambda rollout: short_think(rollout, self.count_tokens, self.think_length),
+            "think_format": lambda rollout: think_format(rollout, self.opened),
+            "short_think": lambda rollout: short_think(rollout, self.count_tokens, self.think_length, self.opened),
         }
         return {name: 0.0 if trajectory.failed else scorers[name](trajectory) for name in self.names}

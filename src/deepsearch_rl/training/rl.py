@@ -26,6 +26,7 @@ from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoTokenizer
 
+from deepsearch_rl.agent.chat_messages import OPEN_THINK
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
@@ -118,7 +119,7 @@ async def _train(task: RlTask, config: RlConfig, output: Path) -> None:
     done = _resume(folder, log_path)
     try:
         await model.register(backend)
-        run = _Run(task, config, backend, model, _reward(task, config), folder, log_path)
+        run = _Run(task, config, backend, model, policy_reward(task.start, config), folder, log_path)
         with Meter(f"rl@{task.start_name}", config.steps[task.start_name], "steps") as meter:
             meter.advance(done)
             await run.to_the_end(done, meter)
@@ -127,10 +128,17 @@ async def _train(task: RlTask, config: RlConfig, output: Path) -> None:
     _publish(folder, log_path, config, task, output)
 
 
-def _reward(task: RlTask, config: RlConfig) -> Reward:
-    tokenizer = AutoTokenizer.from_pretrained(task.start)
+def policy_reward(start: Path, config: RlConfig) -> Reward:
+    """The reward that params name, for the policy that starts from a model folder."""
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
+    )
     return Reward(
-        config.rewards, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]), config.think_length
+        names=config.rewards,
+        count_tokens=lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
+        think_length=config.think_length,
+        opened=str(prompt).rstrip().endswith(OPEN_THINK),
     )
 
 
