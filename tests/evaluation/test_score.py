@@ -107,6 +107,14 @@ def test_a_row_counts_failures_by_kind_and_scores_every_type() -> None:
     assert (row.mean_rounds, row.mean_tool_calls) == (2.0, 1.0)
 
 
+def test_a_row_is_made_from_rollouts_that_pass_by_once() -> None:
+    rollouts = [make_rollout(question, sample, "Port Vale") for question in (0, 1) for sample in (0, 1)]
+    row = build_row(KEY, iter(rollouts), generated=True, draws=200)
+    assert row == build_row(KEY, rollouts, generated=True, draws=200)
+    assert (row.n, row.f1) == (2, 1.0)
+    assert build_control(iter(rollouts), iter(rollouts), 2, KEY, 200).searched_f1 == 1.0
+
+
 def test_a_control_stands_beside_the_search_score_of_its_own_questions() -> None:
     searched = [make_rollout(question, sample, "Port Vale") for question in (0, 1) for sample in (0, 1)]
     searched += [make_rollout(2, sample, "Stoke") for sample in (0, 1)]

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import weakref
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -66,6 +67,22 @@ def test_the_artifact_is_sorted_whatever_the_order_of_finishing_and_can_be_read_
     assert ids == sorted(finished, key=lambda id_: id_.split("#")) != finished
     assert [trajectory.id for trajectory in found] == ids
     assert list(read_jsonl(found.path, Trajectory)) == list(found)
+
+
+def test_no_more_trajectories_are_held_than_are_being_made(log: Path):
+    made: list[weakref.ref[Trajectory]] = []
+    most_alive = 0
+
+    async def answer(question: Question, sample: int) -> Trajectory:
+        nonlocal most_alive
+        most_alive = max(most_alive, sum(one() is not None for one in made))
+        trajectory = make_trajectory(question, sample)
+        made.append(weakref.ref(trajectory))
+        return trajectory
+
+    found = run(ScriptedAgent(answer), log, samples=5)
+    assert len(made) == len(found) == 100
+    assert most_alive <= 3
 
 
 def test_a_finished_log_is_read_without_opening_an_agent(log: Path):
