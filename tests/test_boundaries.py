@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from pydantic import BaseModel
 
 from deepsearch_rl.corpora import flashrag, graphrag_bench, hotpotqa, musique, twowiki
 from deepsearch_rl.doctor import read_needs
-from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError
+from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.evaluation.curves import read_rl_run
 from deepsearch_rl.evaluation.ifeval_prompts import read_prompts
 from deepsearch_rl.evaluation.predictions import score_predictions
@@ -20,6 +21,7 @@ from deepsearch_rl.evaluation.readme import read_table
 from deepsearch_rl.evaluation.rows import IfevalScore
 from deepsearch_rl.evaluation.tables import read_evaluation, read_f1_table, read_metrics
 from deepsearch_rl.files import read_jsonl, read_record
+from deepsearch_rl.frames import check_frame
 from deepsearch_rl.records import Document, FilterReport, Question, RetrievalReport
 from deepsearch_rl.retrieval.chunk_store import read_chunks
 from deepsearch_rl.retrieval.manifest import read_manifest
@@ -28,6 +30,7 @@ from deepsearch_rl.retrieval.server.pages import read_pages
 from deepsearch_rl.summary import TIMINGS, latest_runs
 from deepsearch_rl.trajectories.collect import read_trajectories
 from deepsearch_rl.trajectories.convert import SwiftRow
+from deepsearch_rl.trajectories.exchange import SCHEMAS
 from deepsearch_rl.trajectories.results import import_results
 
 Row = dict[str, Any]
@@ -265,3 +268,33 @@ def test_a_profile_without_needs_is_named(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("profile: tiny\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="no sections `requires` and `python`"):
         read_needs(tmp_path / "params.yaml")
+
+
+TURN = {"role": "assistant", "content": "x"}
+RL_ROW = {
+    "data_source": "d",
+    "ability": "fact-reasoning",
+    "reward_model": {"style": "rule", "ground_truth": {"target": ["x"]}},
+    "extra_info": {"split": "train", "index": 0},
+}
+FRAMES: list[tuple[str, Row, Row]] = [
+    ("ms-swift", {"tools": "[]", "messages": [TURN]}, {"messages": [TURN | {"role": "user"}]}),
+    ("trl", {"tools": [], "messages": [TURN]}, {"messages": [TURN | {"content": ""}]}),
+    ("search-r1", {**RL_ROW, "prompt": [{"role": "user", "content": "x"}]}, {"data_source": ""}),
+    ("search-r1", {**RL_ROW, "prompt": [{"role": "user", "content": "x"}]}, {"prompt": [TURN]}),
+    (
+        "verl",
+        {**RL_ROW, "prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]},
+        {"reward_model": {"style": "rule", "ground_truth": {"target": []}}},
+    ),
+    ("rlinf", {"prompt": "Who?", "solutions": ["x"]}, {"solutions": []}),
+]
+
+
+@pytest.mark.parametrize(
+    ("to", "row", "change"), FRAMES, ids=[f"{to} {next(iter(change))}" for to, _, change in FRAMES]
+)
+def test_a_row_that_another_trainer_would_refuse_is_named_by_file_row_and_field(to: str, row: Row, change: Row) -> None:
+    check_frame(pd.DataFrame([row, row]), SCHEMAS[to], "rows")
+    with pytest.raises(CheckFailedError, match=f"^rows, row 2, field '{next(iter(change))}': "):
+        check_frame(pd.DataFrame([row, row | change]), SCHEMAS[to], "rows")

@@ -4,11 +4,15 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp_types import CallToolResult, TextContent
 
 from deepsearch_rl.agent import endpoint as endpoint_module
 from deepsearch_rl.agent.config import AgentConfig
@@ -231,3 +235,60 @@ def test_a_server_that_says_when_to_come_back_is_asked_again(
     chat_server.says(ANSWER)
     assert rollout().stop_reason is StopReason.ANSWERED
     assert len(chat_server.requests) == 2
+
+
+@pytest.fixture(scope="module")
+def bad_searches() -> Iterator[str]:
+    """An MCP server whose tool answers as its query asks: with text, without chunks, with none of the fields, late."""
+    mcp = MCPServer("retrieval_server", log_level="ERROR", subscriptions=False)
+    answers: dict[str, Any] = {
+        "nothing": None,
+        "no list": {"result": "none"},
+        "no id": {"result": [{"chunk": "About it."}]},
+        "wrong types": {"result": [{"chunk": 7, "chunk_id": None}]},
+        "another key": {"documents": []},
+    }
+
+    @mcp.tool(structured_output=False)
+    async def retrieve(query: str) -> CallToolResult:
+        if query == "late":
+            await asyncio.sleep(30)
+        return CallToolResult(content=[TextContent(text="[1] About it.")], structured_content=answers[query])
+
+    server = uvicorn.Server(
+        uvicorn.Config(
+            mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1"),
+            log_level="critical",
+            timeout_graceful_shutdown=1,
+        )
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(timeout=5)
+
+
+@pytest.mark.parametrize("query", ["nothing", "no list", "no id", "wrong types", "another key", "unknown"])
+def test_a_search_result_that_names_no_chunks_is_a_tool_error_and_never_an_empty_result(
+    chat_server: Any, bad_searches: str, agent_config: Callable[..., AgentConfig], query: str
+) -> None:
+    chat_server.says("", query)
+    trajectory = asyncio.run(_answer_with(chat_server, bad_searches, agent_config()))
+    assert trajectory.stop_reason is StopReason.TOOL_ERROR
+    assert trajectory.retrievals == ()
+    assert all(message.role != "tool" for message in trajectory.messages)
+
+
+def test_a_search_that_hangs_is_a_deadline(
+    chat_server: Any, bad_searches: str, agent_config: Callable[..., AgentConfig]
+) -> None:
+    chat_server.says("", "late")
+    trajectory = asyncio.run(_answer_with(chat_server, bad_searches, agent_config(timeout_s=0.5)))
+    assert trajectory.stop_reason is StopReason.DEADLINE
+
+
+async def _answer_with(chat_server: Any, url: str, config: AgentConfig) -> Trajectory:
+    async with SearchAgent(config, chat_server.endpoint, url, 0.7, first_wait_s=0.001) as agent:
+        return await agent.answer(QUESTION, 0)
