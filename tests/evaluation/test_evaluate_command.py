@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,9 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError, En
 from deepsearch_rl.files import read_json, read_jsonl
 from deepsearch_rl.records import Trajectory
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
+from tests.policies import policy_folder
+
+__all__ = ["policy_folder"]
 
 TOWNS = {"Ada Holt": "Stoke", "Ben Ide": "Burslem", "Cy Jones": "Hanley", "Dee Kerr": "Longton"}
 
@@ -105,3 +111,42 @@ def test_a_missing_variable_and_a_server_that_is_away_are_named(folder: Path, mo
     assert "http://127.0.0.1:9/v1" in failure(away, EndpointError)
     monkeypatch.delenv("OPENAI_API_KEY")
     assert "OPENAI_API_KEY" in failure(evaluate(None, folder, "--base-url", "http://127.0.0.1:9/v1"), ConfigError)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_where_it_was(folder: Path) -> None:
+    """The endpoint kills the command at its fifth request, when two of four questions have been answered."""
+    child: list[subprocess.Popen[bytes]] = []
+
+    def kills(body: dict[str, Any]) -> dict[str, Any]:
+        if len(chat.requests) == 5:
+            child[0].kill()
+        return reads(body)
+
+    with serve_chat(kills) as chat:
+        command = [
+            str(Path(sys.executable).with_name("deepsearch")),
+            "evaluate",
+            "--model",
+            "m",
+            "--dataset",
+            "musique",
+        ]
+        command += ["--retriever", "bm25", "--concurrency", "1", "--data", str(folder)]
+        command += ["--base-url", chat.endpoint.base_url]
+        for status in (-signal.SIGKILL, 0):
+            child[:] = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)]
+            _, errors = child[0].communicate()
+            assert child[0].returncode == status, errors.decode()
+    assert len(chat.requests) == 5 + 2 * 2
+    assert read_json(Path("work/evaluate/results/m-musique/rows.json"))["rows"][0]["f1"] == 1.0
+
+
+@pytest.mark.slow
+def test_a_folder_with_weights_is_served_and_evaluated(folder: Path, policy_folder: Path) -> None:
+    options = ["--context-tokens", "512", "--max-tokens", "16", "--prompt", "tiny", "--questions", "2"]
+    command = ["evaluate", "--model", str(policy_folder), "--dataset", "musique", "--data", str(folder), *options]
+    result = CliRunner().invoke(app, [*command, "--json"])
+    assert result.exit_code == 0, result.output
+    [row] = json.loads(result.stdout)["rows"]
+    assert (row["checkpoint"], row["n"]) == (policy_folder.as_posix(), 2)
