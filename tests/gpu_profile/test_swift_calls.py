@@ -49,6 +49,7 @@ def test_swift_reads_our_fine_tuning_call_as_we_mean_it(root: Path, params: str)
         config.max_length,
     )
     assert (read["use_cpu"], read["add_version"], read["seed"]) == (config.device == "cpu", False, 7)
+    assert (read["loss_scale"], read["preserve_thinking"]) == (config.loss_scale, True)
 
 
 @pytest.mark.parametrize("params", PROFILES)

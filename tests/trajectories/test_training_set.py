@@ -127,9 +127,9 @@ def test_trajectories_of_tags_are_refused(paths: Paths, config: FilterConfig) ->
         build_training_set(config, paths, False)
 
 
-@pytest.mark.parametrize("profile", ["params.yaml", "profiles/smoke/params.yaml", "profiles/gpu/params.yaml"])
-def test_what_is_proved_is_what_is_trained(profile: str) -> None:
-    params = load_params(ROOT / profile)
+@pytest.mark.parametrize("path", [ROOT / "params.yaml", *sorted(ROOT.glob("profiles/*/params.yaml"))])
+def test_what_is_proved_is_what_is_trained(path: Path) -> None:
+    params = load_params(path)
     proved, trained = params.section("filter", FilterConfig), params.section("sft", SftConfig)
     for field in ("template", "agent_template", "loss_scale"):
         assert getattr(proved, field) == getattr(trained, field)
