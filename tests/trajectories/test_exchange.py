@@ -2,16 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pandas as pd
 import pytest
+import swift.dataset
 from transformers import AutoTokenizer
 from trl.data_utils import apply_chat_template
 from typer.testing import CliRunner
 
 from deepsearch_rl.agent.chat_messages import chat_messages
 from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.agent.protocols.search_tags import SearchTags
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.cli import app
 from deepsearch_rl.errors import CheckFailedError, RecordError, UnknownNameError
@@ -61,9 +64,82 @@ def test_trl_renders_the_rows_as_the_server_renders_the_conversation(
         assert f'{{"name": "retrieve", "arguments": {{"query": "{query}"}}}}' in texts[1]
 
 
-def test_ms_swift_rows_are_those_of_the_graph(trajectories: Path, tmp_path: Path) -> None:
-    assert export_rows(trajectories, tmp_path / "out.jsonl", "ms-swift", SOURCE) == 2
-    assert [len(row.messages) for row in read_jsonl(tmp_path / "out.jsonl", SwiftRow)] == [5, 10]
+def swift_rows(path: Path) -> list[dict[str, Any]]:
+    """A file as ms-swift's own loader and preprocessor hand it to its templates; a row they refuse is an error."""
+    rows, _ = swift.dataset.load_dataset(
+        str(path), strict=True, num_proc=1, load_from_cache_file=False, use_hf=True, split_dataset_ratio=0.0
+    )
+    return [{"messages": row["messages"], "tools": row["tools"]} for row in rows]
+
+
+def test_ms_swifts_loader_reads_every_row_as_it_was_written(
+    trajectories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    out = tmp_path / "out.jsonl"
+    assert export_rows(trajectories, out, "ms-swift", SOURCE) == 2
+    rows = swift_rows(out)
+    assert [len(row["messages"]) for row in rows] == [5, 10]
+    written = [row.model_dump() for row in read_jsonl(out, SwiftRow)]
+    for row, expected in zip(rows, written, strict=True):
+        read = [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]]
+        assert read == list(expected["messages"])
+        assert row["tools"] == json.loads(expected["tools"]) == [RETRIEVE_TOOL]
+
+
+def test_ms_swift_has_a_row_per_turn_where_it_is_asked_for(trajectories: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert export_rows(trajectories, out, "ms-swift-turns", SOURCE) == 2 + 3
+    rows = list(read_jsonl(out, SwiftRow))
+    ends = [row.messages[-1].role for row in rows]
+    assert ends == ["tool_call", "assistant", "tool_call", "tool_call", "assistant"]
+
+
+THINKING = ONE_CALL.model_copy(
+    update={
+        "messages": tuple(
+            message.model_copy(update={"reasoning": f"Turn {position}."}) if message.role == "assistant" else message
+            for position, message in enumerate(ONE_CALL.messages)
+        )
+    }
+)
+
+
+def test_reasoning_goes_along_with_every_turn_of_a_trl_row(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "t.jsonl", [THINKING])
+    export_rows(tmp_path / "t.jsonl", tmp_path / "out.jsonl", "trl", SOURCE)
+    [row] = datasets.load_dataset(
+        "json", data_files=str(tmp_path / "out.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    thoughts = [turn["reasoning_content"] for turn in row["messages"] if turn["role"] == "assistant"]
+    assert thoughts == ["Turn 2.", "Turn 4."]
+
+
+@pytest.mark.parametrize("to", ["ms-swift", "ms-swift-turns", "trl"])
+def test_a_conversation_of_the_tag_protocol_is_refused_by_its_id(tmp_path: Path, to: str) -> None:
+    tagged = ONE_CALL.model_copy(update={"id": "tagged#0", "protocol": "search_tags"})
+    write_jsonl(tmp_path / "t.jsonl", [ONE_CALL, tagged])
+    with pytest.raises(CheckFailedError, match=r"tagged#0 is of the protocol 'search_tags'"):
+        export_rows(tmp_path / "t.jsonl", tmp_path / "out", to, SOURCE)
+    assert not (tmp_path / "out").exists()
+
+
+def test_verl_reads_prompt_golden_answers_and_tool_arguments_as_its_dataset_does(
+    questions: Path, tmp_path: Path, model_folder: Path
+) -> None:
+    export_rows(questions, tmp_path / "verl.parquet", "verl", SOURCE)
+    cache = str(tmp_path / "cache")
+    rows = datasets.load_dataset("parquet", data_files=str(tmp_path / "verl.parquet"), cache_dir=cache)["train"]
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    for number, (row, question) in enumerate(zip(rows, QUESTIONS, strict=True)):
+        prompt = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
+        assert prompt.endswith(f"{question.question}<|im_end|>\n<|im_start|>assistant\n")
+        extra = row["extra_info"]
+        assert (extra["index"], extra["need_tools_kwargs"]) == (number, True)
+        created = extra["tools_kwargs"]["search"]["create_kwargs"]
+        assert tuple(created["ground_truth"]["target"]) == question.golden_answers
+        assert tuple(row["reward_model"]["ground_truth"]["target"]) == question.golden_answers
+        assert row["reward_model"]["style"] == "rule"
 
 
 def test_search_r1_and_verl_rows_come_back_from_parquet_with_their_fields(questions: Path, tmp_path: Path) -> None:
@@ -79,11 +155,20 @@ def test_search_r1_and_verl_rows_come_back_from_parquet_with_their_fields(questi
     second = verl.iloc[1]
     assert second.data_source == "searchR1_multihoprag"
     assert [turn["role"] for turn in second.prompt] == ["system", "user"]
-    assert second.prompt[0]["content"] == load_prompt("multihoprag_nothink")
+    assert second.prompt[0]["content"] == load_prompt("multihoprag_nothink").replace("`retrieve`", "`search`")
+    assert "`search`" in second.prompt[0]["content"]
     assert second.extra_info["need_tools_kwargs"]
     created = second.extra_info["tools_kwargs"]["search"]["create_kwargs"]
     assert (created["question"], created["data_source"]) == ("Wo liegt Zürich?", "searchR1_multihoprag")
     assert list(created["ground_truth"]["target"]) == ["Switzerland"]
+
+
+def test_search_r1_rows_begin_as_the_agents_conversations_of_its_protocol(questions: Path, tmp_path: Path) -> None:
+    export_rows(questions, tmp_path / "rows.parquet", "search-r1", Source("multihoprag", "train", None))
+    opening = SearchTags(load_prompt("search_tags")).opening(QUESTIONS[0].question)
+    assert list(pd.read_parquet(tmp_path / "rows.parquet").prompt[0]) == [
+        {"role": "user", "content": opening[0].content}
+    ]
 
 
 def test_rlinf_lines_have_prompt_and_solutions(questions: Path, tmp_path: Path) -> None:

@@ -17,11 +17,17 @@ In = Annotated[Path, typer.Argument(help="Trajectories, questions, or another sy
 Out = Annotated[Path, typer.Argument(help="File to write.", show_default=False)]
 To = Annotated[
     str,
-    typer.Option(help="ms-swift | trl (of trajectories), search-r1 | verl | rlinf (of questions), or trajectories."),
+    typer.Option(
+        help="ms-swift | ms-swift-turns | trl (of trajectories), search-r1 | verl | rlinf (of questions), or "
+        "trajectories (of another system's results)."
+    ),
 ]
 Dataset = Annotated[str, typer.Option(help="search-r1, verl: name of the question set, kept as data_source.")]
 Split = Annotated[str, typer.Option(help="search-r1, verl: split that the questions are.")]
-Prompt = Annotated[str, typer.Option(help="search-r1, verl: the instruction, a file of agent/prompts.")]
+Prompt = Annotated[
+    str | None,
+    typer.Option(help="The instruction, a file of agent/prompts; search-r1: search_tags, verl: multihoprag_nothink."),
+]
 Model = Annotated[str, typer.Option(help="trajectories: what made the results.")]
 
 
@@ -32,12 +38,14 @@ def convert_command(
     to: To,
     dataset: Dataset = "multihoprag",
     split: Split = "train",
-    prompt: Prompt = "multihoprag_nothink",
+    prompt: Prompt = None,
     model: Model = "imported",
 ) -> None:
     """Write rows for another trainer, or read FlashRAG's and DeepSearch-RL's results back as trajectories.
 
-    Rows are checked before the file gets its name. Failed rollouts are left out of training rows.
+    Rows are checked before the file gets its name. Failed rollouts are left out of training rows. ms-swift and trl have
+    a row per trajectory, with the reasoning of all its turns; ms-swift-turns a row per turn, with the reasoning of that
+    turn alone, for models whose history is sent back without it.
 
     \b
         deepsearch trajectories convert data/tiny/trajectories/teacher.jsonl rows.jsonl --to trl

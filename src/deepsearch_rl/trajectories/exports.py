@@ -9,7 +9,7 @@ from typing import Generic, Literal, TypeVar
 from pydantic import JsonValue
 
 from deepsearch_rl.agent.chat_messages import chat_messages
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
 from deepsearch_rl.records import Message, Question, Record, Trajectory
 
 
@@ -102,11 +102,12 @@ class RlinfRow(Record):
 
 
 def trl_row(trajectory: Trajectory) -> TrlRow:
-    """The conversation of a trajectory, whose calls are valid (a filtered one's are)."""
-    messages = [
-        _with_object_arguments(message, sent)
-        for message, sent in zip(trajectory.messages, chat_messages(trajectory.messages), strict=True)
-    ]
+    """The conversation of a trajectory, whose calls are valid (an answered one's are).
+
+    Every turn has its reasoning, under both names that chat templates read it by.
+    """
+    sent = chat_messages(trajectory.messages, with_reasoning=True)
+    messages = [_with_object_arguments(message, form) for message, form in zip(trajectory.messages, sent, strict=True)]
     return TrlRow(messages=tuple(messages), tools=(RETRIEVE_TOOL,))
 
 
@@ -131,10 +132,13 @@ def search_r1_row(question: Question, dataset: str, split: str, index: int, inst
 
 
 def verl_row(question: Question, dataset: str, split: str, index: int, instruction: str) -> VerlRow:
-    """A question behind a system message, with what veRL's search tool is created with."""
-    source = f"searchR1_{dataset}"
+    """A question behind a system message, with what veRL's search tool is created with.
+
+    That tool is called ``search`` there, which is what the instruction then says too.
+    """
+    source, called = f"searchR1_{dataset}", instruction.replace(f"`{RETRIEVE_TOOL_NAME}`", "`search`")
     created = SearchArguments(ground_truth=_golds(question), question=question.question, data_source=source)
-    turns = (ChatTurn(role="system", content=instruction), ChatTurn(role="user", content=question.question))
+    turns = (ChatTurn(role="system", content=called), ChatTurn(role="user", content=question.question))
     return VerlRow(
         data_source=source,
         prompt=turns,
