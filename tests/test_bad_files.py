@@ -12,6 +12,8 @@ from deepsearch_rl.answers import extract_answer
 from deepsearch_rl.cli import main
 from deepsearch_rl.errors import RecordError
 from deepsearch_rl.evaluation.predictions import score_predictions
+from deepsearch_rl.evaluation.rows import ConstantScore, F1TableRow
+from deepsearch_rl.evaluation.runs import read_runs
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Message, StopReason, Trajectory
 from deepsearch_rl.trajectories.collect import read_trajectories
@@ -59,12 +61,27 @@ def export(to: str) -> Callable[[Path], object]:
     return lambda path: export_rows(path, path.with_name("out.jsonl"), to, Source("world", "train", "tiny"))
 
 
+ROW = F1TableRow(
+    **dict.fromkeys(("model", "checkpoint", "corpus", "prompt"), "sft"),
+    **dict.fromkeys(("em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "mean_rounds"), 1.0),
+    **dict.fromkeys(("top_k", "chunk_size", "samples", "seed", "n"), 1),
+    dataset="t",
+    temperature=0.7,
+    mean_tool_calls=0.0,
+    failures={},
+    generated=True,
+    constant=ConstantScore(answer="x", f1=1.0, em=1.0),
+    types={},
+    controls={},
+)
+FILE = ROW.rollouts_file
 READERS: dict[str, Callable[[Path], object]] = {
     "score and compare": score_predictions,
     "trajectories stats": lambda path: read_statistics(path, None),
     "trajectories convert --to ms-swift": export("ms-swift"),
     "trajectories convert --to trl": export("trl"),
     "filter": read_trajectories,
+    "report": lambda path: read_runs({"sft": path.parent}, [ROW], {}, per_run=2),
 }
 
 
@@ -90,7 +107,7 @@ def refused(reader: str, path: Path) -> RecordError:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_cut_last_line_is_refused_by_number(tmp_path: Path, reader: str) -> None:
-    path = tmp_path / "t.jsonl"
+    path = tmp_path / FILE
     whole = write(path, lines(0, 1, 2))
     path.write_bytes(whole[:-40])
     error = refused(reader, path)
@@ -100,7 +117,7 @@ def test_a_cut_last_line_is_refused_by_number(tmp_path: Path, reader: str) -> No
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_last_line_without_a_newline_is_whole(tmp_path: Path, reader: str) -> None:
-    path = tmp_path / "t.jsonl"
+    path = tmp_path / FILE
     path.write_bytes(write(path, lines(0, 1))[:-1])
     assert READERS[reader](path)
 
@@ -119,7 +136,7 @@ def test_a_last_line_without_a_newline_is_whole(tmp_path: Path, reader: str) -> 
 def test_a_row_of_another_version_is_refused_by_its_field(
     tmp_path: Path, reader: str, change: Line, field: str
 ) -> None:
-    path = tmp_path / "t.jsonl"
+    path = tmp_path / FILE
     first, second = lines(0, 1)
     write(path, [first, second | change])
     error = refused(reader, path)
@@ -128,7 +145,7 @@ def test_a_row_of_another_version_is_refused_by_its_field(
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_rollout_that_stands_twice_is_refused_by_the_second(tmp_path: Path, reader: str) -> None:
-    path = tmp_path / "t.jsonl"
+    path = tmp_path / FILE
     write(path, lines(0, 1, 0))
     error = refused(reader, path)
     assert (error.line, error.field) == (3, "id")
@@ -141,14 +158,14 @@ def test_a_rollout_that_stands_twice_is_refused_by_the_second(tmp_path: Path, re
     ids=["no UTF-8", "half a surrogate pair", "a byte order mark", "too deep", "zeros of a power cut", "null"],
 )
 def test_what_is_no_record_is_refused_by_its_line(tmp_path: Path, reader: str, line: bytes) -> None:
-    path = tmp_path / "t.jsonl"
+    path = tmp_path / FILE
     path.write_bytes(write(path, lines(0)) + line + b"\n")
     assert refused(reader, path).line == 2
 
 
 @pytest.mark.parametrize("text", UNICODE.values(), ids=UNICODE.keys())
 def test_unicode_stays_as_it_is_through_every_reader(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "t.jsonl"
+    path = tmp_path / FILE
     write_jsonl(path, [trajectory(0, answer=text, gold=text), trajectory(1)])
     assert next(iter(read_jsonl(path, Trajectory))).answer == text
     assert score_predictions(path).scores.metrics["em"].tolist() == [1.0, 1.0]
@@ -160,7 +177,7 @@ def test_unicode_stays_as_it_is_through_every_reader(tmp_path: Path, text: str) 
 
 
 def test_composed_and_decomposed_letters_are_different_answers_as_the_definitions_have_it(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
+    path = tmp_path / FILE
     write_jsonl(path, [trajectory(0, answer="Zo\u00eb", gold="Zoe\u0308")])
     assert score_predictions(path).scores.metrics["em"].tolist() == [0.0]
 
@@ -183,8 +200,8 @@ def test_of_several_tags_the_last_of_each_counts_in_results_of_other_systems_too
     assert extract_answer(text) == answer
     row = {"id": "q", "question": "Who?", "golden_answers": ["b"], "output": {"answer": text}}
     write(tmp_path / "r.jsonl", [row])
-    import_results(tmp_path / "r.jsonl", tmp_path / "t.jsonl", "m")
-    [made] = read_trajectories(tmp_path / "t.jsonl")
+    import_results(tmp_path / "r.jsonl", tmp_path / FILE, "m")
+    [made] = read_trajectories(tmp_path / FILE)
     assert made.answer == answer
     assert made.stop_reason is (StopReason.ANSWERED if answer else StopReason.NO_ANSWER_TAG)
 
@@ -192,10 +209,10 @@ def test_of_several_tags_the_last_of_each_counts_in_results_of_other_systems_too
 @pytest.mark.parametrize(
     "command",
     [
-        ["score", "t.jsonl"],
-        ["compare", "t.jsonl", "t.jsonl"],
-        ["trajectories", "stats", "t.jsonl"],
-        ["trajectories", "convert", "t.jsonl", "out.jsonl", "--to", "trl"],
+        ["score", FILE],
+        ["compare", FILE, FILE],
+        ["trajectories", "stats", FILE],
+        ["trajectories", "convert", FILE, "out.jsonl", "--to", "trl"],
     ],
     ids=" ".join,
 )
@@ -204,6 +221,6 @@ def test_every_command_ends_with_one_paragraph_and_status_1(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["deepsearch", *command])
-    write(tmp_path / "t.jsonl", lines(0, 0))
-    with pytest.raises(SystemExit, match=r"^error: t\.jsonl, line 2: field 'id': "):
+    write(tmp_path / FILE, lines(0, 0))
+    with pytest.raises(SystemExit, match=r"^error: t\.search\.t0\.7\.jsonl, line 2: field 'id': "):
         main()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepsearch_rl.evaluation.rows import F1TableRow
-from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.files import read_distinct, read_jsonl
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.retrieval.gold import Gold
 from deepsearch_rl.trajectories.statistics import Tally, TrajectoryStatistics, gold_by_question, outcome
@@ -52,12 +52,12 @@ def read_questions(paths: Mapping[str, Path]) -> dict[str, dict[str, Question]]:
     Raises:
         ArtifactError, RecordError: a file is missing or malformed.
     """
-    return {name: {one.id: one for one in read_jsonl(path, Question)} for name, path in paths.items()}
+    return {name: {one.id: one for one in read_distinct(path, Question)} for name, path in paths.items()}
 
 
 def _read_run(path: Path, row: F1TableRow, gold: Mapping[str, Gold], per_run: int) -> ReadRun:
     tally, outcomes = Tally(gold), []
-    for one in read_jsonl(path, Trajectory):
+    for one in read_distinct(path, Trajectory):
         tally.add(one)
         outcomes.append(outcome(one))
     picked = chosen(outcomes, per_run)
