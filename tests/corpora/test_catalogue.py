@@ -10,26 +10,37 @@ import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.corpora import graphrag_bench
+from deepsearch_rl.corpora import graphrag_bench, ifeval
 from deepsearch_rl.corpora.catalogue import CARDS, find_card
 from deepsearch_rl.corpora.folder import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
+from deepsearch_rl.retrieval.gold import without_space
+from tests.corpora.real_news import read_rows, write_repository
 
 REAL_QUESTIONS = {
     "2wikimultihopqa": ("2wikimultihopqa/dev", 1117),
     "bamboogle": ("searchr1/bamboogle", 125),
     "graphrag_bench": ("graphrag_bench/questions_novel", 2010),
+    "graphrag_bench (medical)": ("graphrag_bench/questions_medical", 2062),
     "hotpotqa": ("hotpotqa/dev", 5553),
     "musique": ("musique/dev", 910),
     "nq": ("searchr1/nq", 688),
     "popqa": ("searchr1/popqa", 1946),
     "triviaqa": ("searchr1/triviaqa", 825),
 }
-REAL_CORPORA = {"graphrag_bench": ("graphrag_bench/corpus_novel", 20), "wiki18": ("wiki18/sample1000", 1000)}
+REAL_CORPORA = {
+    "graphrag_bench": ("graphrag_bench/corpus_novel", 20),
+    "graphrag_bench (medical)": ("graphrag_bench/corpus_medical", 1),
+    "wiki18": ("wiki18/sample1000", 1000),
+    "wiki18 (more)": ("wiki18/extra_passages", 9637),
+    "flashrag (musique)": ("musique/corpus", 7862),
+    "flashrag (2wikimultihopqa)": ("2wikimultihopqa/corpus", 8086),
+    "flashrag (hotpotqa)": ("hotpotqa/corpus", 19379),
+}
 
 
 def test_every_format_of_a_public_data_set_has_a_card() -> None:
-    assert set(CARDS) | {"flashrag"} == set(CORPUS_FORMATS) | set(QUESTION_FORMATS)
+    assert set(CARDS) - {"ifeval"} | {"flashrag"} == set(CORPUS_FORMATS) | set(QUESTION_FORMATS)
 
 
 @pytest.mark.parametrize("name", sorted(set(QUESTION_FORMATS) - {"flashrag", "multihoprag"}))
@@ -48,11 +59,31 @@ def test_the_article_on_wiki18s_card_is_one_that_the_loader_reads(tmp_path: Path
     assert document.title == '"Aaron"'
 
 
+def test_the_prompt_on_ifevals_card_is_one_that_the_loader_reads_and_nulls_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    sample = dict(CARDS["ifeval"].sample)
+    padded = sample | {"kwargs": [{"num_highlights": None}, {"num_highlights": 3, "keywords": None}]}
+    path.write_text(f"{json.dumps(sample)}\n{json.dumps(padded)}\n")
+    first, second = ifeval.read_rows(path, ifeval.IfevalRow)
+    assert first == second
+    assert first.kwargs == ({}, {"num_highlights": 3})
+    path.write_text(json.dumps(sample | {"kwargs": [{}]}) + "\n")
+    with pytest.raises(RecordError, match=r"line 1: .*one entry per instruction"):
+        list(ifeval.read_rows(path, ifeval.IfevalRow))
+
+
+@pytest.mark.realdata
+def test_the_real_prompts_are_read_whole(real_data: Path) -> None:
+    rows = list(ifeval.read_rows(real_data / "ifeval" / "input_data.jsonl.gz", ifeval.IfevalRow))
+    assert len(rows) == len({row.key for row in rows}) == 441
+    assert len({name for row in rows for name in row.instruction_id_list}) == 25
+
+
 @pytest.mark.realdata
 @pytest.mark.parametrize("name", REAL_QUESTIONS)
 def test_the_real_questions_are_read_whole_and_their_ids_differ(real_data: Path, name: str) -> None:
     file, count = REAL_QUESTIONS[name]
-    questions = list(QUESTION_FORMATS[name](real_data / f"{file}.jsonl.gz"))
+    questions = list(QUESTION_FORMATS[name.split()[0]](real_data / f"{file}.jsonl.gz"))
     assert len(questions) == len({question.id for question in questions}) == count
     assert all(question.golden_answers for question in questions)
 
@@ -61,9 +92,25 @@ def test_the_real_questions_are_read_whole_and_their_ids_differ(real_data: Path,
 @pytest.mark.parametrize("name", REAL_CORPORA)
 def test_the_real_corpora_are_read_whole(real_data: Path, name: str) -> None:
     file, count = REAL_CORPORA[name]
-    documents = list(CORPUS_FORMATS[name](real_data / f"{file}.jsonl.gz"))
-    assert len({document.id for document in documents}) == count
-    assert all(document.text for document in documents)
+    documents = list(CORPUS_FORMATS[name.split()[0]](real_data / f"{file}.jsonl.gz"))
+    assert len({document.id for document in documents}) == len(documents) == count
+    assert all(document.title and document.text for document in documents)
+
+
+@pytest.mark.realdata
+def test_the_real_news_is_read_as_the_hubs_repository_holds_it(real_data: Path, tmp_path: Path) -> None:
+    articles, queries = (read_rows(real_data / "multihoprag" / f"{name}.jsonl.gz") for name in ("corpus", "queries"))
+    folder = write_repository(tmp_path / "multihoprag", articles, queries)
+    documents = {one.id: one for one in CORPUS_FORMATS["multihoprag"](folder)}
+    questions = list(QUESTION_FORMATS["multihoprag"](folder))
+    assert (len(documents), len(questions)) == (609, 2356)
+    known = [one for one in questions if one.metadata.evidence_list is not None]
+    assert len(known) == sum(row["evidence_list"] is not None for row in queries) < 2356
+    facts = [fact for one in known for fact in one.metadata.evidence_list or ()]
+    assert all(without_space(fact.fact) in without_space(documents[fact.doc_id or ""].text) for fact in facts)
+    nulls = [one for one in questions if one.metadata.question_type == "null_query"]
+    assert {one.golden_answers for one in nulls} == {("Insufficient information.",)}
+    assert {one.metadata.evidence_list for one in nulls} == {()}
 
 
 @pytest.mark.realdata

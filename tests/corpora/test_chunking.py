@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -15,8 +16,8 @@ from deepsearch_rl.corpora import spans
 from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora, chunk_documents
 from deepsearch_rl.corpora.spans import sentence_spans, word_spans
 from deepsearch_rl.corpora.token_counts import WordCounter
-from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
-from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
+from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Chunk, Document
 
 CONFIG = ChunkConfig(chunk_size=12, overlap=0, tokenizer="words", passages=(), variants={})
@@ -211,3 +212,34 @@ def test_gold_facts_of_multihoprag_stay_inside_one_chunk_of_200_tokens(real_data
     whole = [any("".join(fact["fact"].split()) in text for text in passages[fact["doc_id"]]) for fact in facts]
     assert len(whole) > 900
     assert sum(whole) >= 0.99 * len(whole)
+
+
+def variants(**by_name: dict[str, Any]) -> ChunkConfig:
+    return ChunkConfig.model_validate(CONFIG.model_dump() | {"variants": by_name})
+
+
+def test_a_variant_is_a_corpus_of_its_own_cut_another_way(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in" / "news.jsonl", [Document(id="a", contents=f"T\n{'One two three four. ' * 9}")])
+    config = variants(news_5={"corpus": "news", "chunk_size": 5, "overlap": 0})
+    counts = chunk_corpora(tmp_path / "in", tmp_path / "out", config)
+    assert counts == {"news": 5, "news_5": 9}
+    chunks = {name: list(read_jsonl(tmp_path / "out" / f"{name}.jsonl", Chunk)) for name in counts}
+    assert {chunk.metadata.doc_id for chunk in chunks["news_5"]} == {"a"}
+    assert chunk_corpora(tmp_path / "in", tmp_path / "again", CONFIG) == {"news": 5}
+    assert list(read_jsonl(tmp_path / "again" / "news.jsonl", Chunk)) == chunks["news"]
+
+
+def test_a_variant_of_nothing_or_with_the_name_of_a_corpus_is_refused(tmp_path: Path) -> None:
+    for name in ("news", "wiki"):
+        write_jsonl(tmp_path / f"{name}.jsonl", [Document(id="a", contents="T\nOne.")])
+    cut = {"chunk_size": 5, "overlap": 0}
+    with pytest.raises(UnknownNameError, match=r"chunk\.variants\.short.* Did you mean 'news'"):
+        chunk_corpora(tmp_path, tmp_path / "out", variants(short=cut | {"corpus": "new"}))
+    with pytest.raises(ConfigError, match="there is a corpus 'wiki'"):
+        chunk_corpora(tmp_path, tmp_path / "out", variants(wiki=cut | {"corpus": "news"}))
+    passages = variants(short=cut | {"corpus": "wiki"}).model_copy(update={"passages": ("wiki",)})
+    with pytest.raises(ConfigError, match="'wiki' is passages already"):
+        chunk_corpora(tmp_path, tmp_path / "out", passages)
+    with pytest.raises(ValidationError, match="overlap 5 must be below chunk_size 5"):
+        variants(short={"corpus": "news", "chunk_size": 5, "overlap": 5})
+    assert not (tmp_path / "out").exists()

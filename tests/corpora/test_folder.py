@@ -201,11 +201,3 @@ def test_real_question_sets_are_read(real_data: Path, name: str, format_: str, t
     questions = splits(real_data, f"{name}/dev.jsonl.gz", format_)["val"]
     assert len(questions) == count
     assert types <= {question.metadata.question_type for question in questions} <= types | {""}
-
-
-@pytest.mark.realdata
-def test_real_corpora_are_read(real_data: Path) -> None:
-    assert sum(1 for _ in corpus(real_data, "wiki18/sample1000.jsonl.gz", "wiki18")) == 1000
-    musique = corpus(real_data, "musique/corpus.jsonl.gz")
-    assert len(musique) == 7862
-    assert all(document.title and document.text for document in musique)

@@ -47,6 +47,7 @@ def test_the_stages_write_the_same_bytes_again_and_chunks_that_fit_a_small_conte
     assert first == digests(tmp_path / "second")
     assert {name.split("/", 2)[2] for name in first} == {
         "corpora/world.jsonl", "corpora/outworld.jsonl", "chunks/world.jsonl", "chunks/outworld.jsonl",
+        "chunks/world_14.jsonl",
         "questions/multihoprag/train.jsonl", "questions/multihoprag/dev.jsonl", "questions/multihoprag/val.jsonl",
         "questions/musique/val.jsonl", "questions/2wikimultihopqa/val.jsonl", "questions/hotpotqa/val.jsonl",
     }  # fmt: skip

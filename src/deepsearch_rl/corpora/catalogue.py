@@ -6,6 +6,7 @@ from deepsearch_rl.corpora import (
     bamboogle,
     graphrag_bench,
     hotpotqa,
+    ifeval,
     multihoprag,
     musique,
     nq,
@@ -17,7 +18,7 @@ from deepsearch_rl.corpora import (
 from deepsearch_rl.corpora.card import DatasetCard
 from deepsearch_rl.errors import UnknownNameError
 
-MODULES = (multihoprag, musique, twowiki, hotpotqa, nq, triviaqa, popqa, bamboogle, graphrag_bench, wiki18)
+MODULES = (multihoprag, musique, twowiki, hotpotqa, nq, triviaqa, popqa, bamboogle, graphrag_bench, wiki18, ifeval)
 CARDS: Mapping[str, DatasetCard] = {module.CARD.name: module.CARD for module in MODULES}
 
 

@@ -30,6 +30,13 @@ def datasets_command(name: Name = None) -> None:
         f"hub:      {card.repository} at {revision}\n"
         f"files:    {', '.join(card.files)}\n"
         f"a row:    {json.dumps(card.sample, ensure_ascii=False)}\n\n"
-        "In a profile's params.yaml, under `download`: `hub.repositories` fetches files, `folder` reads them with "
-        f"`format: {card.name}` (profiles/gpu/params.yaml shows both)."
+        f"In a profile's params.yaml, `download.hub.repositories` fetches files, {_read_by(card.name)} "
+        "(profiles/gpu/params.yaml shows both)."
     )
+
+
+def _read_by(name: str) -> str:
+    """Which params read a set's files."""
+    if name == "ifeval":  # prompts, no questions: the stage of that name reads them
+        return "`ifeval.path` names the one to read, with `ifeval.prompts: real`"
+    return f"`download.folder` reads them with `format: {name}`"

@@ -11,11 +11,10 @@ from pathlib import Path
 from types import ModuleType
 
 from evalscope.benchmarks.ifeval import instructions_registry
-from pydantic import Field, JsonValue, model_validator
+from pydantic import JsonValue, model_validator
 
+from deepsearch_rl.corpora.ifeval import IfevalRow, read_rows
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import read_jsonl
-from deepsearch_rl.records import NonEmpty, Record
 
 NEED_NLTK_DATA = frozenset({"length_constraints:number_sentences", "change_case:capital_word_frequency"})
 """Instructions that cannot be checked without NLTK's ``punkt_tab``."""
@@ -57,21 +56,14 @@ _TOPICS = (
 )
 
 
-class IfevalPrompt(Record):
-    """One prompt of IFEval: ``kwargs[i]`` are the arguments of the checker ``instruction_id_list[i]``."""
-
-    key: int
-    prompt: NonEmpty
-    instruction_id_list: tuple[str, ...] = Field(min_length=1)
-    kwargs: tuple[dict[str, JsonValue], ...]
+class IfevalPrompt(IfevalRow):
+    """One prompt of IFEval whose instructions all have a checker here."""
 
     @model_validator(mode="after")
-    def _known_and_paired(self) -> "IfevalPrompt":
+    def _known(self) -> "IfevalPrompt":
         unknown = sorted(set(self.instruction_id_list) - set(instructions_registry.INSTRUCTION_DICT))
         if unknown:
             raise ValueError(f"no checker is known for {', '.join(unknown)}")
-        if len(self.kwargs) != len(self.instruction_id_list):
-            raise ValueError("kwargs must hold one entry per instruction")
         return self
 
 
@@ -102,13 +94,13 @@ def _prompt(key: int, entries: Sequence[tuple[str, dict[str, JsonValue]]]) -> If
 
 
 def read_prompts(path: Path) -> list[IfevalPrompt]:
-    """Read a JSON Lines file in the official form.
+    """Read a JSON Lines file in the official form, plain or gzipped.
 
     Raises:
         ArtifactError: the file is missing, empty, or asks for checkers whose NLTK data is not installed.
         RecordError: a line does not fit, or names an instruction without a checker.
     """
-    prompts = list(read_jsonl(path, IfevalPrompt))
+    prompts = list(read_rows(path, IfevalPrompt))
     if not prompts:
         raise ArtifactError(f"{path} holds no IFEval prompt.")
     require_nltk_data(prompts)
