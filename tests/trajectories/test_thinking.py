@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swift.dataset import load_dataset
 from transformers import Qwen3Config
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import CheckFailedError, ConfigError
+from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Message, Question, StopReason, ToolCall, Trajectory
 from deepsearch_rl.training.pretrain.prepare import world_tokenizer
 from deepsearch_rl.trajectories.convert import row_targets, swift_row
@@ -223,6 +225,19 @@ def test_prompts_in_rows_are_those_of_the_requests_that_reached_the_server(
             prompt = checked._chat_format.prompt_ids(messages, request["tools"])
             assert encoded["input_ids"][: len(prompt)] == prompt
             assert encoded["labels"][len(prompt) - 1] == IGNORED != encoded["labels"][len(prompt)]
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+def test_ms_swifts_own_loader_hands_the_proved_rows_to_its_template(
+    folder_of: FolderOf, flatten: bool, tmp_path: Path
+) -> None:
+    checked = proof(folder_of("thinking"), "qwen3_thinking", flatten, "+ignore_think_prefix")
+    rows = [swift_row(one, target) for one in (SEVERAL, IN_THE_TEXT) for target in row_targets(one, flatten)]
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    loaded, _ = load_dataset([str(tmp_path / "train.jsonl")], num_proc=1)
+    for row, read in zip(rows, loaded, strict=True):
+        ours, theirs = (checked._training.encode(dict(one)) for one in (row.model_dump(), read))
+        assert (theirs["input_ids"], theirs["labels"]) == (ours["input_ids"], ours["labels"])
 
 
 PLAIN = rollout((None, "", ["mayor"]), (None, ANSWER, ()))
