@@ -55,7 +55,9 @@
     const address = asked();
     for (const name of [...FIELDS, "text"]) filters.elements[name].value = address.get(name) || "";
     filter(address.get("id"));
-    if ([...address].length) document.getElementById("trajectories").scrollIntoView();
+    if (![...address].length) return;
+    document.getElementById("trajectories").scrollIntoView();
+    list.querySelector("[aria-current]")?.focus({ preventScroll: true });
   }
 
   function keepAddress() {

@@ -45,9 +45,9 @@ def behaviour_section(found: F1Table, runs: Sequence[Run], browsable: bool) -> l
     """
     note = (
         "Over all rollouts. Correct: F1 of 0.8 or more; the columns after “wrong” are rollouts that ended without an "
-        "answer, by kind, which score zero. Every count leads to its cases below. Means are per rollout, ± one "
-        "standard deviation; tokens are those of all model calls together. Gold evidence shown: mean share of a "
-        "question's gold facts, or documents, that stood in passages that the model was given."
+        "answer, by kind, which score zero. Every count leads to those of its cases that this page holds. Means are "
+        "per rollout, ± one standard deviation; tokens are those of all model calls together. Gold evidence shown: "
+        "mean share of a question's gold facts, or documents, that stood in passages that the model was given."
     )
     sets = [of_set for name in datasets_of(found) if (of_set := _runs_of(found, runs, name))]
     parts = [folded(_title(one), *_set_parts(one, browsable), opened=one is sets[0]) for one in sets]

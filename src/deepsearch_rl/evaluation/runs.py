@@ -15,7 +15,7 @@ from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.retrieval.gold import Gold
 from deepsearch_rl.trajectories.statistics import Tally, TrajectoryStatistics, gold_by_question, outcome
 
-OF_EACH_OUTCOME = 3
+OF_EACH_OUTCOME = 5
 """Rollouts of every outcome that are shown at least, where a run has as many: one looks for the rare failures."""
 
 
