@@ -119,6 +119,9 @@ def ask_command(
         str | None, typer.Option(help="A retrieval server that runs already, in place of the profile's index.")
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="Another prompt of agent/prompts.")] = None,
+    protocol: Annotated[
+        str | None, typer.Option(help="function_calling, or search_tags for Search-R1's models.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="Passages per search.")] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="Of sampling.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole trajectory as JSON instead.")] = False,
@@ -143,7 +146,7 @@ def ask_command(
         model=folder,
         index=data / "index" / corpus,
         chunks=data / "chunks" / f"{corpus}.jsonl",
-        agent=_section(values, profile, "agent", AgentConfig, prompt=prompt),
+        agent=_section(values, profile, "agent", AgentConfig, prompt=prompt, protocol=protocol),
         retrieval=_section(values, profile, "retrieval", RetrievalConfig, top_k=top_k),
         serving=_section(values, profile, "serving", ServingConfig),
         temperature=temperature,
