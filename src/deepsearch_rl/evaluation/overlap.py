@@ -25,23 +25,24 @@ class AnswerTexts:
     """Distinct normalised texts, numbered from 0 in the order in which they came."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._spellings: dict[str, int] = {}
+        self._number_of: dict[str, int] = {}
+        self._number_of_normal: dict[str, int] = {}
         self.normals: list[str] = []
         self.features: list[frozenset[Feature]] = []
 
-    def number(self, text: str) -> int:
-        """The number of a text's normalised form."""
-        known = self._spellings.get(text)
-        return self._add(text) if known is None else known
+    def number(self, texts: Sequence[str]) -> Ints:
+        """The numbers of the texts' normalised forms, in their order."""
+        for text in dict.fromkeys(texts):
+            if text not in self._number_of:
+                self._add(text)
+        return np.fromiter(map(self._number_of.__getitem__, texts), dtype=np.int64, count=len(texts))
 
-    def _add(self, text: str) -> int:
+    def _add(self, text: str) -> None:
         normal = normalise(text)
-        number = self._spellings[text] = self._numbers.setdefault(normal, len(self.normals))
+        number = self._number_of[text] = self._number_of_normal.setdefault(normal, len(self.normals))
         if number == len(self.normals):
             self.normals.append(normal)
             self.features.append(_features(normal))
-        return number
 
 
 def _features(normal: str) -> frozenset[Feature]:
@@ -75,16 +76,14 @@ class GoldenAnswers:
 
     def first_spelling(self, numbers: Ints, questions: Ints) -> str:
         """The first in the alphabet of the golden answers of ``questions`` that are one of ``numbers``."""
-        wanted = set(numbers.tolist())
-        asked = (self.spelled[question] for question in questions.tolist())
-        return min(gold for golds in asked for gold in golds if self.texts.number(gold) in wanted)
+        given = [gold for question in questions.tolist() for gold in self.spelled[question]]
+        return min(np.array(given, dtype=object)[np.isin(self.texts.number(given), numbers)])
 
 
 def number_golds(spelled: Sequence[tuple[str, ...]]) -> GoldenAnswers:
     """Number the golden answers of at least one question, each of which has at least one."""
     texts = AnswerTexts()
-    number = texts.number
-    given_G = np.array([number(gold) for golds in spelled for gold in golds], dtype=np.int64)
+    given_G = texts.number([gold for golds in spelled for gold in golds])
     of_G = np.repeat(np.arange(len(spelled)), [len(golds) for golds in spelled])
     question_G, numbers_G = np.divmod(np.unique(of_G * len(texts.normals) + given_G), len(texts.normals))
     return GoldenAnswers(
@@ -101,7 +100,7 @@ def score_rows(golds: GoldenAnswers, question_N: Ints, preds: Sequence[str]) -> 
     first_N = np.cumsum(counts_N) - counts_N
     row_P = np.repeat(np.arange(len(preds)), counts_N)
     gold_P = golds.numbers_G[np.arange(len(row_P)) + np.repeat(golds.first_Q[question_N] - first_N, counts_N)]
-    pred_P = np.array([golds.texts.number(pred) for pred in preds], dtype=np.int64)[row_P]
+    pred_P = golds.texts.number(preds)[row_P]
     return np.maximum.reduceat(_score_pairs(golds.texts, pred_P, gold_P), first_N)
 
 
