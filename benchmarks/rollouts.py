@@ -1,18 +1,20 @@
-"""Rollouts per second of ``collect``, against a loop that opens an MCP session for every question.
+"""Rollouts per second of ``collect``, against loops that open an MCP session for every question.
 
-    .venv/bin/python -m benchmarks.rollouts                                     # two minutes
+    .venv/bin/python -m benchmarks.rollouts                                     # four minutes
     .venv/bin/python -m benchmarks.rollouts --rollouts 60 --repetitions 1       # a trial
     .venv/bin/python -m benchmarks.rollouts --docs docs/evaluation.md           # and the table into the document
     .venv/bin/python -m benchmarks.rollouts --profile work/collect.prof         # where ours spends its time (cProfile)
 
-Both answer the same questions through the same Agents SDK, model client and retrieval server, at most ``--concurrency``
-at once, and take turns in one process, so that a busy machine slows both. The model is a scripted endpoint in a process
-of its own that answers at once (benchmarks/load/scripted_endpoint.py): one search, then an answer. The retrieval server
-is the real one, over BM25.
+All answer the same kind of questions through the same Agents SDK, model client and retrieval server, at most
+``--concurrency`` at once, and take turns in one process, so that a busy machine slows all. The model is a scripted
+endpoint in a process of its own that answers at once (benchmarks/load/scripted_endpoint.py): one search, then an
+answer. The retrieval server is the real one, over BM25.
 
     collect              ``collect`` with a ``SearchAgent``: one agent for the run, checks, log and artifact included
     session per question ``Runner.run`` with an ``MCPServerStreamableHttp`` that is opened for each question, as
                          DeepSearch-RL's original does; it writes nothing
+    ... without TLS      the same with an HTTP client that is told to make no TLS context, of which the SDK's own makes
+                         one per session, whatever the address; the least that a session of its own can cost
 
 What is judged is the harness: its rollouts per second against the other loop's, and its own CPU time per rollout
 (``time.process_time``; the servers' is beside it). Where there are two cores, the harness has one of its own and both
@@ -31,12 +33,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import httpx2
 import openai
 import yaml
 from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner
-from agents.mcp import MCPServerStreamableHttp
+from agents.mcp import MCPServerStreamableHttp, MCPServerStreamableHttpParams
+from agents.mcp.util import HttpClientFactory
 
 from benchmarks.load import corpus
 from benchmarks.load.report import fill_section, markdown_table
@@ -50,7 +55,7 @@ from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.build import IndexSection
 from deepsearch_rl.trajectories.collect import collect
 
-OURS, THEIRS = "collect", "session per question"
+OURS, THEIRS, LEAN = "collect", "session per question", "session per question without TLS"
 TARGET_RATIO = 2.5
 AIM_CPU_MS = 10
 TEMPERATURE = 0.7
@@ -62,7 +67,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """What both loops talk to."""
+    """What all loops talk to."""
 
     endpoint: EndpointProcess
     retrieval: ServerProcess
@@ -116,8 +121,17 @@ def collect_all(questions: Sequence[Question], servers: Servers, config: AgentCo
         raise RuntimeError(f"{len(wrong)} of {len(found)} rollouts went wrong, the first with: {wrong[0]}")
 
 
-def session_per_question(questions: Sequence[Question], servers: Servers, config: AgentConfig) -> None:
+def session_per_question(
+    questions: Sequence[Question],
+    servers: Servers,
+    config: AgentConfig,
+    *,
+    make_client: HttpClientFactory | None = None,
+) -> None:
     """The other: connect, list the tools, run, disconnect, for every question."""
+    params = MCPServerStreamableHttpParams(url=f"{servers.retrieval.url}/mcp")
+    if make_client:
+        params["httpx_client_factory"] = make_client
 
     async def run() -> None:
         places = asyncio.Semaphore(config.concurrency)
@@ -127,7 +141,7 @@ def session_per_question(questions: Sequence[Question], servers: Servers, config
         instructions = load_prompt(config.prompt)
 
         async def answer(question: Question) -> str:
-            async with places, MCPServerStreamableHttp({"url": f"{servers.retrieval.url}/mcp"}) as server:
+            async with places, MCPServerStreamableHttp(params) as server:
                 agent = Agent(
                     "a", instructions=instructions, mcp_servers=[server], model=model, model_settings=settings
                 )
@@ -142,7 +156,19 @@ def session_per_question(questions: Sequence[Question], servers: Servers, config
     asyncio.run(run())
 
 
-LOOPS: dict[str, Loop] = {OURS: collect_all, THEIRS: session_per_question}
+def client_without_tls(
+    headers: dict[str, str] | None = None, timeout: object = None, auth: object = None
+) -> httpx2.AsyncClient:
+    """The SDK's default client but for the TLS context, which it would make by reading every certificate."""
+    assert auth is None
+    return httpx2.AsyncClient(headers=headers, timeout=timeout, follow_redirects=False, verify=False)  # type: ignore[arg-type]
+
+
+LOOPS: dict[str, Loop] = {
+    OURS: collect_all,
+    THEIRS: session_per_question,
+    LEAN: partial(session_per_question, make_client=client_without_tls),
+}
 
 
 def measure(name: str, questions: Sequence[Question], servers: Servers, config: AgentConfig) -> Measurement:
@@ -161,12 +187,13 @@ def measure(name: str, questions: Sequence[Question], servers: Servers, config: 
 
 
 def measure_in_turn(options: argparse.Namespace, servers: Servers, config: AgentConfig) -> Iterator[Measurement]:
-    """Both loops once unmeasured, then again and again; every other repetition begins with the other loop."""
+    """All loops once unmeasured, then again and again; each repetition begins with the next loop."""
     numbers = itertools.count()
     for name in LOOPS:
         LOOPS[name](make_questions(numbers, 2 * config.concurrency), servers, config)
     for repetition in range(options.repetitions):
-        for name in (OURS, THEIRS) if repetition % 2 == 0 else (THEIRS, OURS):
+        first = repetition % len(LOOPS)
+        for name in [*LOOPS][first:] + [*LOOPS][:first]:
             yield measure(name, make_questions(numbers, options.rollouts), servers, config)
 
 
@@ -203,24 +230,27 @@ def agent_config(concurrency: int) -> AgentConfig:
 def report(measured: Sequence[Measurement], options: argparse.Namespace) -> str:
     """The verdicts and the table, as Markdown. A cell is the median of the repetitions."""
     groups = {name: [one for one in measured if one.loop == name] for name in LOOPS}
-    ratio = statistics.median(
-        ours.rate_per_s / theirs.rate_per_s for ours, theirs in zip(groups[OURS], groups[THEIRS], strict=True)
-    )
-    ours_ms, theirs_ms = (
-        statistics.median(one.cpu_ms(one.harness_cpu_s) for one in groups[name]) for name in (OURS, THEIRS)
-    )
+    cpu_ms = {name: statistics.median(one.cpu_ms(one.harness_cpu_s) for one in group) for name, group in groups.items()}
+    ratio = _ratio(groups[OURS], groups[THEIRS])
     verdicts = [
-        ("rollouts/s, collect : session per question", TARGET_RATIO, f"{ratio:.2f}", _verdict(ratio >= TARGET_RATIO)),
-        ("collect's CPU ms per rollout", AIM_CPU_MS, f"{ours_ms:.1f}", _verdict(ours_ms <= AIM_CPU_MS)),
-        ("CPU per rollout, session per question : collect", "", f"{theirs_ms / ours_ms:.2f}", ""),
+        (f"rollouts/s, {OURS} : {THEIRS}", TARGET_RATIO, f"{ratio:.2f}", _verdict(ratio >= TARGET_RATIO)),
+        (f"{OURS}'s CPU ms per rollout", AIM_CPU_MS, f"{cpu_ms[OURS]:.1f}", _verdict(cpu_ms[OURS] <= AIM_CPU_MS)),
+        (f"CPU per rollout, {THEIRS} : {OURS}", "-", f"{cpu_ms[THEIRS] / cpu_ms[OURS]:.2f}", "-"),
+        (f"rollouts/s, {OURS} : {LEAN}", "-", f"{_ratio(groups[OURS], groups[LEAN]):.2f}", "-"),
+        (f"CPU per rollout, {LEAN} : {OURS}", "-", f"{cpu_ms[LEAN] / cpu_ms[OURS]:.2f}", "-"),
     ]
     return (
-        f"{options.repetitions} x {options.rollouts} rollouts of two model calls and one search by each loop in turn, "
+        f"{options.repetitions} x {options.rollouts} rollouts of two model calls and one search by each loop, in turn, "
         f"{options.concurrency} at once; {options.passages:,} passages, BM25, top 3. Medians, the ratio of rollouts/s "
         f"that of neighbours in time.\n\n"
         f"{markdown_table(('what', 'target', 'measured', 'verdict'), verdicts)}\n"
         f"{markdown_table(HEADER, [_row(name, group) for name, group in groups.items()])}"
     )
+
+
+def _ratio(ours: Sequence[Measurement], theirs: Sequence[Measurement]) -> float:
+    """The median ratio of rollouts/s of neighbours in time."""
+    return statistics.median(one.rate_per_s / other.rate_per_s for one, other in zip(ours, theirs, strict=True))
 
 
 def _row(name: str, group: Sequence[Measurement]) -> tuple[object, ...]:
@@ -250,7 +280,7 @@ def profile(options: argparse.Namespace, servers: Servers, config: AgentConfig) 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=150, help="per loop and repetition")
-    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--concurrency", type=int, default=30, help="rollouts at once")
     parser.add_argument("--passages", type=int, default=1000, help="rows of the index")
     parser.add_argument("--work", type=Path, default=Path("work/benchmarks"), help="index and results")
@@ -266,7 +296,7 @@ def _parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure both loops in turn and print what was found."""
+    """Measure all loops in turn and print what was found."""
     options = _parse()
     config = agent_config(options.concurrency)
     with running_servers(options) as servers:
