@@ -13,8 +13,10 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from deepsearch_rl.serving.remote import read_remote
 from deepsearch_rl.training.backends.make import train_arguments
 from deepsearch_rl.training.rl_config import RlConfig
+from deepsearch_rl.trajectories.synthesize import SynthesizeConfig
 from stages.entry import load_params
 from tests.gpu_profile.check_environment import pins
 from tests.pipeline.first_party import PACKAGES, closure, imported_names
@@ -24,6 +26,7 @@ PROFILES = {
     "tiny": ROOT / "params.yaml",
     "smoke": ROOT / "profiles/smoke/params.yaml",
     "gpu": ROOT / "profiles/gpu/params.yaml",
+    "multihoprag": ROOT / "profiles/multihoprag/params.yaml",
 }
 
 
@@ -61,16 +64,44 @@ def test_every_section_of_every_profile_fits_the_stage_that_reads_it(profile: st
 
 def test_all_profiles_have_the_same_sections_and_fields() -> None:
     loaded = {name: yaml.safe_load(path.read_text()) for name, path in PROFILES.items()}
-    assert loaded["gpu"].keys() == loaded["tiny"].keys() == loaded["smoke"].keys()
-    for section in ("sft", "merge", "rl", "unsloth_merge", "agent", "retrieval", "chunk", "evaluate", "ifeval"):
-        assert loaded["gpu"][section].keys() == loaded["tiny"][section].keys() == loaded["smoke"][section].keys()
+    tiny = loaded["tiny"]
+    alike = [
+        "sft",
+        "merge",
+        "rl",
+        "unsloth_merge",
+        "filter",
+        "agent",
+        "retrieval",
+        "chunk",
+        "evaluate",
+        "ifeval",
+        "trained",
+        "report",
+        "track",
+    ]
+    for other in loaded.values():
+        assert other.keys() == tiny.keys()
+        assert {name: other[name].keys() for name in alike} == {name: tiny[name].keys() for name in alike}
 
 
 def test_paths_in_params_lie_in_the_profiles_own_folders() -> None:
     for name, path in PROFILES.items():
         params = yaml.safe_load(path.read_text())
         assert params["profile"] == name
-        assert all(folder.startswith(f"models/{name}/") for folder in params["models"].values())
+        own = (f"models/{name}/", f"profiles/{name}/models/")
+        assert all(folder.startswith(own) for folder in params["models"].values())
+
+
+def test_models_without_weights_say_whom_to_ask_and_doctor_asks_for_their_variables() -> None:
+    for path in PROFILES.values():
+        params = load_params(path)
+        described = [read_remote(ROOT / folder) for folder in params.value("models").values()]
+        for remote in filter(None, described):
+            named = [value[1:] for value in (remote.base_url, remote.model) if value.startswith("$")]
+            assert {remote.api_key_variable, *named} <= set(params.value("requires")["keys"])
+    teacher = load_params(PROFILES["gpu"]).section("synthesize", SynthesizeConfig).endpoint
+    assert read_remote(ROOT / "profiles/gpu/models/teacher") == teacher
 
 
 @pytest.fixture
