@@ -35,9 +35,9 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
         "dvc.lock": sha256_json(before),
         "git.commit": _git_commit(lock.resolve().parent),
     }
-    return Provenance(
-        tags=tags, model_tags=dict(_model_tags(before)), params=_params(before), datasets=_datasets(before)
-    )
+    params = _params(before)
+    models = dict(_model_tags(before, params.get("models", {})))
+    return Provenance(tags=tags, model_tags=models, params=params, datasets=_datasets(before))
 
 
 def _git_commit(folder: Path) -> str:
@@ -60,14 +60,11 @@ def _datasets(stages: Mapping[str, Any]) -> dict[str, DatasetDigest]:
     return {Path(out["path"]).name: DatasetDigest(path=out["path"], digest=out["md5"]) for out in outs}
 
 
-def _model_tags(stages: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
-    """By model: the stage that evaluated it, and where its weights lie, with DVC's digest."""
+def _model_tags(stages: Mapping[str, Any], folders: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """By model: the stage that evaluated it, and the folder of its weights, or of its endpoint, with DVC's digest."""
     for name, entry in stages.items():
         kind, _, model = name.partition("@")
-        if kind != MODEL_STAGE or not model:
-            continue
-        tags = {"dvc.stage": name}
-        for dep in entry.get("deps", []):
-            if dep["path"].startswith("models/"):
-                tags |= {"dvc.weights": dep["path"], "dvc.weights.md5": dep.get("md5", "")}
-        yield model, tags
+        if kind == MODEL_STAGE and model:
+            digests = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
+            folder = folders.get(model, "")
+            yield model, {"dvc.stage": name, "dvc.weights": folder, "dvc.weights.md5": digests.get(folder, "")}

@@ -37,7 +37,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     params = {"profile": "tiny", "seed": 0, "track": CONFIG.model_dump(), "trained": trained}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     out = {"path": "data/tiny/questions", "md5": "2" * 32 + ".dir"}
-    stages = {"download": {"outs": [out]}, **{f"evaluate@{name}": lock_entry(name) for name in ("base", "sft")}}
+    models = {"models": {name: f"models/tiny/{name}" for name in ("base", "sft")}}
+    report = {"params": {"params.yaml": models}}
+    stages = {
+        "download": {"outs": [out]},
+        "report": report,
+        **{f"evaluate@{name}": lock_entry(name) for name in ("base", "sft")},
+    }
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"stages": stages}))
     monkeypatch.chdir(tmp_path)
     return load_params(Path("params.yaml"))

@@ -51,6 +51,17 @@ def test_parallel_searches_find_their_own_passages_and_a_refused_one_is_a_plain_
     assert third.outputs == texts[2]
 
 
+def test_passages_of_the_tag_protocol_are_told_apart_as_well() -> None:
+    text = "\n\n<information>Doc 1(Title: Port Vale) A harbour.\nDoc 2(Title: Cape Ann) A cape.</information>\n\n"
+    made = rollout("sft", 1)
+    told = Message(role="tool", content=text, tool_call_id="call_1")
+    search = traced(made.model_copy(update={"messages": (*made.messages[:3], told, made.messages[4])})).data.spans[2]
+    assert [found["page_content"] for found in search.outputs] == [
+        "<information>Doc 1(Title: Port Vale) A harbour.",
+        "Doc 2(Title: Cape Ann) A cape.</information>",
+    ]
+
+
 def test_passages_that_cannot_be_told_apart_stay_one_document() -> None:
     made = rollout("sft", 1)
     found = (Retrieval(query="port 1", chunk_ids=("d1-0", "d2-0", "d3-0")),)

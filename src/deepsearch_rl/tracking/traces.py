@@ -7,6 +7,7 @@ says so. F1 and exact match stand beside the trace as feedback, the golden answe
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ from deepsearch_rl.tracking.selection import ShownRollout
 
 STEP_NS = 1_000_000
 """What one event takes in a trace: its place in the order, not a duration."""
+_PASSAGE = r"^(?:<information>)?(?:\[{rank}\] |Doc {rank}\(Title: )"
+"""How the passage of a rank begins for the model: ``[1] Title`` or ``Doc 1(Title: ...)``."""
 TIMES = "order of events, 1 ms each: durations are not recorded"
 PREVIEW_CHARACTERS = 1000
 _SCORER = AssessmentSource(source_type="CODE", source_id="deepsearch_rl.answers")
@@ -115,6 +118,7 @@ def _root(shown: ShownRollout) -> _Event:
         "completion_tokens": rollout.completion_tokens,
         "temperature": rollout.temperature,
         "prompt": rollout.prompt,
+        "protocol": rollout.protocol,
         "times": TIMES,
     }
     if not _counted_by_call(rollout):
@@ -176,18 +180,17 @@ def _query(arguments: str) -> str | None:
 
 
 def _documents(content: str, found: Retrieval) -> list[JsonValue]:
-    """The passages as the model read them, cut at their numbers ``[1] ``, ``[2] ``, ...; whole where that fails."""
-    starts, place = [], 0
+    """The passages as the model read them, in either protocol's form; whole where they cannot be told apart."""
+    starts: list[int] = []
     for rank in range(1, len(found.chunk_ids) + 1):
-        mark = f"[{rank}] " if rank == 1 else f"\n\n[{rank}] "
-        place = content.find(mark, place)
-        if place < 0:
+        mark = re.compile(_PASSAGE.format(rank=rank), re.MULTILINE).search(content, starts[-1] if starts else 0)
+        if mark is None:
             return [{"page_content": content, "metadata": {"doc_uri": " ".join(found.chunk_ids)}}]
-        starts.append(place)
+        starts.append(mark.start())
     ends = [*starts[1:], len(content)]
     return [
         {"page_content": content[start:end].strip(), "metadata": {"doc_uri": name}}
-        for start, end, name in zip(starts, ends, found.chunk_ids, strict=False)
+        for start, end, name in zip(starts, ends, found.chunk_ids, strict=True)
     ]
 
 
