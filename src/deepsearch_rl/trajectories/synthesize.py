@@ -17,7 +17,7 @@ from deepsearch_rl.files import read_jsonl, sha256_file
 from deepsearch_rl.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.manifest import read_manifest
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
-from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint
+from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint, resolve_endpoint
 from deepsearch_rl.trajectories.collect import collect, log_path
 
 TEACHERS = ("scripted", "endpoint")
@@ -75,6 +75,7 @@ def synthesize(
         *(part.model_dump(mode="json") for part in (config, agent, retrieval, read_manifest(source.index))),
         sha256_file(source.questions),
         seed,
+        _asked(config),
     ]
     log = log_path("synthesize", determined_by)
     with _teacher(config, questions, seed) as teacher, serve_index(source.index, source.chunks, retrieval) as url:
@@ -85,6 +86,14 @@ def synthesize(
         found = collect(questions, config.samples, make_agent, log, agent.concurrency, "synthesize", out)
     log.unlink()  # the artifact is whole; a forced run is to ask again
     return len(found)
+
+
+def _asked(config: SynthesizeConfig) -> JsonValue:
+    """The address and the model's name that an endpoint's environment variables hold now."""
+    if config.teacher != "endpoint" or config.endpoint is None:
+        return None
+    endpoint = resolve_endpoint(config.endpoint)
+    return [endpoint.base_url, endpoint.model]
 
 
 @contextmanager
