@@ -18,7 +18,6 @@ from deepsearch_rl.training.sft import (
     SftConfig,
     SftTask,
     canonical_adapter_config,
-    log_lines,
     newest_checkpoint,
     swift_sft_command,
     train_adapter,
@@ -100,13 +99,6 @@ def test_a_checkpoint_that_was_being_written_is_passed_over(tmp_path: Path) -> N
             (folder / "trainer_state.json").write_text(state)
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
     assert newest_checkpoint(tmp_path / "nothing") is None
-
-
-def test_the_training_curve_leaves_out_the_closing_summary() -> None:
-    entry = {"loss": 1.5, "grad_norm": 0.2, "learning_rate": 1e-3, "token_acc": 0.7, "epoch": 0.1, "step": 5}
-    summary = {"train_runtime": 3.0, "train_loss": 1.5, "epoch": 1.0, "step": 5}
-    lines = log_lines({"log_history": [entry, summary]})
-    assert [(line.step, line.loss, line.token_acc) for line in lines] == [(5, 1.5, 0.7)]
 
 
 def test_equal_runs_in_different_folders_publish_equal_settings() -> None:

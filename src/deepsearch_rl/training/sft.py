@@ -35,6 +35,7 @@ from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, weight_files
 from deepsearch_rl.training.swift_run import run_swift
+from deepsearch_rl.training.trainer_state import is_whole, read_log, read_state
 from deepsearch_rl.trajectories.convert import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
@@ -85,16 +86,6 @@ class SftTask:
     rows: Path
     scratch: Path
     seed: int
-
-
-class LogLine(Record):
-    """One line of ``train_log.jsonl``: means since the line before."""
-
-    step: int
-    loss: float
-    learning_rate: float
-    token_acc: float = Field(description="share of trained tokens whose most likely token is right")
-    grad_norm: float
 
 
 def swift_sft_command(config: SftConfig, task: SftTask, resume_from: Path | None = None) -> list[str]:
@@ -179,7 +170,7 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
 
 def _trained_checkpoint(config: SftConfig, task: SftTask) -> Path:
     checkpoint = newest_checkpoint(task.scratch)
-    if checkpoint is not None and _finished(checkpoint):
+    if checkpoint is not None and read_state(checkpoint).finished:
         return checkpoint
     with contextlib.ExitStack() as stack:
         run_swift(swift_sft_command(config, task, checkpoint), task.scratch / "swift.log", _progress(stack))
@@ -190,21 +181,9 @@ def _trained_checkpoint(config: SftConfig, task: SftTask) -> Path:
 
 
 def newest_checkpoint(scratch: Path) -> Path | None:
-    """The last whole checkpoint; ``trainer_state.json`` is the last file that a checkpoint gets."""
-    found = [path for path in scratch.glob("checkpoint-*") if _state(path)]
+    """The last whole checkpoint."""
+    found = [path for path in scratch.glob("checkpoint-*") if is_whole(path)]
     return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-
-def _state(checkpoint: Path) -> dict[str, Any]:
-    try:
-        return read_json(checkpoint / "trainer_state.json")
-    except ArtifactError:  # the run was killed while it wrote this checkpoint
-        return {}
-
-
-def _finished(checkpoint: Path) -> bool:
-    state = _state(checkpoint)
-    return state["global_step"] >= state["max_steps"]
 
 
 def _progress(stack: contextlib.ExitStack) -> Callable[[str], None]:
@@ -227,21 +206,14 @@ def _progress(stack: contextlib.ExitStack) -> Callable[[str], None]:
 
 
 def _publish(config: SftConfig, task: SftTask, checkpoint: Path, output: Path) -> None:
-    state = _state(checkpoint)
-    lines = log_lines(state)
+    steps, lines = read_state(checkpoint).global_step, read_log(checkpoint)
     with atomic_directory(output) as partial:
         shutil.copyfile(checkpoint / ADAPTER_WEIGHTS, partial / ADAPTER_WEIGHTS)
         write_json(
             partial / ADAPTER_CONFIG, canonical_adapter_config(read_json(checkpoint / ADAPTER_CONFIG), task.model)
         )
         write_jsonl(partial / "train_log.jsonl", lines)
-        write_json(partial / "manifest.json", _manifest(config, task, state["global_step"], lines[-1].loss))
-
-
-def log_lines(trainer_state: dict[str, Any]) -> list[LogLine]:
-    """The training curve, from the trainer's state: ``logging.jsonl`` repeats steps after a resume."""
-    entries = [entry for entry in trainer_state["log_history"] if "loss" in entry]
-    return [LogLine.model_validate({name: entry[name] for name in LogLine.model_fields}) for entry in entries]
+        write_json(partial / "manifest.json", _manifest(config, task, steps, lines[-1].loss))
 
 
 def canonical_adapter_config(config: dict[str, Any], model: Path) -> dict[str, Any]:
