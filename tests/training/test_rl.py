@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import art
@@ -142,8 +143,10 @@ def test_whether_the_prompt_opens_the_thought_is_read_from_the_policys_chat_temp
     assert reward.count_tokens("<think>") > 0
     tokenizer = AutoTokenizer.from_pretrained(task.start)
     tokenizer.chat_template = tokenizer.chat_template.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
-    tokenizer.save_pretrained(tmp_path)
-    assert policy_reward(tmp_path, config).opened
+    tokenizer.save_pretrained(tmp_path / "thinking")
+    assert policy_reward(tmp_path / "thinking", config).opened
+    with pytest.raises(ConfigError, match="history_reasoning"):
+        train_policy(replace(task, start=tmp_path / "thinking"), config, tmp_path / "adapter")
 
 
 def test_an_epoch_asks_every_question_once_before_any_twice(task: RlTask) -> None:

@@ -96,7 +96,8 @@ def train_policy(task: RlTask, config: RlConfig, output: Path) -> None:
     Raises:
         StalePolicyError: the server does not serve the policy that was just trained.
         UnknownNameError: a reward that does not exist.
-        ConfigError: params give no number of steps for this start, or name a protocol that is not trained here.
+        ConfigError: params give no number of steps for this start, name a protocol that is not trained here, or let a
+            model think whose thoughts are not sent back.
         ArtifactError: a split without a question.
     """
     if task.start_name not in config.steps:
@@ -106,10 +107,16 @@ def train_policy(task: RlTask, config: RlConfig, output: Path) -> None:
     for split, questions in (("train", task.train), ("dev", task.dev)):
         if not questions:
             raise ArtifactError(f"the {split} split of rl.dataset {config.dataset!r} has no question.")
-    asyncio.run(_train(task, config, output))
+    reward = policy_reward(task.start, config)
+    if reward.opened and not task.agent.history_reasoning:
+        raise ConfigError(
+            f"{task.start} thinks before every turn, and rl trains a rollout as one conversation with all its "
+            "thoughts; set agent.history_reasoning: true, so that this is what the model is served."
+        )
+    asyncio.run(_train(task, config, reward, output))
 
 
-async def _train(task: RlTask, config: RlConfig, output: Path) -> None:
+async def _train(task: RlTask, config: RlConfig, reward: Reward, output: Path) -> None:
     backend = make_backend(config, task.agent.context_tokens, task.scratch, task.seed)
     model: art.TrainableModel[Any, Any] = art.TrainableModel(
         name=POLICY, project=PROJECT, base_model=str(task.start), _internal_config=internal_config(config, task.seed)
@@ -119,7 +126,7 @@ async def _train(task: RlTask, config: RlConfig, output: Path) -> None:
     done = _resume(folder, log_path)
     try:
         await model.register(backend)
-        run = _Run(task, config, backend, model, policy_reward(task.start, config), folder, log_path)
+        run = _Run(task, config, backend, model, reward, folder, log_path)
         with Meter(f"rl@{task.start_name}", config.steps[task.start_name], "steps") as meter:
             meter.advance(done)
             await run.to_the_end(done, meter)
