@@ -1,5 +1,7 @@
 """What a finished run of the graph comes to: the F1 table, where time and memory went, where to look next."""
 
+from collections.abc import Iterable, Iterator
+from itertools import groupby, zip_longest
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -43,7 +45,22 @@ def read_table(root: Path, profile: str) -> str:
     table = root / "reports" / profile / "f1_table.md"
     if not table.is_file():
         raise ArtifactError(f"{table} does not exist yet; `dvc repro {dvc_file(profile)}` makes it.")
-    return table.read_text(encoding="utf-8").rstrip()
+    return align_tables(table.read_text(encoding="utf-8").rstrip())
+
+
+def align_tables(markdown: str) -> str:
+    """Markdown with the cells of each table padded to their column's width, for reading as it stands."""
+    blocks = groupby(markdown.splitlines(), key=lambda line: line.startswith("|"))
+    return "\n".join(line for is_table, lines in blocks for line in (_align(lines) if is_table else lines))
+
+
+def _align(lines: Iterable[str]) -> Iterator[str]:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    for row in rows:
+        ruled = all(cell == "---" for cell in row)
+        cells = [("-" * width if ruled else cell.ljust(width)) for cell, width in zip(row, widths, strict=False)]
+        yield f"| {' | '.join(cells)} |"
 
 
 def latest_runs(root: Path, profile: str) -> list[StageRun]:
@@ -71,11 +88,14 @@ def render(root: Path, profile: str) -> str:
     parts = [read_table(root, profile)]
     if runs:
         parts.append(f"Where the time went (last run of each stage):\n\n{render_runs(runs)}")
-    parts.append(
-        f"""Where to look next:
-  reports/{profile}/index.html       the report with its plots, in a browser
-  make ui                         runs and figures in Prefect and MLflow
-  dvc dag {dvc_yaml}  the graph;  dvc status {dvc_yaml}  what would run again
-  deepsearch doctor               what the other profiles need"""
+    hints = (
+        (f"reports/{profile}/index.html", "the report with its plots and rollouts, in a browser"),
+        ("make ui", "runs and figures in Prefect and MLflow"),
+        (f"dvc dag {dvc_yaml}", "the graph"),
+        (f"dvc status {dvc_yaml}", "what would run again"),
+        ("deepsearch doctor", "what the other profiles need"),
     )
+    width = max(len(command) for command, _ in hints)
+    lines = [f"  {command:<{width}}   {meaning}" for command, meaning in hints]
+    parts.append("\n".join(["Where to look next:", *lines]))
     return "\n\n".join(parts)

@@ -208,7 +208,7 @@ def _filter(report: Report) -> list[Markup]:
     ordered = {name: report.filter[name] for name in in_order(report.filter, FILTER_ORDER)}
     body = [Row([name, value]) for name, value in _flat(ordered)]
     label = [tag("generated")] if report.table.generated else []
-    return [table(join("What the filter was given, dropped and kept", *label), ["", "value"], body)]
+    return [table(join("What the filter was given, dropped and kept", *label), ["figure", "value"], body)]
 
 
 def _flat(value: JsonValue, prefix: str = "") -> list[tuple[str, str]]:

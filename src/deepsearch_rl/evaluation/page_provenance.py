@@ -59,7 +59,7 @@ def _shared(evaluations: Sequence[ModelEvaluation], table_sha256: str) -> Markup
 
 def _rl(runs: Mapping[str, RlRun]) -> Markup:
     body = [Row([f"from {start}", *_how(run.manifest)]) for start, run in sorted(runs.items())]
-    return table("Reinforcement learning", ["run", "backend", "device", "precision", "seed"], body)
+    return table("How reinforcement learning ran", ["run", "backend", "device", "precision", "seed"], body)
 
 
 def _how(manifest: RlManifest) -> list[str]:

@@ -68,12 +68,12 @@ def _title(runs: Sequence[Run]) -> Cell:
 def _set_parts(runs: Sequence[Run], browsable: bool) -> list[Markup]:
     everything = [(row, statistics.groups["all"]) for row, statistics in runs]
     drawn = [
-        _distribution("Turns per rollout", [(row, group.rounds) for row, group in everything], 1),
-        _distribution("Searches per rollout", [(row, group.tool_calls) for row, group in everything], 1),
+        _distribution("turns", [(row, group.rounds) for row, group in everything], 1),
+        _distribution("searches", [(row, group.tool_calls) for row, group in everything], 1),
     ]
     tokens = [(row, group.tokens) for row, group in everything if group.tokens]
     if tokens:
-        drawn.append(_distribution("Tokens of the whole conversation", tokens, TOKENS_BIN))
+        drawn.append(_distribution("tokens of the whole conversation", tokens, TOKENS_BIN))
     return [_outcomes(runs, browsable), _means(runs), side_by_side(drawn)]
 
 
@@ -89,7 +89,9 @@ def _outcomes(runs: Sequence[Run], browsable: bool) -> Markup:
         Row([_name(row), *(_outcome_cell(row, statistics, name, browsable) for name in names)])
         for row, statistics in runs
     ]
-    return table("How rollouts ended", ["model", *(name.replace("_", " ") for name in names)], body)
+    return table(
+        f"How rollouts on {runs[0][0].dataset} ended", ["model", *(name.replace("_", " ") for name in names)], body
+    )
 
 
 def _outcome_cell(row: F1TableRow, statistics: TrajectoryStatistics, name: str, browsable: bool) -> Cell:
@@ -115,7 +117,9 @@ def _means(runs: Sequence[Run]) -> Markup:
         )
         for row, found in figures
     ]
-    return table("Means per rollout", ["model", *(title for title, _ in (*counts, *shares))], body)
+    return table(
+        f"Means per rollout on {runs[0][0].dataset}", ["model", *(title for title, _ in (*counts, *shares))], body
+    )
 
 
 def _mean_cell(spread: Spread | None) -> Cell:
@@ -125,8 +129,11 @@ def _mean_cell(spread: Spread | None) -> Cell:
     return join(f"{spread.mean:,.{digits}f}", small(f"± {spread.std:,.{digits}f}"), between="")
 
 
-def _distribution(title: str, runs: Sequence[tuple[F1TableRow, Mapping[int, int]]], step: int) -> Markup:
-    """Share of rollouts by value, a column per run; values are ``step`` apart, and share bins where there are many."""
+def _distribution(what: str, runs: Sequence[tuple[F1TableRow, Mapping[int, int]]], step: int) -> Markup:
+    """Share of rollouts by how many of ``what`` they have, a column per run.
+
+    Values are ``step`` apart; where there are many, neighbours share a bin.
+    """
     values = {value for _, counts in runs for value in counts}
     width = bin_width(min(values), max(values), step)
     binned = [(row, _binned(counts, width)) for row, counts in runs]
@@ -134,7 +141,8 @@ def _distribution(title: str, runs: Sequence[tuple[F1TableRow, Mapping[int, int]
         Row([_bin_name(start, width), *(_share_cell(row, counts, start) for row, counts in binned)])
         for start in range(min(values) // width * width, max(values) + 1, width)
     ]
-    return table(title, ["", *(_name(row) for row, _ in runs)], body)
+    caption = f"Share of rollouts on {runs[0][0].dataset} by {what}"
+    return table(caption, [what.partition(" ")[0], *(_name(row) for row, _ in runs)], body)
 
 
 def bin_width(low: int, high: int, step: int) -> int:
