@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent import endpoint as endpoint_module
+from deepsearch_rl.agent import endpoint_policy
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
@@ -313,7 +313,7 @@ def test_a_refused_key_is_not_retried_and_never_quoted(chat_server, answer):
 
 
 def test_an_unreachable_model_server_is_a_model_error(searches, agent_config, monkeypatch):
-    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 0)  # the client waits for seconds between its attempts
+    monkeypatch.setattr(endpoint_policy, "MODEL_RETRIES", 0)  # the client waits for seconds between its attempts
     endpoint = Endpoint("http://127.0.0.1:9/v1", "m")
     assert asyncio.run(_answer(endpoint, searches.url, agent_config())).stop_reason is StopReason.MODEL_ERROR
 

@@ -18,7 +18,8 @@ from agents import Agent, RunConfig, Runner
 from mcp import Client
 
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
-from deepsearch_rl.agent.endpoint import Endpoint, EndpointPolicy, model_failure
+from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.agent.endpoint_policy import EndpointPolicy, model_failure, open_client
 from deepsearch_rl.agent.policy import Policy
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.protocols.function_calling import FunctionCalling
@@ -103,7 +104,7 @@ class SearchAgent:
                 f"the retrieval server's MCP endpoint ({self._mcp_url}) does not answer: {error}"
             ) from error
         if isinstance(self._model, Endpoint):
-            self._client = await self._open.enter_async_context(self._model.client(self._config.timeout_s))
+            self._client = await self._open.enter_async_context(open_client(self._model, self._config.timeout_s))
         return self
 
     async def __aexit__(

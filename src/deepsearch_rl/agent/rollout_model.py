@@ -19,7 +19,7 @@ from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessa
 from openai.types.responses.response_prompt_param import ResponsePromptParam
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.endpoint import model_failure
+from deepsearch_rl.agent.endpoint_policy import model_failure
 from deepsearch_rl.agent.policy import Policy, Reply
 from deepsearch_rl.agent.protocols.protocol import AgentProtocol
 from deepsearch_rl.agent.search_tool import parse_search

@@ -18,7 +18,8 @@ from typing import Self
 import openai
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.endpoint import Endpoint, EndpointPolicy, model_failure
+from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.agent.endpoint_policy import EndpointPolicy, model_failure, open_client
 from deepsearch_rl.agent.policy import Policy
 from deepsearch_rl.agent.rollout import open_protocol, rollout_seed
 from deepsearch_rl.agent.transcript import RolloutKey, Transcript
@@ -53,7 +54,7 @@ class ControlAgent:
         self._gold_passages = gold_passages
 
     async def __aenter__(self) -> Self:
-        self._client = self._endpoint.client(self._config.timeout_s)
+        self._client = open_client(self._endpoint, self._config.timeout_s)
         return self
 
     async def __aexit__(
