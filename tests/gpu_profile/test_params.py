@@ -29,6 +29,10 @@ PROFILES = {
     "multihoprag": ROOT / "profiles/multihoprag/params.yaml",
 }
 
+ALIKE = ("filter", "sft", "merge", "rl", "unsloth_merge", "agent", "retrieval", "chunk", "evaluate", "ifeval")
+ALIKE += ("trained", "report", "track")
+"""Sections with the same fields in every profile; the others depend on the source or backend that they name."""
+
 
 def sections_of(stage: str) -> list[tuple[str, str, str]]:
     """(method, section, config class) of every ``params.section("x", X)`` and ``params.mapping("x", X)`` of a stage."""
@@ -65,24 +69,9 @@ def test_every_section_of_every_profile_fits_the_stage_that_reads_it(profile: st
 def test_all_profiles_have_the_same_sections_and_fields() -> None:
     loaded = {name: yaml.safe_load(path.read_text()) for name, path in PROFILES.items()}
     tiny = loaded["tiny"]
-    alike = [
-        "sft",
-        "merge",
-        "rl",
-        "unsloth_merge",
-        "filter",
-        "agent",
-        "retrieval",
-        "chunk",
-        "evaluate",
-        "ifeval",
-        "trained",
-        "report",
-        "track",
-    ]
     for other in loaded.values():
         assert other.keys() == tiny.keys()
-        assert {name: other[name].keys() for name in alike} == {name: tiny[name].keys() for name in alike}
+        assert {name: other[name].keys() for name in ALIKE} == {name: tiny[name].keys() for name in ALIKE}
 
 
 def test_paths_in_params_lie_in_the_profiles_own_folders() -> None:
