@@ -14,7 +14,7 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent
 
-from deepsearch_rl.agent import endpoint as endpoint_module
+from deepsearch_rl.agent import endpoint_policy
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.records import Question, StopReason, Trajectory
@@ -30,7 +30,7 @@ def rollout(
     chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Trajectory]:
     """Runs one rollout, without the client's pauses between attempts, and checks that it can be stored."""
-    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 0)
+    monkeypatch.setattr(endpoint_policy, "MODEL_RETRIES", 0)
 
     async def run(config: AgentConfig) -> Trajectory:
         async with SearchAgent(config, chat_server.endpoint, searches.url, 0.7) as agent:
@@ -230,7 +230,7 @@ def test_of_several_tags_the_last_pair_counts_and_unicode_stays_as_it_is(
 def test_a_server_that_says_when_to_come_back_is_asked_again(
     chat_server: Any, rollout: Callable[..., Trajectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 1)
+    monkeypatch.setattr(endpoint_policy, "MODEL_RETRIES", 1)
     chat_server.script.append(body(b"{}", status=429, retry_after="0.01"))
     chat_server.says(ANSWER)
     assert rollout().stop_reason is StopReason.ANSWERED
