@@ -84,11 +84,12 @@ def read_questions(folder: Path) -> Iterator[Question]:
 def _load(folder: Path, configuration: str) -> Iterator[dict[str, Any]]:
     """The rows of a configuration, with times as text."""
     # Heavy, and needed for this source alone.
-    from datasets import load_dataset  # noqa: PLC0415
+    from datasets import disable_progress_bars, load_dataset  # noqa: PLC0415
     from datasets.exceptions import DatasetGenerationError  # noqa: PLC0415
 
     if not folder.is_dir():
         raise ArtifactError(f"{folder} does not exist; it should hold a copy of the repository yixuantt/MultiHopRAG.")
+    disable_progress_bars()
     with tempfile.TemporaryDirectory() as cache:
         try:
             rows = load_dataset(str(folder), configuration, split="train", cache_dir=cache)

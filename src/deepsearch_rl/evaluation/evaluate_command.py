@@ -51,6 +51,11 @@ class BackendOption(StrEnum):
     VLLM = "vllm"
 
 
+PROMPTS = {
+    ProtocolOption.FUNCTION_CALLING: "multihoprag_nothink",
+    ProtocolOption.SEARCH_TAGS: "search_tags",
+}
+
 _Model = Annotated[str, typer.Option(help="Model name to ask the endpoint for, or a folder with weights.")]
 _Dataset = Annotated[str, typer.Option(help="Question set: `multihoprag`, or another of `deepsearch datasets`.")]
 _BaseUrl = Annotated[
@@ -68,7 +73,13 @@ _Greedy = Annotated[
     int, typer.Option(help="The first so many once more at temperature 0, as a row of their own.", min=0)
 ]
 _Controls = Annotated[int, typer.Option(help="The first so many without search, and with gold passages.", min=0)]
-_Prompt = Annotated[str, typer.Option(help="Name of a system prompt in agent/prompts.")]
+_Prompt = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of a system prompt in agent/prompts.",
+        show_default="multihoprag_nothink; search_tags with that protocol",
+    ),
+]
 _Protocol = Annotated[ProtocolOption, typer.Option(help="How the model asks for a search.")]
 _TopK = Annotated[int, typer.Option(help="Passages per search.", min=1)]
 _ChunkSize = Annotated[int, typer.Option(help="Words and marks of a passage, at most.", min=1)]
@@ -99,7 +110,7 @@ def evaluate_command(
     temperature: _Temperature = 0.7,
     greedy: _Greedy = 0,
     controls: _Controls = 0,
-    prompt: _Prompt = "multihoprag_nothink",
+    prompt: _Prompt = None,
     protocol: _Protocol = ProtocolOption.FUNCTION_CALLING,
     top_k: _TopK = 3,
     chunk_size: _ChunkSize = 256,
@@ -133,7 +144,7 @@ def evaluate_command(
     place = out or WORK / "results" / f"{row_name}-{dataset}"
     agent = {
         "protocol": protocol.value,
-        "prompt": prompt,
+        "prompt": prompt or PROMPTS[protocol],
         "history_reasoning": False,
         "max_searches": max_searches,
         "max_turns": max_searches + 2,
