@@ -1,6 +1,7 @@
 """What a meter shows, on a terminal and in a file."""
 
 import io
+import re
 import time
 
 import pytest
@@ -72,15 +73,19 @@ def test_plain_lines_are_ten_seconds_apart_and_short_work_has_none(clock: Clock)
     ]  # fmt: skip
 
 
-def test_a_terminal_gets_a_bar_that_begins_with_what_was_done_before(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("width", [60, 160])
+def test_a_terminal_gets_a_bar_that_begins_with_what_was_done_before(monkeypatch: pytest.MonkeyPatch, width: int):
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", str(width))
     terminal = Terminal()
-    with Meter("answer", 40, "rollouts", terminal, done=30) as meter:
+    with Meter("answer", 1000, "rollouts", terminal, done=900) as meter:
         meter.advance(note="F1 0.250, 2 token_budget, 1 model_error, 80 tokens/s")
-    assert "30/40" in terminal.getvalue()
-    assert "31/40" in terminal.getvalue()
-    assert "F1 0.250, 2 token_budget, 1 model_error, 80 tokens/s" in terminal.getvalue()
+        meter.advance()
+    shown = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", terminal.getvalue())
+    assert "900/1000" in shown
+    assert "902/1000" in shown
+    assert "rollouts/s" in shown
+    assert "F1 0.250, 2 token_budget, 1 model_error, 80 tokens/s" in shown
 
 
 def test_tracked_items_pass_through(capsys: pytest.CaptureFixture[str]):

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TextIO, TypeVar
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -39,14 +40,11 @@ class Meter:
         self._resumed = self._done = done
         self._note = ""
         self._started = self._last_line = time.monotonic()
-        self._bar = _terminal_bar(stream) if stream.isatty() else None
+        self._bar = _TerminalBar(stream, label, total, done, unit) if stream.isatty() else None
 
     def __enter__(self) -> "Meter":
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task(
-                self._label, total=self._total, completed=self._done, unit=self._unit, note=""
-            )
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -61,10 +59,10 @@ class Meter:
         return time.monotonic() - self._started
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """Count ``count`` more units as done; ``note`` is shown at the end of the line."""
+        """Count ``count`` more units as done; ``note`` is shown beside or below them."""
         self._done, self._note = self._done + count, note or self._note
         if self._bar is not None:
-            self._bar.update(self._task, advance=count, note=self._note)
+            self._bar.advance(count, self._note)
         elif time.monotonic() - self._last_line >= PLAIN_LINE_INTERVAL_S:
             self._print_line()
 
@@ -78,9 +76,29 @@ class Meter:
         print(f"{line}{', ' + self._note if self._note else ''}", file=self._stream, flush=True)
 
 
-def _terminal_bar(stream: TextIO) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(file=stream))
+class _TerminalBar:
+    """Bar, count, rate and time left in one line; the note in a line of its own, since both are often long."""
+
+    def __init__(self, stream: TextIO, label: str, total: int, done: int, unit: str) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+        console = Console(file=stream)
+        self._progress = Progress(*columns, console=console)
+        self._task = self._progress.add_task(label, total=total, completed=done, unit=unit)
+        self._note = ""
+        self._live = Live(console=console, get_renderable=self._shown, refresh_per_second=10)
+
+    def start(self) -> None:
+        self._live.start(refresh=True)
+
+    def stop(self) -> None:
+        self._live.stop()
+
+    def advance(self, count: int, note: str) -> None:
+        self._note = note
+        self._progress.update(self._task, advance=count)
+
+    def _shown(self) -> RenderableType:
+        return Group(self._progress, Text(self._note)) if self._note else self._progress
 
 
 def track(items: Iterable[ItemT], label: str, total: int, unit: str = "items") -> Iterator[ItemT]:
