@@ -150,3 +150,19 @@ def test_a_folder_with_weights_is_served_and_evaluated(folder: Path, policy_fold
     assert result.exit_code == 0, result.output
     [row] = json.loads(result.stdout)["rows"]
     assert (row["checkpoint"], row["n"]) == (policy_folder.as_posix(), 2)
+
+
+@pytest.mark.slow
+def test_the_tag_protocol_brings_its_own_prompt(folder: Path) -> None:
+    def tags(body: dict[str, Any]) -> dict[str, Any]:
+        assert "tools" not in body
+        text = "".join(message["content"] for message in body["messages"])
+        found = re.findall(r"born in (\w+)[.]", text.partition("<information>")[2].partition("<information>")[2])
+        who = re.findall(r"Where was (.*?) born", text)[-1]
+        return says(f"<answer> {found[0]} </answer>" if found else f"<search> {who} </search>")
+
+    with serve_chat(tags) as chat:
+        result = evaluate(chat, folder, "--protocol", "search_tags", "--json")
+    assert result.exit_code == 0, result.output
+    [row] = json.loads(result.stdout)["rows"]
+    assert (row["prompt"], row["f1"], row["mean_tool_calls"]) == ("search_tags", 1.0, 1.0)
