@@ -224,4 +224,4 @@ class FilterReport(Record):
     rows: int = Field(ge=1, description="rows that are trained on")
     rows_by_type: dict[str, int]
     tokens: TokenCounts
-    searches: float = Field(ge=0, description="executed searches per row")
+    searches: float = Field(ge=0, description="executed searches per trajectory that is trained on")
