@@ -18,20 +18,20 @@ from deepsearch_rl.records import NonEmpty, Record, StopReason, Trajectory
 
 
 class Prediction(Record):
-    """One answer of one model, as a row of its table."""
+    """One answer of one model, as a row of its table; MLflow's page groups by the first field and shows the second."""
 
-    model: NonEmpty
-    run: NonEmpty = Field(description="question set, and what sets the run apart from the main one, e.g. greedy")
-    rollout: NonEmpty = Field(description="<question id>#<sample>")
-    question_type: str
     question: NonEmpty
-    golden_answers: tuple[str, ...]
     answer: str
+    golden_answers: tuple[str, ...]
     f1: float = Field(ge=0, le=1)
     em: float = Field(ge=0, le=1)
     stop_reason: StopReason
+    run: NonEmpty = Field(description="question set, and what sets the run apart from the main one, e.g. greedy")
+    rollout: NonEmpty = Field(description="<question id>#<sample>")
+    question_type: str
     searches: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)
+    model: NonEmpty
 
 
 class ShownRollout(Record):
@@ -65,16 +65,16 @@ def prediction(shown: ShownRollout) -> Prediction:
     rollout = shown.trajectory
     scores = score_rollout(rollout)
     return Prediction(
-        model=shown.model,
-        run=shown.run,
-        rollout=rollout.id,
-        question_type=rollout.question_type,
         question=rollout.question,
-        golden_answers=rollout.golden_answers,
         answer=rollout.answer,
+        golden_answers=rollout.golden_answers,
         f1=round(scores.f1, 6),
         em=round(scores.em, 6),
         stop_reason=rollout.stop_reason,
+        run=shown.run,
+        rollout=rollout.id,
+        question_type=rollout.question_type,
         searches=len(rollout.retrievals),
         completion_tokens=rollout.completion_tokens,
+        model=shown.model,
     )
