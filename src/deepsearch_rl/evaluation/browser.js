@@ -23,14 +23,25 @@
   const failed = (one) => one.outcome !== "correct" && one.outcome !== "wrong";
 
   async function unpack() {
-    const packed = Uint8Array.from(atob(document.getElementById("rollouts").textContent), (c) => c.charCodeAt(0));
+    const raw = atob(document.getElementById("rollouts").textContent);
+    const packed = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) packed[i] = raw.charCodeAt(i);
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    rollouts = JSON.parse(await new Response(stream).text());
-    for (const one of rollouts) {
+    const content = JSON.parse(await new Response(stream).text());
+    rollouts = content.rollouts;
+    for (const message of rollouts.flatMap((one) => one.messages)) {
+      if (message.role === "tool") message.text = message.text.map((position) => content.passages[position]).join("\n\n");
+    }
+  }
+
+  // What the text search looks in; made when it is first asked for.
+  function searched(one) {
+    if (one.searched === undefined) {
       const said = one.messages.filter((message) => message.role !== "system");
       const texts = said.map((message) => [message.text, message.reasoning || "", ...(message.queries || [])].join(" "));
       one.searched = [one.question, one.answer, ...one.golden, ...texts].join("\n").toLowerCase();
     }
+    return one.searched;
   }
 
   // Filters, and the address that keeps them.
@@ -68,7 +79,7 @@
 
   function matches(one, chosen, words) {
     const of = (name) => !chosen[name] || one[name] === chosen[name] || (chosen[name] === FAILED && failed(one));
-    return FIELDS.every(of) && (!words || one.searched.includes(words));
+    return FIELDS.every(of) && (!words || searched(one).includes(words));
   }
 
   function filter(id) {

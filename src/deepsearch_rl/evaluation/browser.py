@@ -1,9 +1,9 @@
 """The report's trajectory browser: rollouts of every run, packed into the page and read there by browser.js.
 
-The rollouts travel as gzipped JSON in base64, a tenth of their size, so that the page stays one file that can be mailed
-and kept in git. What the reader has chosen stands in the page's address, ``#model=sft&dataset=musique&outcome=wrong``
-(also ``type``, ``text`` and the rollout's ``id``), so that a table can link to its cases and a case can be sent to
-somebody.
+The rollouts travel as gzipped JSON in base64, every passage once however many rollouts were shown it, so that the page
+stays one file that can be mailed and kept in git. What the reader has chosen stands in the page's address,
+``#model=sft&dataset=musique&outcome=wrong`` (also ``type``, ``text`` and the rollout's ``id``), so that a table can
+link to its cases and a case can be sent to somebody.
 """
 
 import base64
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlencode
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from deepsearch_rl.evaluation.labels import run_name
 from deepsearch_rl.evaluation.markup import Markup, paragraph
@@ -25,6 +25,8 @@ from deepsearch_rl.retrieval.gold import gold_of
 from deepsearch_rl.trajectories.statistics import outcome
 
 SCRIPT = Path(__file__).with_name("browser.js")
+PARAGRAPH = "\n\n"
+"""Between the passages of a search result, of either protocol's or of none."""
 
 
 class ShownMessage(Record):
@@ -98,10 +100,34 @@ def _query(call: ToolCall) -> str:
 
 
 def pack(rollouts: Sequence[ShownRollout]) -> str:
-    """Rollouts as base64 of gzipped JSON; equal rollouts give equal text."""
-    rows = [rollout.model_dump(mode="json", exclude_defaults=True) for rollout in rollouts]
-    packed = gzip.compress(json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode(), mtime=0)
-    return base64.b64encode(packed).decode("ascii")
+    """Rollouts as base64 of gzipped JSON; equal rollouts give equal text.
+
+    The JSON is ``{"passages": [...], "rollouts": [...]}``; the text of a tool message is the list of its paragraphs'
+    positions in ``passages``.
+    """
+    passages: dict[str, int] = {}
+    rows = [_packed(rollout, passages) for rollout in rollouts]
+    content = json.dumps({"passages": list(passages), "rollouts": rows}, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(content.encode(), mtime=0)).decode("ascii")
+
+
+def _packed(rollout: ShownRollout, passages: dict[str, int]) -> dict[str, JsonValue]:
+    row = rollout.model_dump(mode="json", exclude_defaults=True)
+    for message in row["messages"]:
+        if message["role"] == "tool":
+            parts = message["text"].split(PARAGRAPH)
+            message["text"] = [passages.setdefault(part, len(passages)) for part in parts]
+    return row
+
+
+def unpack(packed: str) -> list[ShownRollout]:
+    """The rollouts of :func:`pack`, as browser.js reads them too."""
+    content = json.loads(gzip.decompress(base64.b64decode(packed)))
+    for row in content["rollouts"]:
+        for message in row["messages"]:
+            if message["role"] == "tool":
+                message["text"] = PARAGRAPH.join(content["passages"][position] for position in message["text"])
+    return [ShownRollout.model_validate(row) for row in content["rollouts"]]
 
 
 def browser_address(row: F1TableRow, ended: str) -> str:

@@ -1,0 +1,133 @@
+"""How long the report's page takes to open, and how large it is, with rollouts as long as those of real question sets.
+
+The rollouts are generated: random words, which pack worse than a language's, three passages of a corpus per search, one
+gold fact in the last result. A page
+counts as open when its rollouts are unpacked, indexed for the text search, listed, and the first one is shown; the time
+is the browser's own, from the start of the navigation. One key typed into the text search, list and conversation
+redrawn, is timed the same way.
+
+    .venv/bin/python -m benchmarks.report_page
+    .venv/bin/python -m benchmarks.report_page --docs docs/evaluation.md          # and the table into the document
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
+
+from benchmarks.load.report import fill_section, markdown_table
+from deepsearch_rl.evaluation.browser import ShownMessage, ShownRollout, browser_section
+from deepsearch_rl.evaluation.markup import section
+from deepsearch_rl.evaluation.page import CSS
+
+SIZES = ((2000, 450), (2000, 2000), (2000, 4000), (10000, 2000))
+"""Rollouts, and words of each."""
+OPENINGS = 5
+PASSAGE_WORDS = 150
+"""As in a chunk of 200 tokens."""
+PASSAGES = 5000
+"""Chunks of a corpus; MultiHop-RAG's has about as many."""
+TYPED = """const box = document.querySelector("#filters [name=text]"), before = performance.now();
+box.value = "arguably"; box.dispatchEvent(new Event("input", {bubbles: true}));
+void document.body.offsetHeight; return performance.now() - before;"""
+
+
+def make_rollout(
+    number: int, words: int, rng: random.Random, vocabulary: list[str], passages: list[str]
+) -> ShownRollout:
+    """A conversation of about ``words`` words, three passages per search."""
+    fact = f"{' '.join(rng.choices(vocabulary, k=9))}."
+    question = f"Which {' '.join(rng.choices(vocabulary, k=12))}?"
+    messages = [ShownMessage(role="system", text="Search."), ShownMessage(role="user", text=question)]
+    for _ in range(max(1, words // (3 * PASSAGE_WORDS))):
+        query = " ".join(rng.choices(vocabulary, k=5))
+        found = rng.choices(passages, k=3)
+        text = "\n\n".join(f"[{rank}] {passage}" for rank, passage in enumerate(found, 1))
+        messages += [ShownMessage(role="assistant", text="", queries=(query,)), ShownMessage(role="tool", text=text)]
+    messages[-1] = messages[-1].model_copy(update={"text": f"{messages[-1].text} {fact}"})
+    messages.append(ShownMessage(role="assistant", text=f"<answer>{vocabulary[0]}</answer>"))
+    return ShownRollout(
+        id=f"q{number}#0",
+        model=rng.choice(("base", "sft", "rl", "sft_rl")),
+        dataset=rng.choice(("multihoprag", "musique")),
+        outcome=rng.choice(("correct", "wrong", "no_answer_tag", "search_budget")),
+        type=rng.choice(("inference", "temporal")),
+        question=question,
+        golden=(vocabulary[1],),
+        answer=vocabulary[0],
+        f1=0.0,
+        error="",
+        facts=(fact,),
+        messages=tuple(messages),
+    )
+
+
+def make_page(rollouts: int, words: int, seed: int) -> str:
+    """The browser's section as a page by itself."""
+    rng = random.Random(seed)
+    letters = "etaoinshrdlcumwfgypbvk"
+    vocabulary = ["".join(rng.choices(letters, k=rng.randint(2, 10))) for _ in range(20_000)]
+    passages = [" ".join(rng.choices(vocabulary, k=PASSAGE_WORDS)) for _ in range(PASSAGES)]
+    made = [make_rollout(number, words, rng, vocabulary, passages) for number in range(rollouts)]
+    body = section("trajectories", "Trajectories", *browser_section(made)).source
+    head = f'<meta charset="utf-8"><title>Trajectories</title><style>{CSS.read_text()}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{body}</main></body></html>'
+
+
+@contextmanager
+def chromium() -> Iterator[webdriver.Chrome]:
+    """Debian's headless Chromium."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = "/usr/bin/chromium"
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    browser = webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
+    try:
+        yield browser
+    finally:
+        browser.quit()
+
+
+def time_page(browser: webdriver.Chrome, address: str) -> tuple[float, float]:
+    """Medians in milliseconds: until the page is open, and of one key in the text search."""
+    opened, typed = [], []
+    for _ in range(OPENINGS):
+        browser.get("about:blank")
+        browser.get(address)
+        WebDriverWait(browser, 60).until(lambda one: one.execute_script("return document.body.dataset.rollouts"))
+        opened.append(browser.execute_script("return performance.getEntriesByName('rollouts ready')[0].startTime"))
+        typed.append(browser.execute_script(TYPED))
+    return statistics.median(opened), statistics.median(typed)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", type=Path, help="document whose section report_page is replaced by the table")
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
+        for rollouts, words in SIZES:
+            page = Path(folder, f"{rollouts}_{words}.html")
+            page.write_text(make_page(rollouts, words, seed=0), encoding="utf-8")
+            opened, typed = time_page(browser, page.as_uri())
+            size_mb = page.stat().st_size / 1e6
+            rows.append(
+                [f"{rollouts:,}", f"{words:,}", f"{size_mb:.1f}", f"{opened / 1000:.2f}", f"{typed / 1000:.2f}"]
+            )
+    table = markdown_table(["rollouts", "words of each", "page, MB", "open after s", "one key searched in s"], rows)
+    sys.stdout.write(f"{table}\n")
+    if arguments.docs:
+        fill_section(arguments.docs, "report_page", table)
+
+
+if __name__ == "__main__":
+    main()
