@@ -85,6 +85,19 @@ def test_tokens_that_were_not_counted_for_every_call_stand_at_the_agent_alone() 
     assert [span.get_attribute("mlflow.chat.tokenUsage") for span in steps] == [None] * 3
 
 
+def test_only_answers_of_the_same_run_to_the_same_question_are_compared() -> None:
+    made = rollout("sft", 1)
+    sampled = ShownRollout(model="sft", run="multihoprag", trajectory=made)
+    others = [
+        sampled.model_copy(update={"model": "base"}),
+        sampled.model_copy(update={"run": "multihoprag, greedy"}),
+        sampled.model_copy(update={"trajectory": made.model_copy(update={"sample": 1})}),
+    ]
+    previews = [build_trace(shown, OWNER, STARTED_NS).info.request_preview for shown in (sampled, *others)]
+    assert previews[0] == previews[1] == "Which port, 1? [multihoprag #0]"
+    assert len(set(previews)) == 3
+
+
 def test_times_are_the_order_of_events_and_say_so() -> None:
     root, *steps = traced(rollout("sft", 1)).data.spans
     assert [(span.start_time_ns - STARTED_NS) // STEP_NS for span in steps] == [0, 1, 2]

@@ -36,7 +36,7 @@ STEP_NS = 1_000_000
 _PASSAGE = r"^(?:<information>)?(?:\[{rank}\] |Doc {rank}\(Title: )"
 """How the passage of a rank begins for the model: ``[1] Title`` or ``Doc 1(Title: ...)``."""
 TIMES = "order of events, 1 ms each: durations are not recorded"
-PREVIEW_CHARACTERS = 1000
+PREVIEW_CHARACTERS = 900
 _SCORER = AssessmentSource(source_type="CODE", source_id="deepsearch_rl.answers")
 
 
@@ -85,7 +85,8 @@ def _info(shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int,
         request_time=started_ms,
         execution_duration=times_ns[1] // STEP_NS - started_ms,
         state=TraceState.ERROR if rollout.failed else TraceState.OK,
-        request_preview=rollout.question[:PREVIEW_CHARACTERS],
+        # MLflow compares the traces of two runs that have equal previews
+        request_preview=f"{rollout.question[:PREVIEW_CHARACTERS]} [{shown.run} #{rollout.sample}]",
         response_preview=rollout.answer[:PREVIEW_CHARACTERS],
         client_request_id=f"{shown.model}/{shown.run}/{rollout.id}",
         trace_metadata={
