@@ -86,10 +86,10 @@ def test_runs_over_different_questions_are_not_compared() -> None:
 
 
 def test_the_best_constant_answer_maximises_f1_over_the_whole_set() -> None:
-    golds = [["Port Vale"], ["Port Vale"], ["Stoke"], ["Vale", "Stoke"]]
+    golds = [("Port Vale",), ("Port Vale",), ("Stoke",), ("Vale", "Stoke")]
     found = best_constant(golds)
     assert (found.answer, found.f1, found.em) == ("Port Vale", pytest.approx((1 + 1 + 0 + 2 / 3) / 4), 0.5)
-    assert best_constant([["y"], ["x"]]).answer == "x"
+    assert best_constant([("y",), ("x",)]).answer == "x"
 
 
 def test_a_row_counts_failures_by_kind_and_scores_every_type() -> None:
