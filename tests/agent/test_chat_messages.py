@@ -19,6 +19,11 @@ def turn(content: str, reasoning: str | None = None) -> Message:
     [
         (turn("So it is.", "Look.\nAgain."), "Look.\nAgain.", "So it is."),
         (turn("\n\nSo it is.", "\nLook.\n"), "Look.", "So it is."),  # vLLM's parsers keep the newlines around
+        (
+            turn("So it is.", " \n Look. \n"),
+            "Look.",
+            "So it is.",
+        ),  # or it would share a token with the prompt's newline
         (turn("<think>\nLook.\n</think>\n\nSo it is."), "Look.", "So it is."),  # no parser
         (turn(" <think>Look.</think>So it is."), "Look.", "So it is."),
         (turn("Look.\n</think>\n\nSo it is."), "Look.", "So it is."),  # no parser, and the prompt opened the block

@@ -81,8 +81,13 @@ def test_a_trajectory_of_another_question_set_is_refused():
         apply_predicates([trajectory()], [], {})
 
 
-def test_reasoned_wants_a_thought_in_every_turn_wherever_the_server_put_it():
+def test_reasoned_wants_one_thought_in_every_turn_wherever_the_server_put_it():
     turns = [Message(role="assistant", reasoning="a"), Message(role="assistant", content="<think>b</think>c")]
-    reasoned, silent = PREDICATES["reasoned"], Message(role="assistant", content="c")
+    reasoned = PREDICATES["reasoned"]
     assert reasoned(trajectory().model_copy(update={"messages": tuple(turns)}), QUESTION)
-    assert not reasoned(trajectory().model_copy(update={"messages": (*turns, silent)}), QUESTION)
+    for wrong in (
+        Message(role="assistant", content="c"),
+        Message(role="assistant", content="c", reasoning="a <think> tag"),
+        Message(role="assistant", content="c <think>d</think>", reasoning="a"),
+    ):
+        assert not reasoned(trajectory().model_copy(update={"messages": (*turns, wrong)}), QUESTION)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from swift.dataset import load_dataset
 from transformers import Qwen3Config
 
@@ -273,6 +275,30 @@ def test_rows_that_are_not_what_is_served_are_refused(
 ) -> None:
     with pytest.raises(CheckFailedError, match=f"{differs} differ"):
         prove(TokenProof(folder_of(kind), template, "hermes", scale), trajectory, flatten)
+
+
+PIECES = ["Which", " town?", " ", "\n", "  \n", "\t", "é", '"', "\\", "{", "<tool_call>", "<answer>", "<tool_response>"]
+WRITTEN = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
+RETURNED: list[Callable[[str, str], tuple[str | None, str]]] = [
+    lambda thought, text: (thought, text),
+    lambda thought, text: (f"\n{thought}\n", f"\n\n{text}"),
+    lambda thought, text: (None, f"<think>\n{thought}\n</think>\n\n{text}"),
+    lambda thought, text: (None, f"{thought}</think>{text}"),
+]
+"""A thought and a text as servers return them: field and content."""
+TURNS = st.lists(st.tuples(WRITTEN, WRITTEN, st.sampled_from(RETURNED)), min_size=1, max_size=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "masked"), [("thinking", "+ignore_think_prefix"), ("hybrid", "")])
+@given(turns=TURNS, flatten=st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_whatever_is_thought_and_written_rows_are_what_is_served(
+    folder_of: FolderOf, kind: str, masked: str, turns: list[tuple[str, str, Callable[..., Any]]], flatten: bool
+) -> None:
+    returned = [as_returned(f"Thought {thought}", text) for thought, text, as_returned in turns]
+    searching = [(*turn, ["mayor"]) for turn in returned[:-1]]
+    prove(proof(folder_of(kind), "qwen3_thinking", flatten, masked), rollout(*searching, (*returned[-1], ())), flatten)
 
 
 SWIFT_TEMPLATES = ("qwen3", "qwen3_thinking", "qwen3_nothinking")

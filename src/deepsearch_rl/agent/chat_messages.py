@@ -21,7 +21,7 @@ OPEN_THINK, CLOSE_THINK = "<think>", "</think>"
 
 
 class Thought(NamedTuple):
-    """A turn taken apart: its reasoning without tags and outer newlines, None where there is none, and the rest."""
+    """A turn taken apart: its reasoning without tags and outer white space, None where there is none, and the rest."""
 
     reasoning: str | None
     text: str
@@ -35,8 +35,8 @@ def split_thought(message: Message) -> Thought:
     """
     if message.role != "assistant":
         return Thought(None, message.content)
-    block, told = _leading_block(message.content), (message.reasoning or "").strip("\n")
-    if not told.strip():
+    block, told = _leading_block(message.content), (message.reasoning or "").strip()
+    if not told:
         return block
     text = block.text if block.reasoning in (None, told) else message.content
     return Thought(told, text.lstrip("\n"))
@@ -47,8 +47,7 @@ def _leading_block(content: str) -> Thought:
     start = before.lstrip()
     if not closed or (OPEN_THINK in start and not start.startswith(OPEN_THINK)):
         return Thought(None, content)
-    reasoning = start.removeprefix(OPEN_THINK).strip("\n")
-    return Thought(reasoning if reasoning.strip() else None, after.lstrip("\n"))
+    return Thought(start.removeprefix(OPEN_THINK).strip() or None, after.lstrip("\n"))
 
 
 def chat_messages(messages: Iterable[Message], *, with_reasoning: bool = False) -> list[dict[str, JsonValue]]:

@@ -7,7 +7,7 @@ that several would drop counts for the first.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from deepsearch_rl.agent.chat_messages import split_thought
+from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
 from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, f1, normalise
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.records import Question, Trajectory
@@ -49,9 +49,13 @@ def evidence_found(trajectory: Trajectory, question: Question) -> bool:
 
 
 def reasoned(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001
-    """Every turn holds its reasoning, as the chat template of a thinking model wants it."""
-    turns = [message for message in trajectory.messages if message.role == "assistant"]
-    return all(split_thought(turn).reasoning is not None for turn in turns)
+    """Every turn holds one thought and no tag of another, as the chat template of a thinking model wants it."""
+    turns = [split_thought(message) for message in trajectory.messages if message.role == "assistant"]
+    return all(turn.reasoning is not None and not _holds_think_tag(turn.reasoning + turn.text) for turn in turns)
+
+
+def _holds_think_tag(text: str) -> bool:
+    return OPEN_THINK in text or CLOSE_THINK in text
 
 
 def shown_facts(trajectory: Trajectory, facts: Iterable[str]) -> list[bool]:
