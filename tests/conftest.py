@@ -4,11 +4,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import stages  # noqa: F401  sets the environment before any numeric library is imported
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL_DATA = ROOT.parent / "shared" / "data"
+settings.register_profile("busy machine", deadline=None)  # an example that waits for its turn is no failure
+settings.load_profile("busy machine")
 
 
 @pytest.fixture(scope="session")
