@@ -17,8 +17,7 @@ class CurvePoint(BaseModel):
     reward: float | None = Field(default=None, description="mean over the step's rollouts")
     f1: float | None = Field(default=None, description="mean over the step's rollouts, sampled on training questions")
     dev_f1: float | None = Field(default=None, description="on the dev questions, where it was measured")
-    tool_calls: float | None = None
-    response_tokens: float | None = None
+    tool_calls: float | None = Field(default=None, description="searches asked for, mean over the step's rollouts")
 
 
 class RlManifest(BaseModel):

@@ -135,7 +135,7 @@ def _rl(report: Report) -> list[Markup]:
         )
     head = ["run", "sampled F1 at the start", "steps", "step kept", "its dev F1"]
     label = [tag("generated")] if report.table.generated else []
-    svg = inline_svg(rl_figure(runs), "plot-rl", "Reward and F1 by step of every reinforcement learning run")
+    svg = inline_svg(rl_figure(runs), "plot-rl", "Reward, F1 and searches by step of every reinforcement learning run")
     return [
         table(join("The checkpoint with the best dev F1 is kept", *label), head, body),
         figures([svg], "One step updates the policy once, on all rollouts of its questions."),

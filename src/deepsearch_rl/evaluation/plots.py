@@ -96,37 +96,44 @@ def _f1_panel(panel: Axes, rows: Sequence[F1TableRow]) -> None:
 
 
 def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
-    """Reward per step above, F1 below: sampled on training questions as a line, on dev questions as dots.
+    """Per step from the top: reward, F1 sampled on training questions (line) and on dev questions (dots), searches.
 
     The dot of the checkpoint that was kept is filled.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(PANEL_INCHES[0], 3.9), layout="constrained")
-        reward, f1 = figure.subplots(2, 1, sharex=True)
+        figure = Figure(figsize=(PANEL_INCHES[0], 5.4), layout="constrained")
+        reward, f1, searches = figure.subplots(3, 1, sharex=True)
         reward.set_title("reward, mean of a step's rollouts")
         f1.set_title("F1: rollouts (line), dev (dots; filled: kept)")
+        searches.set_title("searches per rollout")
         for start, run in sorted(runs.items()):
-            _curve(reward, f1, f"from {start}", run, colour_of("rl" if start == "base" else f"{start}_rl"))
+            colour = colour_of("rl" if start == "base" else f"{start}_rl")
+            _curve(reward, [(point.step, point.reward) for point in run.points], colour, label=f"from {start}")
+            _curve(f1, [(point.step, point.f1) for point in run.points], colour, alpha=0.6)
+            _curve(searches, [(point.step, point.tool_calls) for point in run.points], colour)
+            _dev_dots(f1, run, colour)
         f1.set_ylim(0, 1)
-        f1.set_xlabel("step")
-        f1.xaxis.set_major_locator(MaxNLocator(integer=True))
+        searches.set_ylim(bottom=0)
+        searches.set_xlabel("step")
+        searches.xaxis.set_major_locator(MaxNLocator(integer=True))
         if runs:
             reward.legend(frameon=False, loc="best")
-        for panel in (reward, f1):
+        for panel in (reward, f1, searches):
             _bare(panel)
     return figure
 
 
-def _curve(reward: Axes, f1: Axes, label: str, run: RlRun, colour: str) -> None:
-    trained = [point for point in run.points if point.reward is not None]
-    reward.plot(
-        [point.step for point in trained], [point.reward or 0.0 for point in trained], color=colour, label=label
-    )
-    f1.plot([point.step for point in trained], [point.f1 or 0.0 for point in trained], color=colour, alpha=0.6)
+def _curve(panel: Axes, points: Sequence[tuple[int, float | None]], colour: str, **style: Any) -> None:
+    """A line through the steps that have the value."""
+    known = [(step, value) for step, value in points if value is not None]
+    panel.plot([step for step, _ in known], [value for _, value in known], color=colour, **style)
+
+
+def _dev_dots(panel: Axes, run: RlRun, colour: str) -> None:
     for point in run.points:
         if point.dev_f1 is not None:
             face = colour if point.step == run.manifest.best_step else "none"
-            f1.plot([point.step], [point.dev_f1], "o", markersize=6, markerfacecolor=face, markeredgecolor=colour)
+            panel.plot([point.step], [point.dev_f1], "o", markersize=6, markerfacecolor=face, markeredgecolor=colour)
 
 
 def _bare(panel: Axes) -> None:
