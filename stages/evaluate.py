@@ -16,8 +16,12 @@ def main(params: Params) -> None:
     """Write ``data/<profile>/evaluate/<model>/``."""
     folders = params.values["models"]  # a model's folder is among the stage's deps, so it is no param
     folder = Path(chosen("model", params.item, folders))
+    evaluate = params.section("evaluate", EvaluateConfig)
+    for variant in evaluate.variants.values():
+        for name in variant.models or ():
+            chosen("model in evaluate.variants", name, folders)
     setting = Evaluation(
-        evaluate=params.section("evaluate", EvaluateConfig),
+        evaluate=evaluate,
         agent=params.section("agent", AgentConfig),
         retrieval=params.section("retrieval", RetrievalConfig),
         serving=params.section("serving", ServingConfig),

@@ -21,6 +21,8 @@ from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.serving.launch import ServingConfig
+from stages import evaluate as evaluate_stage
+from stages.entry import load_params
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 
 TOWNS = {"Ada Holt": "Stoke", "Ben Ide": "Burslem", "Cy Jones": "Hanley", "Dee Kerr": "Longton"}
@@ -235,6 +237,13 @@ def test_a_variant_with_a_prompt_or_a_set_that_does_not_exist_names_the_nearest(
     assert [
         one.variant for one in settings_of(setting(SETS, {"a": plan.model_copy(update={"models": ("rl",)})}), "sft")
     ] == [""]
+
+
+def test_a_variant_of_a_model_that_is_not_evaluated_is_refused(root: Path) -> None:
+    params = load_params(root / "profiles/smoke/params.yaml", "sft")
+    params.values["evaluate"]["variants"]["top2_short"]["models"] = ["stf"]
+    with pytest.raises(UnknownNameError, match=r"model in evaluate\.variants 'stf'. Did you mean 'sft'"):
+        evaluate_stage.main(params)
 
 
 def test_the_chunk_size_of_a_row_is_that_of_its_corpus() -> None:
