@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.tracking.store import connected, local_store, shown
 
 TIMEOUT_S = 1.0
 
 
 @contextlib.contextmanager
-def server(health: int, other: int) -> Iterator[str]:
-    """The address of a server that answers /health and all else with these statuses."""
+def server(health: int, other: int, body: bytes = b"") -> Iterator[str]:
+    """The address of a server that answers /health and all else with these statuses, and with one body."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(health if self.path == "/health" else other)
             self.end_headers()
+            self.wfile.write(body)
 
         do_POST = do_GET
 
@@ -77,6 +78,33 @@ def test_a_server_that_is_not_mlflow_refuses_and_no_message_holds_the_password()
         experiments(f"http://user:hidden@{address}")
     assert "hidden" not in str(caught.value)
     assert caught.value.__cause__ is None  # MLflow's own error shows the address
+
+
+@pytest.mark.parametrize("address", ["http://user:hid/den@tracking:5000", "http://tracking:hidden", "http://[hidden"])
+def test_an_address_that_cannot_be_read_is_not_shown(address: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        experiments(address)
+    assert "hid" not in str(caught.value)
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+def test_a_server_that_speaks_another_language_is_none_of_mlflows() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def mumble() -> None:
+            connection, _ = listening.accept()
+            connection.sendall(b"220 mail.example ready\r\n")
+            connection.close()
+
+        threading.Thread(target=mumble, daemon=True).start()
+        with pytest.raises(EndpointError, match="no MLflow server answers"):
+            experiments(f"http://127.0.0.1:{listening.getsockname()[1]}")
+
+
+def test_answers_that_mlflow_cannot_read_are_refusals() -> None:
+    strange = server(health=200, other=200, body=b'{"experiments": 7}')
+    with strange as address, pytest.raises(EndpointError, match="refused the report"):
+        experiments(f"http://{address}")
 
 
 def test_a_guarded_health_page_does_not_stop_mlflow_from_trying() -> None:

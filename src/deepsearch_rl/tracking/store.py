@@ -7,6 +7,7 @@ and answered too late would make a second run. What breaks off is sent anew inst
 
 import contextlib
 import fcntl
+import http.client
 import math
 import os
 import urllib.error
@@ -15,16 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
-import requests
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from sqlalchemy.exc import SQLAlchemyError
 
-from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointError
 
 SQLITE = "sqlite:///"
-_REFUSALS = (MlflowException, SQLAlchemyError, requests.RequestException, OSError, ImportError, NotImplementedError)
-"""What MLflow lets through when a store cannot be reached, refuses, is full, needs a driver or is too old."""
 
 
 def local_store(folder: Path) -> str:
@@ -33,12 +30,29 @@ def local_store(folder: Path) -> str:
 
 
 def shown(uri: str) -> str:
-    """Where a store is, fit to be read by anybody: a server without user, password and query, or a database's file."""
+    """Where a store is, fit to be read by anybody: a server without user, password and query, or a database's file.
+
+    Raises:
+        ConfigError: the address cannot be read.
+    """
     if uri.startswith(SQLITE):
         return uri.removeprefix(SQLITE)
-    address = urlsplit(uri)
+    address = _split(uri)
+    if address is None:  # nothing of it is shown: a password with a slash looks like a port
+        raise ConfigError(
+            "the MLflow address cannot be read: percent-encode user and password, and give a port number."
+        )
     port = f":{address.port}" if address.port else ""
     return f"{address.scheme}://{address.hostname or ''}{port}{address.path.rstrip('/')}" if address.scheme else uri
+
+
+def _split(uri: str) -> SplitResult | None:
+    try:
+        address = urlsplit(uri)
+        _ = address.port
+    except ValueError:
+        return None
+    return address
 
 
 @contextlib.contextmanager
@@ -46,15 +60,19 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
     """A client of the store; a local one is held alone, so that no two processes make or fill it at once.
 
     Raises:
+        ConfigError: the address cannot be read.
         EndpointError: the store does not answer, refuses or breaks off, in this call or in the block.
     """
+    shown(uri)
     try:
         with _alone_at(uri), _bounded(timeout_s):
             _check_health(uri, timeout_s)
             yield MlflowClient(tracking_uri=uri)
-    except _REFUSALS as error:
-        problem = _redacted(uri, error.message if isinstance(error, MlflowException) else str(error))
-        refused = EndpointError(f"MLflow at {shown(uri)} refused the report: {problem or type(error).__name__}")
+    except DeepsearchError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever an answer, a driver or a full disk breaks in MLflow
+        problem = error.message if isinstance(error, MlflowException) else f"{type(error).__name__}: {error}"
+        refused = EndpointError(f"MLflow at {shown(uri)} refused the report: {_redacted(uri, problem)}")
         cause = None if _secrets(urlsplit(uri)) else error  # a traceback would show the address
     else:
         return
@@ -102,7 +120,7 @@ def _check_health(uri: str, timeout_s: float) -> None:
             return
     except urllib.error.HTTPError as error:
         error.close()  # a proxy may guard /health, and MLflow brings its own credentials
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         mend = "Start it, or unset MLFLOW_TRACKING_URI to use the local store."
         raise EndpointError(f"no MLflow server answers at {shown(uri)} ({error}). {mend}") from error
 
