@@ -102,6 +102,13 @@ def test_a_last_turn_without_a_pair_of_tags_is_no_answer(chat_server, answer, co
     assert (trajectory.stop_reason, trajectory.rounds) == (StopReason.NO_ANSWER_TAG, 1)
 
 
+@pytest.mark.parametrize("draft", ["<answer>Ann Moss</answer>", "<tool_call>"])
+def test_what_stands_in_a_thought_inside_the_text_is_neither_answer_nor_call(chat_server, answer, draft):
+    chat_server.says(f"<think>\nPerhaps {draft}?\n</think>\n\nI cannot tell.")
+    trajectory = answer()
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ANSWER_TAG, "")
+
+
 def test_a_blank_answer_between_the_tags_is_an_answer(chat_server, answer):
     chat_server.says("<answer></answer>")
     trajectory = answer()

@@ -158,8 +158,13 @@ class Transcript:
 
     @property
     def has_answer_tags(self) -> bool:
-        """Whether the last message holds an opening answer tag and a closing one after it."""
-        return has_answer_tags(self.messages[-1].content)
+        """Whether the last message holds an opening answer tag and a closing one after it, outside its reasoning."""
+        return has_answer_tags(split_thought(self.messages[-1]).text)
+
+    @property
+    def answer(self) -> str:
+        """The answer in the last message, empty where it holds none."""
+        return extract_answer(split_thought(self.messages[-1]).text)
 
     def finish(
         self, question: Question, sample: int, key: RolloutKey, reason: StopReason, error: str | None
@@ -179,7 +184,7 @@ class Transcript:
             temperature=key.temperature,
             messages=self.numbered_messages(),
             retrievals=tuple(self.retrievals),
-            answer=extract_answer(self.messages[-1].content) if reason is StopReason.ANSWERED else "",
+            answer=self.answer if reason is StopReason.ANSWERED else "",
             stop_reason=reason,
             error=error and whole(error),
             usage=tuple(self.usage),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deepsearch_rl.agent.chat_messages import chat_messages
+from deepsearch_rl.agent.chat_messages import chat_messages, split_thought
 from deepsearch_rl.agent.completion import CalledFunction, Said
 from deepsearch_rl.agent.protocols.protocol import AgentProtocol
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL, search_call
@@ -55,14 +55,15 @@ class FunctionCalling(AgentProtocol):
         return Message(role="assistant", tool_calls=(search_call(query, 1),))
 
     def complete(self, turn: Message) -> bool:  # noqa: D102
-        return has_answer_tags(turn.content)
+        return has_answer_tags(split_thought(turn).text)
 
     def correction(self, turn: Message) -> None:  # noqa: D102
         if turn.tool_calls:
             return
-        if "<tool_call>" in turn.content:
+        text = split_thought(turn).text
+        if "<tool_call>" in text:
             raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse")
-        if not turn.content:
+        if not text:
             raise RolloutStopped(StopReason.NO_ANSWER_TAG, "an empty turn")
 
     def observation(self, passages: Sequence[Found]) -> str:  # noqa: D102
