@@ -69,6 +69,13 @@ def test_passages_that_cannot_be_told_apart_stay_one_document() -> None:
     assert search.outputs == [{"page_content": PASSAGES, "metadata": {"doc_uri": "d1-0 d2-0 d3-0"}}]
 
 
+def test_a_search_whose_passages_were_not_shown_has_no_documents() -> None:
+    made = rollout("sft", 1)
+    dropped = (Retrieval(query="port 1", chunk_ids=()),)
+    search = traced(made.model_copy(update={"retrievals": dropped})).data.spans[2]
+    assert (search.span_type, search.outputs) == ("RETRIEVER", [])
+
+
 def test_a_failed_rollout_is_an_error_with_its_reason_and_scores_zero() -> None:
     trace = traced(rollout("sft", 5).model_copy(update={"error": "cut after 96 tokens"}))
     root = trace.data.spans[0]

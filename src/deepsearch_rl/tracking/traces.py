@@ -181,7 +181,12 @@ def _query(arguments: str) -> str | None:
 
 
 def _documents(content: str, found: Retrieval) -> list[JsonValue]:
-    """The passages as the model read them, in either protocol's form; whole where they cannot be told apart."""
+    """The passages as the model read them, in either protocol's form; whole where they cannot be told apart.
+
+    None where the search found nothing, or where its passages gave way to the request for an answer.
+    """
+    if not found.chunk_ids:
+        return []
     starts: list[int] = []
     for rank in range(1, len(found.chunk_ids) + 1):
         mark = re.compile(_PASSAGE.format(rank=rank), re.MULTILINE).search(content, starts[-1] if starts else 0)
