@@ -88,7 +88,10 @@ def render(root: Path, profile: str) -> str:
     parts = [read_table(root, profile)]
     if runs:
         parts.append(f"Where the time went (last run of each stage):\n\n{render_runs(runs)}")
+    unsent = len(list((root / "work" / profile / "unsent").glob("[!.]*")))
+    late = [(f"deepsearch track {profile}", f"reports to MLflow, the {unsent} it has not got")] if unsent else []
     hints = (
+        *late,
         (f"reports/{profile}/index.html", "the report with its plots and rollouts, in a browser"),
         ("make ui", "runs and figures in Prefect and MLflow"),
         (f"dvc dag {dvc_yaml}", "the graph"),
