@@ -1,0 +1,53 @@
+"""Rows of variants in the table: shown beside the profile's own, never in place of them, never compared."""
+
+import csv
+from pathlib import Path
+
+from deepsearch_rl.evaluation.report import Sources
+from deepsearch_rl.evaluation.tables import F1Table, build_table, markdown, metrics, read_evaluation, write_table
+from deepsearch_rl.files import write_json
+
+PAIRS = (("sft", "base"),)
+
+
+def with_variants(results: Sources) -> F1Table:
+    """The finished profile's table, its sft and base answering musique under a variant as well."""
+    for model in ("sft", "base"):
+        folder = results.evaluate[model]
+        found = read_evaluation(folder)
+        own = next(row for row in found.rows if row.dataset == "musique")
+        changed = {"variant": "top5", "top_k": 5, "f1": 1.0, "f1_high": 1.0}
+        rows = sorted((*found.rows, own.model_copy(update=changed)), key=lambda row: row.sort_key)
+        write_json(folder / "rows.json", found.model_copy(update={"rows": tuple(rows)}).model_dump(mode="json"))
+    return build_table("tiny", results.evaluate, PAIRS, 0, 100)
+
+
+def test_a_variant_has_a_line_of_its_own_beside_the_profiles_own_figure(results: Sources) -> None:
+    plain = build_table("tiny", results.evaluate, PAIRS, 0, 100)
+    table = with_variants(results)
+    assert table.own_rows == plain.rows
+    assert table.comparisons == plain.comparisons
+    text = markdown(table)
+    before, _, after = text.partition("### The same under other settings")
+    assert before.strip() == markdown(plain).partition("### Differences")[0].strip()
+    lines = [line for line in after.splitlines() if line.startswith("| top5")]
+    assert [line.split(" | ")[1:3] for line in lines] == [["base", "musique"], ["sft", "musique"]]
+    assert all("1.000 [" in line and "| 5 |" in line for line in lines)
+
+
+def test_metrics_and_csv_name_a_variant_apart_from_the_main_figure(results: Sources, tmp_path: Path) -> None:
+    table = with_variants(results)
+    figures = metrics(table, ())
+    assert figures["f1_top5"] == {"musique": {"base": 1.0, "sft": 1.0}}
+    assert figures["f1"]["musique"]["sft"] < 1.0  # type: ignore[index]
+    write_table(table, (), tmp_path)
+    lines = list(csv.DictReader((tmp_path / "f1_table.csv").open()))
+    found = [
+        (line["variant"], line["top_k"]) for line in lines if (line["model"], line["dataset"]) == ("sft", "musique")
+    ]
+    assert found == [("", "3"), ("top5", "5")]
+
+
+def test_a_variants_rollouts_lie_in_a_file_of_its_name(results: Sources) -> None:
+    names = {row.rollouts_file for row in with_variants(results).rows if row.dataset == "musique"}
+    assert names == {"musique.search.t0.7.jsonl", "musique.search.t0.7.top5.jsonl"}
