@@ -77,7 +77,7 @@ def _shown(one: Trajectory, row: F1TableRow, question: Question | None) -> Shown
         answer=one.answer,
         f1=round(score_rollout(one).f1, 3),
         error=one.error or "",
-        facts=tuple(piece.fact for piece in evidence or ()),
+        facts=tuple(piece.fact for piece in evidence or () if piece.fact.strip()),
         titles=gold.items if gold and gold.kind == "titles" else (),
         messages=tuple(_shown_message(message) for message in one.messages),
     )
