@@ -73,6 +73,30 @@ def test_a_server_that_never_answers_is_given_up_in_time(silent: str) -> None:
         experiments(f"http://{silent}")
 
 
+@pytest.mark.slow
+def test_a_server_that_is_well_and_then_hangs_is_given_up_in_time() -> None:
+    released = threading.Event()
+
+    class Hanging(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path != "/health":
+                released.wait()
+            self.send_response(200)
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hanging) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        with pytest.raises(EndpointError, match=r"refused the report.*timed out"):
+            experiments(f"http://127.0.0.1:{running.server_port}")
+        released.set()
+        running.shutdown()
+
+
 def test_a_server_that_is_not_mlflow_refuses_and_no_message_holds_the_password() -> None:
     with server(health=200, other=404) as address, pytest.raises(EndpointError, match=r"refused the report") as caught:
         experiments(f"http://user:hidden@{address}")
@@ -112,6 +136,7 @@ def test_a_guarded_health_page_does_not_stop_mlflow_from_trying() -> None:
         experiments(f"http://{address}")
 
 
+@pytest.mark.slow
 def test_a_database_without_its_driver_and_a_file_that_is_none_are_refusals(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match="nosuchdriver"):
         experiments("postgresql+nosuchdriver://user@127.0.0.1:9/mlflow")
@@ -120,6 +145,7 @@ def test_a_database_without_its_driver_and_a_file_that_is_none_are_refusals(tmp_
         experiments(local_store(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_users_own_limits_win_and_ours_do_not_stay(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
