@@ -129,6 +129,17 @@ def test_every_figure_is_what_one_computes_by_hand(files: tuple[Path, Path]) -> 
         assert spread.std == pytest.approx(pstdev(values)), name
 
 
+def test_reasoning_counts_wherever_the_server_put_it() -> None:
+    in_text = THOUGHT.model_copy(
+        update={"content": "<think>\nStoke, no\n</think>\n\n<answer>x</answer>", "reasoning": None}
+    )
+    tally = Tally({})
+    for number, turn in enumerate((THOUGHT, in_text)):
+        tally.add(rollout(number, ONE_CALL, messages=(*ONE_CALL.messages[:-1], turn)))
+    spread = tally.statistics().groups["all"].figures["reasoning_characters"]
+    assert (spread.mean, spread.std) == (9, 0)
+
+
 def test_running_deviations_keep_their_precision_far_from_zero() -> None:
     tally = Tally({})
     for tokens in (1_000_000_000_001, 1_000_000_000_002, 1_000_000_000_003):

@@ -21,6 +21,7 @@ from statistics import fmean
 
 from pydantic import Field
 
+from deepsearch_rl.agent.chat_messages import split_thought
 from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, ZERO, normalise, score
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_distinct
@@ -174,7 +175,7 @@ def _figures(one: Trajectory, gold: Gold | None) -> dict[str, float | None]:
         "tool_calls": one.tool_calls,
         "executed_searches": len(one.retrievals),
         "repeated_queries": _repeated_queries(one),
-        "reasoning_characters": sum(len(message.reasoning or "") for message in one.messages),
+        "reasoning_characters": sum(len(split_thought(message).reasoning or "") for message in one.messages),
         "last_prompt_tokens": last and last.prompt_tokens,
         "last_completion_tokens": last and last.completion_tokens,
         "prompt_tokens": one.prompt_tokens if one.usage else None,
