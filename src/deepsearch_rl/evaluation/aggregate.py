@@ -131,7 +131,7 @@ def _f1(scores: QuestionScores, seed: int, draws: int) -> Interval:
     return Interval(round(found.mean, DIGITS), round(found.low, DIGITS), round(found.high, DIGITS))
 
 
-def _constant(golden_answers: Sequence[Sequence[str]]) -> ConstantScore:
+def _constant(golden_answers: Sequence[tuple[str, ...]]) -> ConstantScore:
     found = best_constant(golden_answers)
     return ConstantScore(answer=found.answer, f1=round(found.f1, DIGITS), em=round(found.em, DIGITS))
 
