@@ -202,7 +202,8 @@ def render(report: Report) -> str:
         f"  environment: {', '.join(keys)}",
         "Profiles",
     ]
+    width = max(map(len, report.lacks), default=0) + 2
     for profile, lacks in report.lacks.items():
-        lines.append(f"  {profile:<8}{'lacks:' if lacks else f'ready: dvc repro {dvc_file(profile)}'}")
+        lines.append(f"  {profile:<{width}}{'lacks:' if lacks else f'ready: dvc repro {dvc_file(profile)}'}")
         lines += [f"    - {lack.what}\n      {lack.fix}" for lack in lacks]
     return "\n".join(lines)
