@@ -13,11 +13,11 @@ from deepsearch_rl.retrieval.server.process import listen
 
 
 @contextmanager
-def serve_search(searching: Callable[[str], None], port: int = 0) -> Iterator[int]:
-    """An MCP server that finds one passage for everything; yields its port."""
+def serve_search(searching: Callable[[str], None], port: int = 0, tool: str = "retrieve") -> Iterator[int]:
+    """An MCP server whose tool finds one passage for everything; yields its port."""
     mcp = MCPServer("retrieval_server", log_level="ERROR", subscriptions=False)
 
-    @mcp.tool(structured_output=False)
+    @mcp.tool(tool, structured_output=False)
     async def retrieve(query: str) -> CallToolResult:
         searching(query)
         await asyncio.sleep(0)

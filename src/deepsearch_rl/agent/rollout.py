@@ -27,6 +27,7 @@ from deepsearch_rl.agent.protocols.protocol import AgentProtocol
 from deepsearch_rl.agent.protocols.search_tags import SearchTags
 from deepsearch_rl.agent.rollout_model import RolloutModel
 from deepsearch_rl.agent.search_tool import SearchTool
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL_NAME
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped, Transcript
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.records import Question, StopReason, Trajectory
@@ -99,10 +100,13 @@ class SearchAgent:
     async def __aenter__(self) -> Self:
         try:
             await self._open.enter_async_context(self._session)
+            offered = {tool.name for tool in (await self._session.list_tools()).tools}  # once, or each worker would
         except Exception as error:
             raise EndpointError(
                 f"the retrieval server's MCP endpoint ({self._mcp_url}) does not answer: {error}"
             ) from error
+        if RETRIEVE_TOOL_NAME not in offered:
+            raise EndpointError(f"the MCP server at {self._mcp_url} has no tool named {RETRIEVE_TOOL_NAME!r}.")
         if isinstance(self._model, Endpoint):
             self._client = await self._open.enter_async_context(open_client(self._model, self._config.timeout_s))
         return self
