@@ -24,10 +24,14 @@ KEY = "sk-very-secret-key"
 
 @dataclass
 class ChatServer:
-    """Answers request number i with ``script[i]``: a message, or a function that writes to the handler itself."""
+    """Answers request number i with ``script[i]``: a body, or a function that writes to the handler itself.
+
+    ``reply``, where there is one, makes the body from the request instead.
+    """
 
     url: str = ""
     script: list[Any] = field(default_factory=list)
+    reply: Callable[[dict[str, Any]], str] | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     finish: threading.Event = field(default_factory=threading.Event)
 
@@ -35,19 +39,12 @@ class ChatServer:
     def endpoint(self) -> Endpoint:
         return Endpoint(self.url, "scripted-model", KEY)
 
-    def says(self, content: str | None, *calls: str | tuple[str, str], tokens: tuple[int, int] = (100, 10)) -> None:
-        """Add a reply with the queries (or name and raw arguments) of its tool calls and its token counts."""
-        self.thinks(None, content, *calls, tokens=tokens)
+    def says(self, content: str | None, *calls: str | tuple[str, ...], **reply: Any) -> None:
+        """Add a reply with the queries (or name, raw arguments and id) of its tool calls.
 
-    def thinks(
-        self,
-        reasoning: str | None,
-        content: str | None,
-        *calls: str | tuple[str, str],
-        tokens: tuple[int, int] = (100, 10),
-    ) -> None:
-        """Add a reply with reasoning that the server tells apart from the text."""
-        self.script.append((content, [_function(call) for call in calls], tokens, reasoning))
+        ``reply``: tokens (read, written), reasoning told apart from the text, finish_reason, stop_reason.
+        """
+        self.script.append(completion(content, *calls, **reply))
 
     def fails(self, status: int, message: str, *, body: str | None = None) -> None:
         """Add an error reply that asks for an immediate retry."""
@@ -58,9 +55,13 @@ class ChatServer:
         self.script.append(lambda _: self.finish.wait(30))
 
 
-def _function(call: str | tuple[str, str]) -> dict[str, str]:
-    name, arguments = ("retrieve", json.dumps({"query": call})) if isinstance(call, str) else call
-    return {"name": name, "arguments": arguments}
+def _call(call: str | tuple[str, ...]) -> dict[str, Any]:
+    name, arguments, *given = ("retrieve", json.dumps({"query": call})) if isinstance(call, str) else call
+    return {
+        "id": given[0] if given else uuid.uuid4().hex,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 def _reply(handler: BaseHTTPRequestHandler, status: int, body: str) -> None:
@@ -72,14 +73,21 @@ def _reply(handler: BaseHTTPRequestHandler, status: int, body: str) -> None:
     handler.wfile.write(body.encode())
 
 
-def _completion(
-    content: str | None, functions: list[dict[str, str]], tokens: tuple[int, int], reasoning: str | None
+def completion(
+    content: str | None,
+    *called: str | tuple[str, ...],
+    tokens: tuple[int, int] = (100, 10),
+    reasoning: str | None = None,
+    finish_reason: str | None = None,
+    stop_reason: str | None = None,
 ) -> str:
-    calls = [{"id": uuid.uuid4().hex, "type": "function", "function": function} for function in functions]
+    """The body of a reply."""
+    calls = [_call(call) for call in called]
     message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
     message |= {} if reasoning is None else {"reasoning_content": None, "reasoning": reasoning}
     usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
-    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop"}
+    finish_reason = finish_reason or ("tool_calls" if calls else "stop")
+    choice = {"index": 0, "message": message, "finish_reason": finish_reason, "stop_reason": stop_reason}
     body = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
     return json.dumps(body)
 
@@ -94,8 +102,11 @@ def chat_server() -> Iterator[ChatServer]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             state.requests.append(json.loads(body))
+            if state.reply is not None:
+                _reply(self, 200, state.reply(state.requests[-1]))
+                return
             step = state.script[min(len(state.requests), len(state.script)) - 1]
-            _reply(self, 200, _completion(*step)) if isinstance(step, tuple) else step(self)
+            _reply(self, 200, step) if isinstance(step, str) else step(self)
 
         def log_message(self, *_: object) -> None:
             """Stay quiet."""
@@ -173,8 +184,10 @@ def agent_config() -> Callable[..., AgentConfig]:
             "max_observation_tokens": None,
             "context_tokens": 1024,
             "timeout_s": 20.0,
+            "call_timeout_s": 20.0,
             "concurrency": 4,
         }
+        changes.setdefault("call_timeout_s", min(20.0, changes.get("timeout_s", 20.0)))
         return AgentConfig(**(values | changes))
 
     return make

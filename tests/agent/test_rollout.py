@@ -139,9 +139,9 @@ def test_searching_to_the_last_turn_ends_in_the_turn_budget(chat_server, answer)
 
 
 def test_a_context_without_room_for_a_whole_turn_is_asked_to_answer_in_what_is_left(chat_server, answer):
-    chat_server.says("", "one", tokens=(885, 20))
+    chat_server.says("", "one", tokens=(250, 20))
     chat_server.says(ANSWER)
-    trajectory = answer()
+    trajectory = answer(context_tokens=350)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWERED, "Mary Moss")
     assert trajectory.messages[-2].content.endswith(f"Part 1.\n\n{NO_ROOM_LEFT}")
     assert trajectory.retrievals[0].chunk_ids == ("one-0", "one-1")
@@ -149,9 +149,10 @@ def test_a_context_without_room_for_a_whole_turn_is_asked_to_answer_in_what_is_l
 
 
 def test_passages_that_do_not_fit_give_way_to_the_request_for_an_answer(chat_server, answer):
-    chat_server.says("", "one", "two", tokens=(850, 60))
+    query = "the director of the film that was shot in Silent Harbor"
+    chat_server.says("", query, query, tokens=(250, 60))
     chat_server.says(ANSWER)
-    trajectory = answer()
+    trajectory = answer(context_tokens=430)
     assert trajectory.stop_reason is StopReason.ANSWERED
     assert [message.content for message in trajectory.messages[-3:-1]] == [NO_ROOM_LEFT, NO_ROOM_LEFT]
     assert [retrieval.chunk_ids for retrieval in trajectory.retrievals] == [(), ()]
@@ -184,7 +185,7 @@ def test_a_server_whose_own_count_exceeds_ours_is_asked_again_without_the_last_p
 
 def test_reasoning_that_is_not_sent_again_takes_no_room(chat_server, answer):
     thought = "Well. " * 400
-    chat_server.thinks(thought, "", "one", tokens=(300, 640))
+    chat_server.says("", "one", tokens=(300, 640), reasoning=thought)
     chat_server.says(ANSWER)
     trajectory = answer(max_tokens=700, answer_tokens=600)
     assert trajectory.stop_reason is StopReason.ANSWERED
@@ -193,7 +194,7 @@ def test_reasoning_that_is_not_sent_again_takes_no_room(chat_server, answer):
 
 
 def test_with_history_reasoning_the_thought_is_sent_again(chat_server, answer):
-    chat_server.thinks("One fact first.", "", "one")
+    chat_server.says("", "one", reasoning="One fact first.")
     chat_server.says(ANSWER)
     answer(history_reasoning=True)
     assert chat_server.requests[1]["messages"][2]["reasoning"] == "One fact first."
@@ -208,7 +209,7 @@ def test_of_a_result_longer_than_an_observation_may_be_the_last_passages_are_lef
 
 
 def test_an_answer_cut_by_the_token_limit_ends_in_the_token_budget(chat_server, answer):
-    chat_server.says('<tool_call>\n{"name": "retr', tokens=(100, 64))
+    chat_server.says('<tool_call>\n{"name": "retr', tokens=(100, 64), finish_reason="length")
     assert answer().stop_reason is StopReason.TOKEN_BUDGET
 
 
@@ -247,11 +248,23 @@ def test_a_session_whose_search_was_cut_off_by_the_deadline_still_searches(chat_
         ("", [("retrieve", '{"query": "a')]),
         ("", [("retrieve", '{"question": "a"}')]),
         ("", [("search_the_web", '{"query": "a"}')]),
+        ("", [("retr\ud83d", '{"query": "a"}')]),
+        ("", [("retrieve", '{"query": "' + "a" * 40_000 + '"}')]),
         ("", [("retrieve", '{"query": "\\ud83d"}')]),
         ("", [("retrieve", "[" * 100_000)]),
         ("", [("retrieve", '{"query": ' + "1" * 5000 + "}")]),
     ],
-    ids=["raw text", "broken JSON", "wrong argument", "unknown tool", "half a pair", "too deep", "too many digits"],
+    ids=[
+        "raw text",
+        "broken JSON",
+        "wrong argument",
+        "unknown tool",
+        "half a pair in a name",
+        "too long",
+        "half a pair",
+        "too deep",
+        "too many digits",
+    ],
 )
 def test_a_call_that_cannot_be_carried_out_is_unparsable(chat_server, searches, answer, content, calls):
     chat_server.says(content, *calls)
@@ -341,3 +354,70 @@ def test_an_unknown_prompt_or_protocol_is_refused_with_the_nearest_names(agent_c
 def test_limits_that_leave_no_room_for_a_prompt_are_refused(agent_config):
     with pytest.raises(ValueError, match="no room"):
         agent_config(max_tokens=1024)
+
+
+@pytest.mark.parametrize("ids", [("a", "a"), ("", ""), ("call_1", "call_1")])
+def test_call_ids_that_a_server_repeats_or_leaves_empty_are_made_distinct(chat_server, searches, answer, ids):
+    first, second = ids
+    chat_server.says("", ("retrieve", '{"query": "one"}', first), ("retrieve", '{"query": "two"}', second))
+    chat_server.says("", ("retrieve", '{"query": "three"}', first))
+    chat_server.says(ANSWER)
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert sorted(searches.queries) == ["one", "three", "two"]
+    sent = chat_server.requests[-1]["messages"]
+    called = [call["id"] for message in sent for call in message.get("tool_calls", ())]
+    assert called == [message["tool_call_id"] for message in sent if message["role"] == "tool"]
+    assert len(set(called)) == 3
+
+
+def test_a_model_call_that_hangs_once_is_repeated_within_the_deadline(chat_server, answer):
+    chat_server.hangs()
+    chat_server.says(ANSWER)
+    assert answer(call_timeout_s=0.3).stop_reason is StopReason.ANSWERED
+
+
+def test_a_first_prompt_without_room_for_a_whole_turn_is_asked_for_a_shorter_one(chat_server, answer):
+    chat_server.fails(400, "This model's maximum context length is 1024 tokens.")
+    chat_server.says(ANSWER)
+    assert answer(max_tokens=700).stop_reason is StopReason.ANSWERED
+    assert [request["max_tokens"] for request in chat_server.requests] == [700, 16]
+
+
+def test_an_endpoint_that_counts_nothing_is_held_to_guesses_and_judges_itself(chat_server, answer):
+    chat_server.says("", "one", tokens=(0, 0))
+    chat_server.says(ANSWER, tokens=(0, 0))
+    trajectory = answer(context_tokens=330, max_observation_tokens=10)
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert trajectory.messages[-2].content == f"[1] About one\nPart 0.\n\n{NO_ROOM_LEFT}"
+
+
+def test_reasoning_that_is_sent_again_makes_observations_no_longer(chat_server, answer):
+    thought = "Well, which fact is missing? " * 100
+    chat_server.says("", "one", reasoning=thought, tokens=(250, 800))
+    chat_server.says("", "two", reasoning=thought, tokens=(1250, 800))
+    chat_server.says(ANSWER)
+    trajectory = answer(history_reasoning=True, context_tokens=2600, max_tokens=200)
+    assert [message.content for message in trajectory.messages if NO_ROOM_LEFT in message.content] == []
+
+
+def test_a_search_without_a_turn_left_to_read_it_is_not_made(chat_server, searches, answer):
+    chat_server.says("", "one")
+    trajectory = answer(max_turns=1)
+    assert (trajectory.stop_reason, trajectory.retrievals, searches.queries) == (StopReason.TURN_BUDGET, (), [])
+
+
+def test_without_searches_the_first_is_answered_with_the_notice(chat_server, searches, answer):
+    chat_server.says("", "one")
+    chat_server.says(ANSWER)
+    trajectory = answer(max_searches=0)
+    assert trajectory.messages[3].content == NO_SEARCHES_LEFT
+    assert (trajectory.stop_reason, trajectory.retrievals, searches.queries) == (StopReason.ANSWERED, (), [])
+
+
+def test_a_search_that_was_carried_out_but_never_read_shows_no_chunks(chat_server, answer):
+    chat_server.says("", "one", "slow")
+    trajectory = answer(timeout_s=0.5)
+    assert trajectory.stop_reason is StopReason.DEADLINE
+    assert [(one.query, one.chunk_ids) for one in trajectory.retrievals] == [("one", ())]
+    assert all(message.role != "tool" for message in trajectory.messages)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +10,9 @@ from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.records import Question, StopReason
-from tests.agent.conftest import ChatServer
-from tests.agent.search_server import serve_search
+from deepsearch_rl.trajectories.collect import collect
+from tests.agent.conftest import ChatServer, completion
+from tests.agent.search_server import breaking_proxy, serve_search
 
 QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
 ANSWER = "<answer>Mary Moss</answer>"
@@ -20,22 +22,44 @@ def test_a_retrieval_server_that_was_started_again_is_searched_on(
     chat_server: ChatServer, agent_config: Callable[..., AgentConfig]
 ) -> None:
     queries: list[str] = []
-    for query in ("before", "after"):
-        chat_server.says("", query)
-        chat_server.says(ANSWER)
+    chat_server.says("", "before")
+    chat_server.says(ANSWER)
+    chat_server.says("", "lost")
+    chat_server.says("", "after")
+    chat_server.says(ANSWER)
 
-    async def two_rollouts() -> list[StopReason]:
+    async def rollouts() -> list[StopReason]:
         with serve_search(queries.append) as port:
-            agent = SearchAgent(agent_config(), chat_server.endpoint, f"http://127.0.0.1:{port}", 0.7)
+            url = f"http://127.0.0.1:{port}"
+            agent = SearchAgent(agent_config(), chat_server.endpoint, url, 0.7, first_wait_s=0.001)
             await agent.__aenter__()
             first = await agent.answer(QUESTION, 0)
+        away = await agent.answer(QUESTION, 1)
         with serve_search(queries.append, port):
-            second = await agent.answer(QUESTION, 1)
+            second = await agent.answer(QUESTION, 2)
         await agent.__aexit__(None, None, None)  # the server is gone by now, which is no error
-        return [first.stop_reason, second.stop_reason]
+        return [first.stop_reason, away.stop_reason, second.stop_reason]
 
-    assert asyncio.run(two_rollouts()) == [StopReason.ANSWERED, StopReason.ANSWERED]
+    assert asyncio.run(rollouts()) == [StopReason.ANSWERED, StopReason.TOOL_ERROR, StopReason.ANSWERED]
     assert queries == ["before", "after"]
+
+
+@pytest.mark.parametrize(("breaks", "outcome"), [(1, StopReason.ANSWERED), (3, StopReason.TOOL_ERROR)])
+def test_a_connection_that_breaks_costs_its_search_an_attempt_and_no_other_rollout_anything(
+    chat_server: ChatServer, agent_config: Callable[..., AgentConfig], tmp_path: Path, breaks: int, outcome: StopReason
+) -> None:
+    chat_server.reply = lambda body: (
+        completion(ANSWER) if body["messages"][-1]["role"] == "tool" else completion("", "query")
+    )
+    questions = [QUESTION.model_copy(update={"id": f"q{number}"}) for number in range(4)]
+    with serve_search(lambda _: None) as upstream, breaking_proxy(upstream, breaks) as port:
+
+        def open_agent() -> SearchAgent:
+            url = f"http://127.0.0.1:{port}"
+            return SearchAgent(agent_config(), chat_server.endpoint, url, 0.7, first_wait_s=0.001)
+
+        found = collect(questions, 1, open_agent, tmp_path / "log.jsonl", 1, "test", tmp_path / "out.jsonl")
+    assert [one.stop_reason for one in found] == [outcome, *[StopReason.ANSWERED] * 3]
 
 
 def test_an_mcp_server_without_the_tool_stops_the_agent_before_any_question(

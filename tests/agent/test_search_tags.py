@@ -60,9 +60,9 @@ def test_searches_are_recorded_like_those_of_native_calls(chat_server, answer):
 @pytest.mark.parametrize(
     ("said", "query"),
     [
-        ("<search>one", "one"),  # the server leaves the stop string out
         ("<search>one</search><information>made up</information><answer>x</answer>", "one"),  # it knows no stop strings
         ("<think>no <answer> yet</think><search>one</search>", "one"),
+        ("<think>no <answer> yet</think><search>one</search> <answer>made up</answer>", "one"),
         ("<search>one</search> <search>two</search>", "one"),
     ],
 )
@@ -73,6 +73,22 @@ def test_the_first_search_or_answer_of_a_turn_is_its_action(chat_server, answer,
     assert [retrieval.query for retrieval in trajectory.retrievals] == [query]
     assert trajectory.messages[1].content.endswith(f"<search>{query}</search>")
     assert "made up" not in trajectory.model_dump_json()
+
+
+def test_a_stop_string_that_the_server_leaves_out_is_put_back(chat_server, answer):
+    chat_server.says("<search>one", stop_reason="</search>")
+    chat_server.says("<answer>Stoke", stop_reason="</answer>")
+    trajectory = answer()
+    assert trajectory.messages[1].content == "<search>one</search>"
+    assert (trajectory.answer, trajectory.retrievals[0].query) == ("Stoke", "one")
+
+
+def test_a_turn_that_ended_by_itself_behind_an_open_tag_is_no_action(chat_server, searches, answer):
+    chat_server.says("I could use <search> to find it, but I know it.")
+    chat_server.says("<answer>Stoke</answer>")
+    trajectory = answer()
+    assert searches.queries == []
+    assert trajectory.messages[2].content == INVALID_ACTION
 
 
 def test_an_answer_that_came_first_is_the_answer_whatever_is_written_after_it(chat_server, answer):
@@ -92,6 +108,14 @@ def test_a_turn_without_an_action_is_told_so_and_counts(chat_server, answer, sai
     assert trajectory.rounds == 2
 
 
+def test_passages_that_were_read_stay_recorded_when_room_runs_out_after_a_correction(chat_server, answer):
+    chat_server.says("<search>one</search>", tokens=(100, 10))
+    chat_server.says("Hm.", tokens=(1000, 1))
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.TOKEN_BUDGET
+    assert trajectory.retrievals[0].chunk_ids == ("one-0", "one-1")
+
+
 def test_invalid_turns_to_the_last_end_in_the_turn_budget(chat_server, answer):
     chat_server.says("Hm.")
     trajectory = answer(max_turns=3)
@@ -108,12 +132,12 @@ def test_used_up_searches_are_answered_with_a_notice(chat_server, searches, answ
 
 
 def test_a_turn_that_the_token_limit_cut_before_its_action_ends_the_rollout(chat_server, answer):
-    chat_server.says("<think>So many words <search>on", tokens=(100, 64))
+    chat_server.says("<think>So many words <search>on", tokens=(100, 64), finish_reason="length")
     assert answer().stop_reason is StopReason.TOKEN_BUDGET
 
 
 def test_a_thought_that_the_server_took_out_of_the_text_is_put_back(chat_server, answer):
-    chat_server.thinks("Who?", "<search>one</search>")
+    chat_server.says("<search>one</search>", reasoning="Who?")
     chat_server.says("<answer>Stoke</answer>")
     answer()
     assert chat_server.requests[1]["messages"][1]["content"].startswith("<think>Who?</think><search>one</search>\n\n")

@@ -20,6 +20,7 @@ CONFIG = AgentConfig(
     max_observation_tokens=None,
     context_tokens=500,
     timeout_s=10,
+    call_timeout_s=10,
     concurrency=4,
 )
 

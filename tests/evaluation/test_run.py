@@ -97,6 +97,7 @@ def setting(sets: dict[str, SetPlan], variants: dict[str, VariantPlan] | None = 
             max_observation_tokens=None,
             context_tokens=2000,
             timeout_s=20,
+            call_timeout_s=20,
             concurrency=4,
         ),
         retrieval=RetrievalConfig(

@@ -1,5 +1,7 @@
 """The part of a chat completion that is read, checked: the client itself takes whatever a server sends."""
 
+from typing import Annotated
+
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,7 +22,7 @@ class _Function(_Read):
 class CalledFunction(_Read):
     """A tool call as the server names it."""
 
-    id: str
+    id: str | None = None
     function: _Function
 
 
@@ -41,12 +43,14 @@ class Said(_Read):
 
 class _Choice(_Read):
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    matched_stop: str | int | None = None
     message: Said
 
 
 class _Usage(_Read):
-    prompt_tokens: int = Field(default=0, ge=0)
-    completion_tokens: int = Field(default=0, ge=0)
+    prompt_tokens: Annotated[int, Field(ge=0)] | None = None
+    completion_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
 class Completion(_Read):
@@ -63,15 +67,28 @@ class Completion(_Read):
     @property
     def counted(self) -> TokenUsage | None:
         """Tokens of the call; None where the server counts none, which some say by zeros."""
-        usage = self.usage
-        if usage is None or not usage.prompt_tokens + usage.completion_tokens:
-            return None
-        return TokenUsage(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+        read, written = self._tokens
+        return TokenUsage(prompt_tokens=read, completion_tokens=written) if read + written else None
+
+    @property
+    def stopped_at(self) -> str | None:
+        """The stop string that ended the turn, where the server names it (vLLM: stop_reason, SGLang: matched_stop)."""
+        choice = self.choices[0]
+        return next((one for one in (choice.stop_reason, choice.matched_stop) if isinstance(one, str)), None)
 
     def cut(self, max_tokens: int) -> bool:
-        """Whether the limit of tokens ended the turn."""
-        written = self.usage.completion_tokens if self.usage else 0
-        return self.choices[0].finish_reason == "length" or written >= max_tokens
+        """Whether the limit of tokens ended the turn.
+
+        A server that parses tool calls may say ``tool_calls`` of a turn that was cut, some say nothing: their count
+        decides. Of a turn that ended by itself it says nothing: some count hidden reasoning.
+        """
+        reason = self.choices[0].finish_reason
+        return reason == "length" or (reason in {None, "tool_calls"} and self._tokens[1] >= max_tokens)
+
+    @property
+    def _tokens(self) -> tuple[int, int]:
+        usage = self.usage
+        return (0, 0) if usage is None else (usage.prompt_tokens or 0, usage.completion_tokens or 0)
 
 
 def read_completion(answered: ChatCompletion) -> Completion:

@@ -34,6 +34,9 @@ class AgentConfig(Record):
     )
     context_tokens: int = Field(ge=1, description="prompt and completion tokens of one model call together")
     timeout_s: float = Field(gt=0, description="seconds per question")
+    call_timeout_s: float = Field(
+        gt=0, description="seconds per model call or search; one that takes longer is retried"
+    )
     concurrency: int = Field(ge=1, description="questions answered at once")
 
     @field_validator("protocol", mode="before")
@@ -53,6 +56,8 @@ class AgentConfig(Record):
     def _room_for_prompt_and_answer(self) -> Self:
         if self.max_tokens >= self.context_tokens:
             raise ValueError(f"max_tokens {self.max_tokens} leaves no room for a prompt in {self.context_tokens}")
+        if self.call_timeout_s > self.timeout_s:
+            raise ValueError(f"call_timeout_s {self.call_timeout_s:g} is more than timeout_s {self.timeout_s:g}")
         if self.answer_tokens > self.max_tokens:
             raise ValueError(f"answer_tokens {self.answer_tokens} is more than max_tokens {self.max_tokens}")
         if self.history_reasoning and self.protocol == SEARCH_TAGS:

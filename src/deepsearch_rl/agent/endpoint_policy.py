@@ -20,8 +20,12 @@ from deepsearch_rl.records import Message, StopReason
 MODEL_RETRIES = 3
 """Further attempts of a model call; the client makes them for 408, 409, 429, 5xx, connection errors and time-outs."""
 CONNECT_TIMEOUT_S = 10.0
-_TOO_LONG = re.compile(r"context.?length|context of \d+ tokens|max_model_len", re.IGNORECASE)
-"""How OpenAI, vLLM and our own server say that a prompt does not fit."""
+_TOO_LONG = re.compile(
+    r"context.?(length|window)|context of \d+ tokens|max_model_len|too long|too many (input )?tokens", re.IGNORECASE
+)
+"""How OpenAI, vLLM, other servers and our own say that a prompt does not fit."""
+
+_REFUSALS = {400, 413, 422}
 
 
 def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
@@ -70,12 +74,11 @@ class EndpointPolicy:
             **options,
         )
         completion = read_completion(answered)
-        cut = completion.cut(max_tokens)
-        turn = self.protocol.turn(completion.said, len(messages), cut)
-        return Reply(turn, completion.counted, cut and not self.protocol.complete(turn))
+        turn = self.protocol.turn(completion, messages)
+        return Reply(turn, completion.counted, completion.cut(max_tokens) and not self.protocol.complete(turn))
 
 
 def model_failure(error: openai.APIError) -> StopReason:
     """Whether the prompt did not fit or the endpoint failed."""
-    too_long = isinstance(error, openai.BadRequestError) and _TOO_LONG.search(str(error))
-    return StopReason.TOKEN_BUDGET if too_long else StopReason.MODEL_ERROR
+    refused = isinstance(error, openai.APIStatusError) and error.status_code in _REFUSALS
+    return StopReason.TOKEN_BUDGET if refused and _TOO_LONG.search(str(error)) else StopReason.MODEL_ERROR

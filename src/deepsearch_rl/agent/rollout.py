@@ -15,7 +15,6 @@ from typing import Self, TypeAlias
 
 import openai
 from agents import Agent, RunConfig, Runner
-from mcp import Client
 
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
@@ -26,8 +25,8 @@ from deepsearch_rl.agent.protocols.function_calling import FunctionCalling
 from deepsearch_rl.agent.protocols.protocol import AgentProtocol
 from deepsearch_rl.agent.protocols.search_tags import SearchTags
 from deepsearch_rl.agent.rollout_model import RolloutModel
+from deepsearch_rl.agent.search_session import open_session
 from deepsearch_rl.agent.search_tool import SearchTool
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL_NAME
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped, Transcript
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.records import Question, StopReason, Trajectory
@@ -90,25 +89,18 @@ class SearchAgent:
         self._key = RolloutKey(name, config.prompt, temperature, config.protocol)
         self._protocol = open_protocol(config)
         self._seed, self._logprobs, self._observer = seed, logprobs, observer
-        self._mcp_url = f"{retrieval_url.rstrip('/')}/mcp"
-        self._session = Client(self._mcp_url, read_timeout_seconds=config.timeout_s)
+        self._retrieval_url, self._first_wait_s = retrieval_url, first_wait_s
         self._open = AsyncExitStack()
-        tool = SearchTool(self._session, config, self._protocol, first_wait_s)
-        self._agent = Agent[Transcript]("search agent", tools=[tool.for_agent()])
-        self._client: openai.AsyncOpenAI | None = None
 
     async def __aenter__(self) -> Self:
-        try:
-            await self._open.enter_async_context(self._session)
-            offered = {tool.name for tool in (await self._session.list_tools()).tools}  # once, or each worker would
-        except Exception as error:
-            raise EndpointError(
-                f"the retrieval server's MCP endpoint ({self._mcp_url}) does not answer: {error}"
-            ) from error
-        if RETRIEVE_TOOL_NAME not in offered:
-            raise EndpointError(f"the MCP server at {self._mcp_url} has no tool named {RETRIEVE_TOOL_NAME!r}.")
-        if isinstance(self._model, Endpoint):
-            self._client = await self._open.enter_async_context(open_client(self._model, self._config.timeout_s))
+        async with AsyncExitStack() as opening:
+            if isinstance(self._model, Endpoint):
+                client = open_client(self._model, self._config.call_timeout_s)
+                self._client = await opening.enter_async_context(client)
+            session = await opening.enter_async_context(open_session(self._retrieval_url, self._config.call_timeout_s))
+            tool = SearchTool(session, self._config, self._protocol, self._first_wait_s)
+            self._agent = Agent[Transcript]("search agent", tools=[tool.for_agent()])
+            self._open = opening.pop_all()
         return self
 
     async def __aexit__(
@@ -118,18 +110,19 @@ class SearchAgent:
 
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Answer one question; whatever goes wrong is in the trajectory's stop reason and error, nothing is raised."""
-        transcript = Transcript(
-            self._protocol.opening(question.question), self._observer, self._config.history_reasoning
-        )
+        transcript = Transcript(self._protocol.opening(question.question), self._observer)
         reason, detail = await self._outcome(question, sample, transcript)
         return transcript.finish(question, sample, self._key, reason, detail)
 
     async def _outcome(self, question: Question, sample: int, transcript: Transcript) -> tuple[StopReason, str | None]:
         redact = self._model.redact if isinstance(self._model, Endpoint) else str
+        limit = asyncio.timeout(self._config.timeout_s)
         try:
-            async with asyncio.timeout(self._config.timeout_s):
+            async with limit:
                 await self._run(question, sample, transcript)
-        except TimeoutError:
+        except TimeoutError as error:
+            if not limit.expired():
+                return StopReason.MODEL_ERROR, redact(f"{type(error).__name__}: {error}")
             return StopReason.DEADLINE, f"not finished after {self._config.timeout_s:g} s"
         except RolloutStopped as stop:
             return stop.reason, redact(stop.detail)

@@ -1,6 +1,6 @@
 """One rollout's model as the Agents SDK sees it: every turn goes through here, is recorded, and is held to the limits.
 
-Before each call the prompt is counted (:meth:`Transcript.expected_prompt_tokens`). Where a whole turn of
+Before each call the prompt is counted (:mod:`deepsearch_rl.agent.prompt_count`). Where a whole turn of
 ``max_tokens`` would not fit the context any more, the model is told to answer now, and is given what room there is;
 where not even ``answer_tokens`` would fit, the passages that came last give way first. Searching on after that ends
 the rollout, as does searching on when told that no searches are left.
@@ -35,6 +35,7 @@ class RolloutModel(Model):
 
     def __init__(self, policy: Policy, protocol: AgentProtocol, config: AgentConfig, transcript: Transcript) -> None:
         self._policy, self._protocol, self._config, self._transcript = policy, protocol, config, transcript
+        self._count = transcript.prompt_count
 
     async def get_response(  # noqa: D102 - the SDK's interface; the conversation is the transcript's, not its input
         self,
@@ -56,6 +57,7 @@ class RolloutModel(Model):
             correction = self._protocol.correction(turn)
             if correction is None:
                 return _as_response(turn)
+            self._require_another_turn()
             self._transcript.add_observation(correction)
 
     def stream_response(self, *args: object, **kwargs: object) -> AsyncIterator[TResponseStreamEvent]:
@@ -63,25 +65,27 @@ class RolloutModel(Model):
         raise NotImplementedError
 
     async def _next_turn(self) -> Message:
-        transcript = self._transcript
-        if transcript.rounds >= self._config.max_turns:
-            raise RolloutStopped(StopReason.TURN_BUDGET, f"no answer after {self._config.max_turns} turns")
         max_tokens = self._make_room()
-        transcript.show()
+        self._transcript.show()
+        characters = self._protocol.characters(self._transcript.messages)
         reply = await self._ask(max_tokens)
-        transcript.add_turn(reply)
+        if reply.usage is not None:
+            self._count.learn(characters, reply.usage.prompt_tokens)
+        self._transcript.add_turn(reply)
         self._check(reply, max_tokens)
         return reply.turn
 
     async def _ask(self, max_tokens: int) -> Reply:
-        """Ask once more without the last passages where the server's own count says that the prompt does not fit."""
+        """Ask for a turn; for less, and without the last passages, where the server says that it does not fit."""
         try:
             return await self._policy.reply(self._transcript.messages, max_tokens)
-        except openai.BadRequestError as error:
+        except openai.APIStatusError as error:
             too_long = model_failure(error) is StopReason.TOKEN_BUDGET
-            if not too_long or not self._transcript.observations or self._transcript.told_to_answer:
+            observed = bool(self._transcript.observations)
+            if not too_long or not (observed or max_tokens > self._config.answer_tokens):
                 raise
-        self._tell(drop_passages=True)
+        if observed:
+            self._tell(drop_passages=True)
         return await self._policy.reply(self._transcript.messages, min(max_tokens, self._config.answer_tokens))
 
     def _make_room(self) -> int:
@@ -92,13 +96,14 @@ class RolloutModel(Model):
         if observed and self._room() < config.answer_tokens:
             self._tell(drop_passages=True)
         room = self._room()
-        if room < config.answer_tokens:
+        if room < config.answer_tokens and self._count.counted:
             detail = f"about {config.context_tokens - room} prompt tokens leave no room to answer in"
             raise RolloutStopped(StopReason.TOKEN_BUDGET, f"{detail} {config.context_tokens}")
-        return min(room, config.max_tokens)
+        return max(config.answer_tokens, min(room, config.max_tokens))  # of a guess the server shall judge
 
     def _room(self) -> int:
-        return self._config.context_tokens - self._transcript.expected_prompt_tokens()
+        characters = self._protocol.characters(self._transcript.messages)
+        return self._config.context_tokens - self._count.prompt(characters)
 
     def _tell(self, *, drop_passages: bool) -> None:
         """Ask for an answer now, in the last observations."""
@@ -120,6 +125,13 @@ class RolloutModel(Model):
         told = self._transcript.told_to_answer
         if told and reply.turn.tool_calls:
             raise RolloutStopped(told, "searched on when told to answer")
+        if reply.turn.tool_calls:
+            self._require_another_turn()
+
+    def _require_another_turn(self) -> None:
+        """End the rollout where no turn is left to read what comes next."""
+        if self._transcript.rounds >= self._config.max_turns:
+            raise RolloutStopped(StopReason.TURN_BUDGET, f"no answer after {self._config.max_turns} turns")
 
 
 def _as_response(turn: Message) -> ModelResponse:

@@ -1,8 +1,5 @@
 """The search tool as the agent loop calls it: the frozen schema in front, one MCP session behind.
 
-The session is MCP's own client and not the Agents SDK's, which sends the calls of a session one after the other: a
-hundred rollouts would wait for each other, and the server would never see two queries to search together.
-
 A search that fails is an error of the rollout, never "no results": a model that is shown an empty result for a broken
 server learns that the corpus holds nothing.
 """
@@ -25,6 +22,7 @@ from deepsearch_rl.agent.transcript import Observation, RolloutStopped, Transcri
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import Retrieval, StopReason, ToolCall
+from deepsearch_rl.retrieval.server.bodies import MAX_QUERY_CHARS
 
 _LOG = logging.getLogger(__name__)
 ATTEMPTS = 3
@@ -55,7 +53,7 @@ class SearchArguments(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    query: str = Field(min_length=1)
+    query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS)
 
 
 def parse_search(call: ToolCall) -> str:
@@ -79,7 +77,7 @@ class SearchTool:
     """Carries out the calls of all rollouts of an agent.
 
     Args:
-        session: a connected MCP client whose server has the tool ``retrieve``.
+        session: with the retrieval server.
         config: how many searches a rollout may make, and how long a result may be.
         protocol: writes a result for the model.
         first_wait_s: pause before the second attempt of a failing search; doubled for each further one.
@@ -120,7 +118,7 @@ class SearchTool:
         """The first passages that fit into an observation, and at least one."""
         limit = self.config.max_observation_tokens
         while limit is not None and len(passages) > 1:
-            if transcript.expected_tokens(self.protocol.observation(passages)) <= limit:
+            if transcript.prompt_count.of(len(self.protocol.observation(passages))) <= limit:
                 break
             passages = passages[:-1]
         return passages
@@ -147,7 +145,7 @@ async def _attempt(search: Callable[[], Awaitable[tuple[Passage, ...]]], first_w
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return await search()
-        except Exception as error:  # the MCP stack raises its own, those of two httpx generations and groups of them
+        except Exception as error:  # MCP's client raises its own, and those of the streams that it is made of
             if attempt == ATTEMPTS:
                 raise RolloutStopped(StopReason.TOOL_ERROR, f"{type(error).__name__}: {error}") from error
             _LOG.warning("search failed (%s), attempt %d of %d", error, attempt, ATTEMPTS)

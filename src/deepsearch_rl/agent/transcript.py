@@ -5,7 +5,6 @@ holds exactly the messages that the model saw.
 """
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ from agents.exceptions import AgentsException
 
 from deepsearch_rl.agent.chat_messages import split_thought
 from deepsearch_rl.agent.policy import Reply
+from deepsearch_rl.agent.prompt_count import PromptCount
 from deepsearch_rl.answers import extract_answer, has_answer_tags
 from deepsearch_rl.records import (
     Message,
@@ -27,12 +27,6 @@ from deepsearch_rl.records import (
 
 Observer = Callable[[Message], None]
 """Is shown every message of a rollout once the model wrote it or was shown it."""
-_UNSEEN_CHARACTERS = 600
-"""About what a prompt holds beyond its messages: the tool's schema and the template's words around it."""
-
-
-_TOKENS_AROUND_MESSAGE = 8
-"""What a template writes around a message, at most."""
 
 
 class RolloutStopped(AgentsException):
@@ -68,40 +62,37 @@ class Transcript:
 
     messages: list[Message]
     observer: Observer | None = None
-    history_reasoning: bool = False
     retrievals: list[Retrieval] = field(default_factory=list)
     searches: int = 0
     usage: list[TokenUsage] = field(default_factory=list)
+    prompt_count: PromptCount = field(default_factory=PromptCount)
     told_to_answer: StopReason | None = None
     """The limit that a model which searches on, once told to answer, is stopped for."""
-    _waiting: dict[str, list[Observation]] = field(default_factory=dict)
+    _waiting: dict[str, Observation] = field(default_factory=dict)
     _first_retrieval: int = 0
-    _tokens_per_character: float = 0.0
-    _kept_share: float = 1.0
     _shown: int = 0
 
     def add_turn(self, reply: Reply) -> None:
         """Record what the model answered to the conversation so far."""
         if reply.usage is not None:
             self.usage.append(reply.usage)
-            self._tokens_per_character = reply.usage.prompt_tokens / self._characters()
-            self._kept_share = 1.0 if self.history_reasoning else _share_outside_reasoning(reply.turn)
         self.messages.append(reply.turn)
         self.show()
 
     def add_observation(self, text: str) -> None:
         """Record a text that the model reads next although no call asked for it."""
+        self._first_retrieval = len(self.retrievals)
         self.messages.append(Message(role="tool", content=text))
 
     def keep(self, call: ToolCall, observation: Observation) -> None:
         """Hold what a call brought until all calls of the turn are done: they run at once and end in any order."""
-        self._waiting.setdefault(call.id, []).append(observation)
+        self._waiting[call.id] = observation
 
     def settle(self) -> None:
         """Record what the calls of the last turn brought, in their order."""
         self._first_retrieval = len(self.retrievals)
         for call in self.messages[-1].tool_calls:
-            done = self._waiting[call.id].pop(0)
+            done = self._waiting.pop(call.id)
             self.messages.append(Message(role="tool", content=done.text, tool_call_id=call.id))
             if done.retrieval is not None:
                 self.retrievals.append(done.retrieval)
@@ -131,26 +122,6 @@ class Transcript:
                 self.observer(message)
         self._shown = len(self.messages)
 
-    def expected_tokens(self, text: str) -> int:
-        """Tokens of a text by the last prompt's tokens per character; 0 where the endpoint counts nothing."""
-        return math.ceil(len(text) * self._tokens_per_character)
-
-    def expected_prompt_tokens(self) -> int:
-        """Tokens of the next prompt: those of the last call as far as they are sent again, and what came since.
-
-        0 before the first call and where the endpoint counts nothing.
-        """
-        if not self._tokens_per_character:
-            return 0
-        last = self.usage[-1]
-        since = sum(_TOKENS_AROUND_MESSAGE + self.expected_tokens(text) for text in self.observations)
-        return last.prompt_tokens + math.ceil(last.completion_tokens * self._kept_share) + since
-
-    def _characters(self) -> int:
-        written = sum(len(message.content) for message in self.messages)
-        called = sum(len(call.arguments) + len(call.name) for message in self.messages for call in message.tool_calls)
-        return _UNSEEN_CHARACTERS + written + called
-
     @property
     def rounds(self) -> int:
         """Turns that the model has written."""
@@ -171,6 +142,7 @@ class Transcript:
     ) -> Trajectory:
         """The record of the rollout once it has ended."""
         self.show()
+        self._record_unread_searches()
         return Trajectory(
             id=f"{question.id}#{sample}",
             question_id=question.id,
@@ -190,20 +162,18 @@ class Transcript:
             usage=tuple(self.usage),
         )
 
+    def _record_unread_searches(self) -> None:
+        """Searches that were carried out, but whose passages no turn came to read."""
+        for call in self.messages[-1].tool_calls:
+            done = self._waiting.pop(call.id, None)
+            if done is not None and done.retrieval is not None:
+                self.retrievals.append(done.retrieval.model_copy(update={"chunk_ids": ()}))
+
     def numbered_messages(self) -> tuple[Message, ...]:
         """The messages with call ids counted from ``call_1``, since servers draw them at random."""
-        names: dict[str, list[str]] = {}
-        numbers = itertools.count(1)
-        numbered: list[Message] = []
-        for message in self.messages:
-            if message.tool_calls:  # a later turn may use an id again, and one turn an id twice
-                names = {call.id: [] for call in message.tool_calls}
-            calls = tuple(call.model_copy(update={"id": f"call_{next(numbers)}"}) for call in message.tool_calls)
-            for call, renamed in zip(message.tool_calls, calls, strict=True):
-                names[call.id].append(renamed.id)
-            answered = message.tool_call_id and names[message.tool_call_id].pop(0)
-            numbered.append(message.model_copy(update={"tool_calls": calls, "tool_call_id": answered}))
-        return tuple(numbered)
+        calls = [call.id for message in self.messages for call in message.tool_calls]
+        names = {id_: f"call_{number}" for number, id_ in enumerate(calls, 1)}
+        return tuple(_renamed(message, names) for message in self.messages)
 
 
 def whole(text: str) -> str:
@@ -211,8 +181,7 @@ def whole(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _share_outside_reasoning(turn: Message) -> float:
-    """Of a turn's characters those that later prompts repeat."""
-    called = sum(len(call.arguments) + len(call.name) for call in turn.tool_calls) + 1
-    kept = called + len(split_thought(turn).text)
-    return kept / (called + len(turn.content) + len(turn.reasoning or ""))
+def _renamed(message: Message, names: dict[str, str]) -> Message:
+    calls = tuple(call.model_copy(update={"id": names[call.id]}) for call in message.tool_calls)
+    answered = message.tool_call_id and names[message.tool_call_id]
+    return message.model_copy(update={"tool_calls": calls, "tool_call_id": answered})

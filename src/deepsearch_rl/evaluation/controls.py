@@ -54,7 +54,7 @@ class ControlAgent:
         self._gold_passages = gold_passages
 
     async def __aenter__(self) -> Self:
-        self._client = open_client(self._endpoint, self._config.timeout_s)
+        self._client = open_client(self._endpoint, self._config.call_timeout_s)
         return self
 
     async def __aexit__(

@@ -35,6 +35,8 @@ RETRIEVAL = {
     "online": None,
     "startup_timeout_s": 600,
 }
+CALLS_PER_DEADLINE = 4
+"""A model call may take this part of a question's time; one that takes longer is retried."""
 
 
 class ProtocolOption(StrEnum):
@@ -153,6 +155,7 @@ def evaluate_command(
         "max_observation_tokens": None,
         "context_tokens": context_tokens,
         "timeout_s": timeout_s,
+        "call_timeout_s": timeout_s / CALLS_PER_DEADLINE,
         "concurrency": concurrency,
     }
     asked = describe(

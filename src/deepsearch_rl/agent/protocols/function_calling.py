@@ -1,20 +1,27 @@
 """Native tool calls: a system prompt, the frozen schema, and as many calls in one turn as the model likes."""
 
+import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import JsonValue
+
 from deepsearch_rl.agent.chat_messages import chat_messages, split_thought
-from deepsearch_rl.agent.completion import CalledFunction, Said
+from deepsearch_rl.agent.completion import CalledFunction, Completion
 from deepsearch_rl.agent.protocols.protocol import AgentProtocol
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL, search_call
 from deepsearch_rl.agent.transcript import RolloutStopped, whole
 from deepsearch_rl.answers import has_answer_tags
-from deepsearch_rl.records import Message, ProtocolName, StopReason, ToolCall
+from deepsearch_rl.records import Message, StopReason, ToolCall
 from deepsearch_rl.retrieval.passages import Found, format_passages
 
+_SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
+"""The tool's schema and the words that a template writes around it."""
+_TEMPLATE_CHARACTERS = 24
+"""What a template writes around a message or a call."""
 _RAW_CALL = re.compile(r"\s*<tool_call>.*?</tool_call>\s*", re.DOTALL)
 
 
@@ -32,10 +39,6 @@ class FunctionCalling(AgentProtocol):
     history_reasoning: bool = False
     offer_tool: bool = True
 
-    @property
-    def name(self) -> ProtocolName:  # noqa: D102 - the protocol's
-        return "function_calling"
-
     def opening(self, question: str) -> list[Message]:  # noqa: D102
         return [Message(role="system", content=self.instruction), Message(role="user", content=question)]
 
@@ -43,12 +46,19 @@ class FunctionCalling(AgentProtocol):
         sent = {"messages": chat_messages(messages, with_reasoning=self.history_reasoning)}
         return {**sent, "tools": [RETRIEVE_TOOL]} if self.offer_tool else sent
 
-    def turn(self, said: Said, number: int, cut: bool) -> Message:  # noqa: D102, ARG002 - servers name calls themselves
+    def characters(self, messages: Sequence[Message]) -> int:  # noqa: D102
+        sent = chat_messages(messages, with_reasoning=self.history_reasoning)
+        called = [call for message in messages for call in message.tool_calls]
+        calls = sum(_TEMPLATE_CHARACTERS + len(call.name) + len(call.arguments) for call in called)
+        return _SCHEMA_CHARACTERS * self.offer_tool + sum(map(_characters, sent)) + calls
+
+    def turn(self, completion: Completion, messages: Sequence[Message]) -> Message:  # noqa: D102
+        said = completion.said
         content = said.content or said.refusal or ""
         if said.tool_calls:  # some servers repeat the calls as raw text; the template would render them twice
             content = _RAW_CALL.sub("", content)
-        calls = tuple(_tool_call(call) for call in said.tool_calls or ())
         reasoning = said.thought and whole(said.thought)
+        calls = _tool_calls(said.tool_calls or (), messages)
         return Message(role="assistant", content=whole(content), reasoning=reasoning, tool_calls=calls)
 
     def search(self, query: str) -> Message:  # noqa: D102
@@ -58,9 +68,9 @@ class FunctionCalling(AgentProtocol):
         return has_answer_tags(split_thought(turn).text)
 
     def correction(self, turn: Message) -> None:  # noqa: D102
-        if turn.tool_calls:
-            return
         text = split_thought(turn).text
+        if turn.tool_calls or has_answer_tags(text):
+            return
         if "<tool_call>" in text:
             raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse")
         if not text:
@@ -76,8 +86,22 @@ class FunctionCalling(AgentProtocol):
         return text
 
 
-def _tool_call(call: CalledFunction) -> ToolCall:
-    return ToolCall(id=call.id, name=call.function.name, arguments=_compact(call.function.arguments))
+def _characters(message: Mapping[str, JsonValue]) -> int:
+    return _TEMPLATE_CHARACTERS + len(str(message["content"])) + len(str(message.get("reasoning", "")))
+
+
+def _tool_calls(called: Sequence[CalledFunction], messages: Sequence[Message]) -> tuple[ToolCall, ...]:
+    """The calls under the ids that the server gave them; of an id that is empty or not the first, a new one is made."""
+    used = {call.id for message in messages for call in message.tool_calls}
+    calls: list[ToolCall] = []
+    for call in called:
+        id_ = whole(call.id or "")
+        if not id_ or id_ in used:
+            id_ = next(name for name in map("call_{}".format, itertools.count(1)) if name not in used)
+        used.add(id_)
+        function = call.function
+        calls.append(ToolCall(id=id_, name=whole(function.name), arguments=_compact(function.arguments)))
+    return tuple(calls)
 
 
 def _compact(arguments: str) -> str:

@@ -7,18 +7,13 @@ then a tool message per call. What the model saw is the content of the messages,
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from deepsearch_rl.agent.completion import Said
-from deepsearch_rl.records import Message, ProtocolName
+from deepsearch_rl.agent.completion import Completion
+from deepsearch_rl.records import Message
 from deepsearch_rl.retrieval.passages import Found
 
 
 class AgentProtocol(Protocol):
     """One way to search. Objects are frozen and shared by all rollouts of an agent."""
-
-    @property
-    def name(self) -> ProtocolName:
-        """What trajectories and params call it."""
-        ...
 
     def opening(self, question: str) -> list[Message]:
         """The messages that a conversation begins with."""
@@ -28,8 +23,12 @@ class AgentProtocol(Protocol):
         """The arguments of a chat completion that depend on the protocol: ``messages``, and tools or stop strings."""
         ...
 
-    def turn(self, said: Said, number: int, cut: bool) -> Message:
-        """What the model said as a message; ``number`` tells the ids of its calls apart from earlier ones."""
+    def characters(self, messages: Sequence[Message]) -> int:
+        """Length of a request, with about what a template writes around it."""
+        ...
+
+    def turn(self, completion: Completion, messages: Sequence[Message]) -> Message:
+        """What the model said to a conversation as a message; no call has an id that the conversation has already."""
         ...
 
     def search(self, query: str) -> Message:

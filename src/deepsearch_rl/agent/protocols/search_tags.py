@@ -20,16 +20,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deepsearch_rl.agent.completion import Said
+from deepsearch_rl.agent.completion import Completion
 from deepsearch_rl.agent.protocols.protocol import AgentProtocol
 from deepsearch_rl.agent.tool import search_call
 from deepsearch_rl.agent.transcript import whole
-from deepsearch_rl.records import Message, ProtocolName, ToolCall
+from deepsearch_rl.records import Message, ToolCall
 from deepsearch_rl.retrieval.passages import NO_PASSAGES, Found
 
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
-_OPENED = re.compile(r"<(search|answer)>")
 _STOPS = ("</search>", "</answer>")
+_STOP = re.compile("|".join(_STOPS))
+_TEMPLATE_CHARACTERS = 60
+"""What a template writes around the two messages."""
 INVALID_ACTION = (
     "\nThat was neither a search nor an answer. A query stands between <search> and </search>, "
     "the final answer between <answer> and </answer>.\n"
@@ -47,31 +49,29 @@ class SearchTags(AgentProtocol):
 
     instruction: str
 
-    @property
-    def name(self) -> ProtocolName:  # noqa: D102 - the protocol's
-        return "search_tags"
-
     def opening(self, question: str) -> list[Message]:  # noqa: D102
         return [Message(role="user", content=f"{self.instruction}\n\nQuestion: {question}")]
 
     def request(self, messages: Sequence[Message]) -> dict[str, Any]:  # noqa: D102
         asked, written = messages[0], "".join(message.content for message in messages[1:])
         sent = [{"role": "user", "content": asked.content}]
-        if not written:
-            return {"messages": sent, "stop": list(_STOPS)}
-        sent.append({"role": "assistant", "content": written})
-        continuing = {"continue_final_message": True, "add_generation_prompt": False}
-        return {"messages": sent, "stop": list(_STOPS), "extra_body": continuing}
+        options: dict[str, Any] = {"include_stop_str_in_output": True}
+        if written:
+            sent.append({"role": "assistant", "content": written})
+            options |= {"continue_final_message": True, "add_generation_prompt": False}
+        return {"messages": sent, "stop": list(_STOPS), "extra_body": options}
 
-    def turn(self, said: Said, number: int, cut: bool) -> Message:  # noqa: D102
-        text = whole(said.content or said.refusal or "")
-        text = text if cut else _closed(text)
+    def characters(self, messages: Sequence[Message]) -> int:  # noqa: D102
+        return _TEMPLATE_CHARACTERS + sum(len(message.content) for message in messages)
+
+    def turn(self, completion: Completion, messages: Sequence[Message]) -> Message:  # noqa: D102
+        said = completion.said
+        text = _to_first_stop(whole(said.content or said.refusal or ""), completion.stopped_at)
         if said.thought:  # a server with a reasoning parser takes the thought out of the text, where it belongs
             text = f"<think>{whole(said.thought)}</think>{text}"
         action = _ACTION.search(text)
-        if action is None:
-            return Message(role="assistant", content=text)
-        return Message(role="assistant", content=text[: action.end()], tool_calls=_calls(action, number))
+        calls = _calls(action, len(messages)) if action else ()
+        return Message(role="assistant", content=text, tool_calls=calls)
 
     def search(self, query: str) -> Message:  # noqa: D102
         call = search_call(query, 1)
@@ -94,10 +94,12 @@ class SearchTags(AgentProtocol):
         return f"\n\n<information>{text}</information>\n\n"
 
 
-def _closed(text: str) -> str:
-    """The text with the closing tag that a server leaves out of what it returns when it stops there."""
-    opened = _OPENED.findall(text)
-    return f"{text}</{opened[-1]}>" if opened and not _ACTION.search(text) else text
+def _to_first_stop(text: str, stopped_at: str | None) -> str:
+    """The text up to the first closing tag, with the one that a server stopped at and left out."""
+    end = _STOP.search(text)
+    if end:
+        return text[: end.end()]
+    return f"{text}{stopped_at}" if stopped_at in _STOPS else text
 
 
 def _calls(action: re.Match[str], number: int) -> tuple[ToolCall, ...]:
