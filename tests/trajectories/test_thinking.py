@@ -210,10 +210,10 @@ def test_prompts_in_rows_are_those_of_the_requests_that_reached_the_server(
     agent_config: Callable[..., AgentConfig],
     history_reasoning: bool,
 ) -> None:
-    chat_server.thinks("\nWhich town?\n", "\n\n", "mayor of Zoë's town")
-    chat_server.thinks(None, "<think>\nTwo at once.\n</think>\n\nI look for both.", "spouse", "town")
-    chat_server.thinks(None, "Once more.\n</think>\n\n", "town")
-    chat_server.thinks("I know.", ANSWER)
+    chat_server.says("\n\n", "mayor of Zoë's town", reasoning="\nWhich town?\n")
+    chat_server.says("<think>\nTwo at once.\n</think>\n\nI look for both.", "spouse", "town")
+    chat_server.says("Once more.\n</think>\n\n", "town")
+    chat_server.says(ANSWER, reasoning="I know.")
     config = agent_config(history_reasoning=history_reasoning, max_searches=4)
     trajectory = asyncio.run(answered(SearchAgent(config, chat_server.endpoint, searches.url, 0.7)))
     flatten = not history_reasoning

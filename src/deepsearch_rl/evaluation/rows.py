@@ -67,6 +67,7 @@ class F1TableRow(Record):
     temperature: float
     samples: int = Field(ge=1, description="answers per question, averaged per question before anything else")
     seed: int
+    variant: str = Field(default="", description="name in evaluate.variants; empty under the profile's own setting")
     n: int = Field(ge=1, description="questions")
     em: Share
     f1: Share
@@ -82,7 +83,6 @@ class F1TableRow(Record):
     constant: ConstantScore
     types: dict[str, TypeScore]
     controls: dict[Control, ControlScore] = Field(default_factory=dict)
-    variant: str = Field(default="", description="name in evaluate.variants; empty under the profile's own setting")
 
     @property
     def main(self) -> bool:

@@ -52,7 +52,7 @@ def train(
     padding: int,
     levels: Sequence[Level],
     config: OptimizerConfig,
-    log: Callable[[PretrainStep], None],
+    log: Callable[[PretrainStep], object],
     rng: random.Random,
     log_every: int,
 ) -> int:
