@@ -7,7 +7,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.errors import ArtifactError, UnknownNameError
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from tests.agent.search_server import serve_search
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 
@@ -78,6 +78,7 @@ def test_where_there_is_no_answer_the_reason_is_shown_and_the_status_is_one(chat
         (["--dataset", "musiqe"], UnknownNameError, "musique"),
         (["--prompt", "tinny"], UnknownNameError, "tiny"),
         (["--prompt", ""], UnknownNameError, "tiny"),
+        (["--top-k", "5"], ConfigError, "--retrieval-url"),
     ],
 )
 @pytest.mark.usefixtures("chat")

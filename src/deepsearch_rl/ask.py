@@ -137,9 +137,12 @@ def ask_command(
         OPENAI_BASE_URL=https://... OPENAI_MODEL=... OPENAI_API_KEY=... deepsearch ask "..." --profile multihoprag
     """  # noqa: D301 - \b keeps the lines below it apart
     from deepsearch_rl.agent.config import AgentConfig  # noqa: PLC0415 - pydantic models of the agent and FAISS
+    from deepsearch_rl.errors import ConfigError  # noqa: PLC0415
     from deepsearch_rl.retrieval.server.config import RetrievalConfig  # noqa: PLC0415
     from deepsearch_rl.serving.launch import ServingConfig  # noqa: PLC0415 - torch
 
+    if retrieval_url and top_k:
+        raise ConfigError("--top-k is decided by the server at --retrieval-url; leave one of them out.")
     values, folder, corpus = read_setting(Path(), profile, model, dataset)
     data = Path("data", profile)
     setting = AskSetting(

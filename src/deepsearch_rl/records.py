@@ -120,7 +120,7 @@ class StopReason(StrEnum):
 
 
 class ToolCall(Record):
-    """A call as the model wrote it; ``arguments`` is the raw JSON text."""
+    """A call of a model. ``arguments`` is JSON text, spaced as `json.dumps` does; what is no JSON stays as written."""
 
     id: str
     name: str

@@ -26,7 +26,7 @@ from deepsearch_rl.agent.protocols.protocol import AgentProtocol
 from deepsearch_rl.agent.protocols.search_tags import SearchTags
 from deepsearch_rl.agent.rollout_model import RolloutModel
 from deepsearch_rl.agent.search_session import open_session
-from deepsearch_rl.agent.search_tool import SearchTool
+from deepsearch_rl.agent.search_tool import McpSearch, SearchTool
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped, Transcript
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.records import Question, StopReason, Trajectory
@@ -48,6 +48,36 @@ def open_protocol(config: AgentConfig, *, offer_tool: bool = True) -> AgentProto
 def rollout_seed(seed: int, question: Question, sample: int) -> int:
     """The sampling seed of one rollout, so that repeating it repeats the answer where the server honours seeds."""
     return random.Random(f"{seed}/{question.id}/{sample}").getrandbits(31)
+
+
+async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcript) -> tuple[StopReason, str | None]:
+    """Let model and tool take turns until the rollout ends; return why it did, and what went wrong if anything did."""
+    timeout_s = tool.config.timeout_s
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            await _take_turns(model, tool, transcript)
+    except TimeoutError as error:
+        if limit.expired():
+            return StopReason.DEADLINE, f"not finished after {timeout_s:g} s"
+        return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}"
+    except RolloutStopped as stop:
+        return stop.reason, stop.detail
+    except openai.APIError as error:
+        return model_failure(error), f"{type(error).__name__}: {error}"
+    except EndpointError as error:
+        return StopReason.MODEL_ERROR, str(error)
+    except Exception as error:  # noqa: BLE001 - whatever else a server's reply breaks is this rollout's failure
+        _LOG.debug("rollout of %s failed", transcript.question.id, exc_info=True)
+        return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}"
+    return (StopReason.ANSWERED if transcript.has_answer_tags else StopReason.NO_ANSWER_TAG), None
+
+
+async def _take_turns(model: RolloutModel, tool: SearchTool, transcript: Transcript) -> None:
+    agent = Agent[Transcript]("search agent", tools=[tool.for_agent()])
+    run_config = RunConfig(model=model, tracing_disabled=True)
+    question = transcript.question.question
+    await Runner.run(agent, question, context=transcript, max_turns=None, run_config=run_config)
 
 
 class SearchAgent:
@@ -98,8 +128,8 @@ class SearchAgent:
                 client = open_client(self._model, self._config.call_timeout_s)
                 self._client = await opening.enter_async_context(client)
             session = await opening.enter_async_context(open_session(self._retrieval_url, self._config.call_timeout_s))
-            tool = SearchTool(session, self._config, self._protocol, self._first_wait_s)
-            self._agent = Agent[Transcript]("search agent", tools=[tool.for_agent()])
+            search = McpSearch(session, self._first_wait_s)
+            self._tool = SearchTool(search, self._config, self._protocol)
             self._open = opening.pop_all()
         return self
 
@@ -110,35 +140,12 @@ class SearchAgent:
 
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Answer one question; whatever goes wrong is in the trajectory's stop reason and error, nothing is raised."""
-        transcript = Transcript(self._protocol.opening(question.question), self._observer)
-        reason, detail = await self._outcome(question, sample, transcript)
-        return transcript.finish(question, sample, self._key, reason, detail)
-
-    async def _outcome(self, question: Question, sample: int, transcript: Transcript) -> tuple[StopReason, str | None]:
-        redact = self._model.redact if isinstance(self._model, Endpoint) else str
-        limit = asyncio.timeout(self._config.timeout_s)
-        try:
-            async with limit:
-                await self._run(question, sample, transcript)
-        except TimeoutError as error:
-            if not limit.expired():
-                return StopReason.MODEL_ERROR, redact(f"{type(error).__name__}: {error}")
-            return StopReason.DEADLINE, f"not finished after {self._config.timeout_s:g} s"
-        except RolloutStopped as stop:
-            return stop.reason, redact(stop.detail)
-        except openai.APIError as error:
-            return model_failure(error), redact(f"{type(error).__name__}: {error}")
-        except EndpointError as error:
-            return StopReason.MODEL_ERROR, redact(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever else a server's reply breaks is this rollout's failure
-            _LOG.debug("rollout %s#%d failed", question.id, sample, exc_info=True)
-            return StopReason.MODEL_ERROR, redact(f"{type(error).__name__}: {error}")
-        return (StopReason.ANSWERED if transcript.has_answer_tags else StopReason.NO_ANSWER_TAG), None
-
-    async def _run(self, question: Question, sample: int, transcript: Transcript) -> None:
+        transcript = Transcript(question, self._protocol.opening(question.question), self._observer)
         model = RolloutModel(self._policy(question, sample), self._protocol, self._config, transcript)
-        run_config = RunConfig(model=model, tracing_disabled=True)
-        await Runner.run(self._agent, question.question, context=transcript, max_turns=None, run_config=run_config)
+        reason, detail = await run_rollout(model, self._tool, transcript)
+        if detail and isinstance(self._model, Endpoint):
+            detail = self._model.redact(detail)
+        return transcript.finish(sample, self._key, reason, detail)
 
     def _policy(self, question: Question, sample: int) -> Policy:
         if not isinstance(self._model, Endpoint):

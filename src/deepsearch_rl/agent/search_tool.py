@@ -6,8 +6,9 @@ server learns that the corpus holds nothing.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from agents import FunctionTool
 from agents.tool_context import ToolContext
@@ -21,7 +22,7 @@ from deepsearch_rl.agent.tool import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
 from deepsearch_rl.agent.transcript import Observation, RolloutStopped, Transcript
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
-from deepsearch_rl.records import Retrieval, StopReason, ToolCall
+from deepsearch_rl.records import Question, Retrieval, StopReason, ToolCall
 from deepsearch_rl.retrieval.server.bodies import MAX_QUERY_CHARS
 
 _LOG = logging.getLogger(__name__)
@@ -36,8 +37,13 @@ class Passage(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    contents: str = Field(validation_alias="chunk")
+    chunk: str
     chunk_id: str
+
+    @property
+    def contents(self) -> str:
+        """The passage as :func:`format_passages` takes it."""
+        return self.chunk
 
 
 class SearchResult(BaseModel):
@@ -72,21 +78,56 @@ def parse_search(call: ToolCall) -> str:
         raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, detail) from error
 
 
+class Search(Protocol):
+    """Finds passages for a query of a rollout."""
+
+    async def __call__(self, query: str, question: Question) -> Sequence[Passage]:
+        """The passages, best first.
+
+        Raises:
+            RolloutStopped: the search failed, and kept failing.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class McpSearch:
+    """Searches over MCP.
+
+    Args:
+        session: with the retrieval server.
+        first_wait_s: pause before the second attempt of a failing search; doubled for each further one.
+    """
+
+    session: Client
+    first_wait_s: float
+
+    async def __call__(self, query: str, question: Question) -> tuple[Passage, ...]:  # noqa: ARG002 - for other searches
+        """Ask the retrieval server, up to :data:`ATTEMPTS` times."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return _read_result(await self.session.call_tool(RETRIEVE_TOOL_NAME, {"query": query}))
+            except Exception as error:  # MCP's client raises its own, and those of the streams that it is made of
+                if attempt == ATTEMPTS:
+                    raise RolloutStopped(StopReason.TOOL_ERROR, f"{type(error).__name__}: {error}") from error
+                _LOG.warning("search failed (%s), attempt %d of %d", error, attempt, ATTEMPTS)
+                await asyncio.sleep(self.first_wait_s * 2 ** (attempt - 1))
+        raise AssertionError("unreachable")
+
+
 @dataclass(frozen=True, slots=True)
 class SearchTool:
     """Carries out the calls of all rollouts of an agent.
 
     Args:
-        session: with the retrieval server.
+        search: finds the passages.
         config: how many searches a rollout may make, and how long a result may be.
         protocol: writes a result for the model.
-        first_wait_s: pause before the second attempt of a failing search; doubled for each further one.
     """
 
-    session: Client
+    search: Search
     config: AgentConfig
     protocol: AgentProtocol
-    first_wait_s: float
 
     def for_agent(self) -> FunctionTool:
         """The tool in the Agents SDK's form."""
@@ -108,7 +149,7 @@ class SearchTool:
         else:
             transcript.searches += 1  # before the first await: calls of one turn count in their order
             query = parse_search(call)
-            passages = self._shown(await self._search(query), transcript)
+            passages = self._shown(await self.search(query, transcript.question), transcript)
             retrieval = Retrieval(query=query, chunk_ids=tuple(passage.chunk_id for passage in passages))
             observation = Observation(self.protocol.observation(passages), retrieval)
         transcript.keep(call, observation)
@@ -123,12 +164,6 @@ class SearchTool:
             passages = passages[:-1]
         return passages
 
-    async def _search(self, query: str) -> tuple[Passage, ...]:
-        async def once() -> tuple[Passage, ...]:
-            return _read_result(await self.session.call_tool(RETRIEVE_TOOL_NAME, {"query": query}))
-
-        return await _attempt(once, self.first_wait_s)
-
 
 def _read_result(result: CallToolResult) -> tuple[Passage, ...]:
     if result.is_error:
@@ -139,15 +174,3 @@ def _read_result(result: CallToolResult) -> tuple[Passage, ...]:
     except ValidationError as error:
         field, problem = first_problem(error)
         raise EndpointError(f"the search tool does not say which chunks it found ({field}: {problem})") from error
-
-
-async def _attempt(search: Callable[[], Awaitable[tuple[Passage, ...]]], first_wait_s: float) -> tuple[Passage, ...]:
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return await search()
-        except Exception as error:  # MCP's client raises its own, and those of the streams that it is made of
-            if attempt == ATTEMPTS:
-                raise RolloutStopped(StopReason.TOOL_ERROR, f"{type(error).__name__}: {error}") from error
-            _LOG.warning("search failed (%s), attempt %d of %d", error, attempt, ATTEMPTS)
-            await asyncio.sleep(first_wait_s * 2 ** (attempt - 1))
-    raise AssertionError("unreachable")

@@ -60,6 +60,7 @@ class Observation:
 class Transcript:
     """A running rollout."""
 
+    question: Question
     messages: list[Message]
     observer: Observer | None = None
     retrievals: list[Retrieval] = field(default_factory=list)
@@ -137,10 +138,9 @@ class Transcript:
         """The answer in the last message, empty where it holds none."""
         return extract_answer(split_thought(self.messages[-1]).text)
 
-    def finish(
-        self, question: Question, sample: int, key: RolloutKey, reason: StopReason, error: str | None
-    ) -> Trajectory:
+    def finish(self, sample: int, key: RolloutKey, reason: StopReason, error: str | None) -> Trajectory:
         """The record of the rollout once it has ended."""
+        question = self.question
         self.show()
         self._record_unread_searches()
         return Trajectory(

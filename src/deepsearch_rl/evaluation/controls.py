@@ -6,24 +6,24 @@ gets right comes from its weights or from guessing.
 **Gold passages**: the agent's conversation with the search replaced. Before its first turn the model is given a call
 that it did not write, ``retrieve`` with the question as its query, and a result that holds the chunks with the gold
 facts, in the order of the question's evidence, written as any result is (a question without evidence gets "No passages
-found."). The tool stays offered, so that the prompt is the one that the model was trained
-on; whatever it searches for next returns the same passages. What it gets wrong now is not the retriever's fault.
+found."). The tool stays offered, so that the prompt is the one that the model was trained on; whatever it searches for
+next returns the same passages. What it gets wrong now is not the retriever's fault.
+
+Turns are taken, counted and stopped as everywhere; the given one counts for nothing.
 """
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-import openai
-
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.endpoint_policy import EndpointPolicy, model_failure, open_client
-from deepsearch_rl.agent.policy import Policy
-from deepsearch_rl.agent.rollout import open_protocol, rollout_seed
-from deepsearch_rl.agent.transcript import RolloutKey, Transcript
-from deepsearch_rl.records import Chunk, Message, Question, StopReason, Trajectory
+from deepsearch_rl.agent.endpoint_policy import EndpointPolicy, open_client
+from deepsearch_rl.agent.rollout import open_protocol, rollout_seed, run_rollout
+from deepsearch_rl.agent.rollout_model import RolloutModel
+from deepsearch_rl.agent.search_tool import Passage, SearchTool
+from deepsearch_rl.agent.transcript import Observation, RolloutKey, Transcript
+from deepsearch_rl.records import Chunk, Question, Retrieval, Trajectory
 from deepsearch_rl.retrieval.gold import without_space
 
 
@@ -48,10 +48,13 @@ class ControlAgent:
         gold_passages: "GoldPassages | None",
         seed: int,
     ) -> None:
-        self._config, self._endpoint, self._seed = config, endpoint, seed
+        self._endpoint, self._seed, self._gold_passages = endpoint, seed, gold_passages
         self._key = RolloutKey(model_name, config.prompt, temperature, config.protocol)
         self._protocol = open_protocol(config, offer_tool=gold_passages is not None)
-        self._gold_passages = gold_passages
+        given_turn = {"max_turns": config.max_turns + 1}
+        one_answer = {"max_searches": 0, "max_turns": 1}
+        self._config = config.model_copy(update=one_answer if gold_passages is None else given_turn)
+        self._tool = SearchTool(self._search, self._config, self._protocol)
 
     async def __aenter__(self) -> Self:
         self._client = open_client(self._endpoint, self._config.call_timeout_s)
@@ -64,45 +67,27 @@ class ControlAgent:
 
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Answer one question; whatever goes wrong is in the trajectory's stop reason and error, nothing is raised."""
-        conversation = Transcript(self._protocol.opening(question.question))
+        transcript = Transcript(question, self._protocol.opening(question.question))
+        if self._gold_passages is not None:
+            await self._give_passages(transcript)
         seed = rollout_seed(self._seed, question, sample)
-        policy = EndpointPolicy(self._client, self._endpoint.model, self._protocol, self._key.temperature, seed=seed)
-        reason, error = await self._outcome(question, conversation, policy)
-        return conversation.finish(question, sample, self._key, reason, error)
+        policy = EndpointPolicy(self._client, self._endpoint.model, self._protocol, self._key.temperature, seed)
+        model = RolloutModel(policy, self._protocol, self._config, transcript)
+        reason, detail = await run_rollout(model, self._tool, transcript)
+        return transcript.finish(sample, self._key, reason, detail and self._endpoint.redact(detail))
 
-    async def _outcome(
-        self, question: Question, conversation: Transcript, policy: Policy
-    ) -> tuple[StopReason, str | None]:
-        try:
-            async with asyncio.timeout(self._config.timeout_s):
-                return await self._converse(question, conversation, policy), None
-        except TimeoutError:
-            return StopReason.DEADLINE, f"not finished after {self._config.timeout_s:g} s"
-        except openai.APIError as error:
-            return model_failure(error), self._endpoint.redact(f"{type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001 - whatever a server's reply breaks is this rollout's failure
-            return StopReason.MODEL_ERROR, self._endpoint.redact(f"{type(error).__name__}: {error}")
+    async def _give_passages(self, transcript: Transcript) -> None:
+        """Begin the conversation with a search that the model did not write."""
+        query = transcript.question.question
+        given = self._protocol.search(query)
+        passages = await self._search(query, transcript.question)
+        shown = Retrieval(query=query, chunk_ids=tuple(passage.chunk_id for passage in passages))
+        transcript.messages.append(given)
+        transcript.keep(given.tool_calls[0], Observation(self._protocol.observation(passages), shown))
 
-    async def _converse(self, question: Question, conversation: Transcript, policy: Policy) -> StopReason:
-        if self._gold_passages is None:
-            return await self._turn(conversation, policy)
-        passages = self._protocol.observation(self._gold_passages(question))
-        conversation.messages.append(self._protocol.search(question.question))
-        for _ in range(self._config.max_turns):
-            for call in conversation.messages[-1].tool_calls:
-                conversation.messages.append(Message(role="tool", content=passages, tool_call_id=call.id))
-            reason = await self._turn(conversation, policy)
-            if not conversation.messages[-1].tool_calls:
-                return reason
-        return StopReason.TURN_BUDGET
-
-    async def _turn(self, conversation: Transcript, policy: Policy) -> StopReason:
-        """Ask the model for one turn, append it, and say how the rollout ends if it is the last."""
-        reply = await policy.reply(conversation.messages, self._config.max_tokens)
-        conversation.add_turn(reply)
-        if conversation.has_answer_tags:
-            return StopReason.ANSWERED
-        return StopReason.TOKEN_BUDGET if reply.cut else StopReason.NO_ANSWER_TAG
+    async def _search(self, query: str, question: Question) -> tuple[Passage, ...]:  # noqa: ARG002 - the same for all
+        found = self._gold_passages(question) if self._gold_passages else ()
+        return tuple(Passage(chunk=chunk.contents, chunk_id=chunk.id) for chunk in found)
 
 
 class GoldPassages:

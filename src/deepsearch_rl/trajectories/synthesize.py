@@ -81,7 +81,7 @@ def synthesize(
     with _teacher(config, questions, seed) as teacher, serve_index(source.index, source.chunks, retrieval) as url:
 
         def make_agent() -> SearchAgent:
-            return SearchAgent(agent, teacher, url, config.temperature, model_name=MODEL_NAME)
+            return SearchAgent(agent, teacher, url, config.temperature, model_name=MODEL_NAME, seed=seed)
 
         found = collect(questions, config.samples, make_agent, log, agent.concurrency, "synthesize", out)
     log.unlink()  # the artifact is whole; a forced run is to ask again
