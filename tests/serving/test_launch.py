@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.evaluation.inputs import checkpoint_name
 from deepsearch_rl.files import write_json
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from deepsearch_rl.serving.processes import watched_process
@@ -76,6 +77,59 @@ def test_a_folder_with_an_endpoint_reaches_the_server_that_its_variables_name(
 
 def test_an_address_is_shown_without_what_is_secret_in_it() -> None:
     assert shown_address("https://user:secret@api.example/v1?key=secret") == "https://api.example/v1"
+
+
+UNREADABLE = {
+    "a slash in a password": "https://user:hid/den@api.example/v1",
+    "a slash after what looks like a port": "https://user:12/hidden@api.example/v1",
+    "a hash in a password": "https://user:hid#den@api.example/v1",
+    "a question mark in a password": "https://user:12?hidden@api.example/v1",
+    "a backslash": "https://user:hid\\den@api.example/v1",
+    "no scheme": "hidden.example/v1",
+    "a port in the scheme's place": "hidden:8000/v1",
+    "another scheme": "ftp://hidden/v1",
+    "an open bracket": "http://[hidden/v1",
+    "a port that is none": "http://api.example:hidden/v1",
+    "an empty label": "http://hidden..example/v1",
+    "no host": "http:///hidden",
+    "a line's end": "https://user:hidden@api.example/v1\n",
+}
+
+
+@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("address", UNREADABLE.values(), ids=UNREADABLE)
+def test_an_address_that_cannot_be_read_is_refused_and_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, literal: bool
+) -> None:
+    for name, value in (("URL_OF_THE_TEST", address), ("MODEL_OF_THE_TEST", "m"), ("KEY_OF_THE_TEST", "sk-hidden")):
+        monkeypatch.setenv(name, value)
+    write_json(tmp_path / "endpoint.json", ENDPOINT | ({"base_url": address} if literal else {}))
+    place = r"base_url \(endpoint\.json\)" if literal else "environment variable URL_OF_THE_TEST"
+    with pytest.raises(ConfigError, match=place) as caught, serve_model(tmp_path, config()):
+        pass
+    with pytest.raises(ConfigError, match=place) as named:
+        checkpoint_name(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read") as shown:
+        shown_address(address)
+    for error in (caught.value, named.value, shown.value):
+        assert error.__cause__ is error.__context__ is None  # a library's error would show the address
+        assert "hid" not in str(error)
+        assert "den" not in str(error)
+
+
+def test_a_server_that_is_not_there_is_named_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_OF_THE_TEST", "sk-hidden")
+    address = "http://user:hid%2Fden@127.0.0.1:9/v1"
+    write_json(tmp_path / "endpoint.json", ENDPOINT | {"base_url": address, "model": "m"})
+    assert checkpoint_name(tmp_path) == "m at http://127.0.0.1:9/v1"
+    with (
+        pytest.raises(EndpointError, match=r"http://127\.0\.0\.1:9/v1 .*base_url") as caught,
+        serve_model(tmp_path, config()),
+    ):
+        pass
+    assert "hid" not in str(caught.value)
 
 
 def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ variables held, and the log of unfinished work is kept apart by them.
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpx
 from pydantic import Field
@@ -26,6 +27,9 @@ from deepsearch_rl.records import NonEmpty, Record
 FILE = "endpoint.json"
 REMOTE_TIMEOUT_S = 20.0
 """How long a server that runs already may take to say that it is there."""
+
+_MISREAD = re.compile(r"[\s\\#]")
+"""What libraries read in different ways, or drop, in an address."""
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 
@@ -52,9 +56,11 @@ def resolve_endpoint(config: RemoteConfig) -> Endpoint:
     """The endpoint with what its environment variables hold; nothing is asked yet.
 
     Raises:
-        ConfigError: a variable is not set; names it.
+        ConfigError: a variable is not set, or the address cannot be read; names the variable, never its value.
     """
     base_url = _resolved(config.base_url, "the address of an OpenAI-compatible server, up to and including /v1")
+    if _split(base_url) is None:
+        raise _unreadable(_place(config))
     model = _resolved(config.model, "the name of the model to ask for")
     key = _resolved(f"${config.api_key_variable}", f"the key of {shown_address(base_url)}")
     return Endpoint(base_url=base_url, model=model, api_key=key)
@@ -64,25 +70,62 @@ def open_endpoint(config: RemoteConfig) -> Endpoint:
     """The endpoint, after it has shown that it is there.
 
     Raises:
-        ConfigError: a variable is not set; names it.
+        ConfigError: a variable is not set, or the address cannot be read.
         EndpointError: nothing answers at its address.
     """
     endpoint = resolve_endpoint(config)
     try:
         # Whatever it answers, it is there.
         httpx.get(f"{endpoint.base_url.rstrip('/')}/models", timeout=REMOTE_TIMEOUT_S)
-    except (httpx.TransportError, httpx.InvalidURL) as error:
+    except httpx.TransportError as error:
         raise EndpointError(
-            f"no model server answers at {shown_address(endpoint.base_url)} ({error}); start it, or correct its address"
-            f"{f' in {config.base_url}' if config.base_url.startswith('$') else ''}."
+            f"no model server answers at {shown_address(endpoint.base_url)} ({error}); start it, or correct its "
+            f"address in {_place(config)}."
         ) from error
     return endpoint
 
 
 def shown_address(base_url: str) -> str:
-    """An address as it may be shown: without user, password and query."""
-    parts = urlsplit(base_url)
+    """An address as it may be shown: without user, password and query.
+
+    Raises:
+        ConfigError: the address cannot be read, so that nobody knows which part of it is secret.
+    """
+    parts = _split(base_url)
+    if parts is None:
+        raise _unreadable("the endpoint's settings")
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _split(base_url: str) -> SplitResult | None:
+    """The parts of an http address; None where it is none, or where a reader could take a password for a host.
+
+    An unencoded '/', '?' or '#' in a password ends the host too early and leaves an '@' behind it.
+    """
+    try:
+        httpx.URL(base_url)
+        parts = urlsplit(base_url)
+        _ = parts.port
+        host = (parts.hostname or "").encode("idna")  # as a look-up by name will spell it
+    except (ValueError, httpx.InvalidURL):  # UnicodeError is a ValueError
+        return None
+    tail = f"{parts.path}{parts.query}{parts.fragment}"
+    sound = bool(host) and parts.scheme in {"http", "https"} and "@" not in tail and not _MISREAD.search(base_url)
+    return parts if sound else None
+
+
+def _unreadable(place: str) -> ConfigError:
+    return ConfigError(
+        f"the address in {place} cannot be read: give http:// or https://, a host, a port number if it needs one, "
+        "and the path up to /v1; percent-encode user and password."
+    )
+
+
+def _place(config: RemoteConfig) -> str:
+    """Where the address comes from."""
+    return (
+        f"the environment variable {config.base_url[1:]}" if config.base_url.startswith("$") else f"base_url ({FILE})"
+    )
 
 
 def _resolved(value: str, meaning: str) -> str:
