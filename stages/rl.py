@@ -26,7 +26,7 @@ def main(params: Params) -> None:
     corpus = chosen("dataset", config.dataset, params.mapping("datasets", DatasetConfig)).corpus
     index, chunks = params.data / "index" / corpus, params.data / "chunks" / f"{corpus}.jsonl"
     inputs = [*weight_files(start), index / "manifest.json", questions / "train.jsonl", questions / "dev.jsonl"]
-    settings = [section.model_dump(mode="json") for section in (config, agent, retrieval)]
+    settings = [config.model_dump(mode="json"), agent.digest_of_rollouts(), retrieval.digest_of_searches()]
     key = sha256_json([seed, *settings, *map(sha256_file, inputs)])
     with serve_index(index, chunks, retrieval) as url:
         task = RlTask(

@@ -269,6 +269,11 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(data, "sha256").hexdigest()
 
 
+def file_digests(folder: Path) -> dict[str, str]:
+    """Hex SHA-256 of every file below a folder, by its path from there; empty where there is no such folder."""
+    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in folder.rglob("*") if path.is_file()}
+
+
 def sha256_json(value: Any) -> str:
     """Hex SHA-256 of a value's canonical JSON (sorted keys, no spaces)."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

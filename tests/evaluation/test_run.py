@@ -1,15 +1,19 @@
 """One model evaluated over the real retrieval server; the model is an endpoint that follows a rule."""
 
 import re
+import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from deepsearch_rl.agent import prompts as prompts_module
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.corpora.chunking import ChunkConfig
+from deepsearch_rl.corpora.chunking import ChunkConfig, ChunkVariant
 from deepsearch_rl.errors import ArtifactError, EndpointError, UnknownNameError
 from deepsearch_rl.evaluation.inputs import checkpoint_name
 from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation, SetPlan, VariantPlan, plan_runs, settings_of
@@ -19,12 +23,18 @@ from deepsearch_rl.records import Chunk, ChunkMetadata, Question, QuestionMetada
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.quality import DatasetConfig
+from deepsearch_rl.retrieval.rerank import RerankerConfig
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig
+from deepsearch_rl.serving.cpu import CpuConfig
 from deepsearch_rl.serving.launch import ServingConfig
 from stages import evaluate as evaluate_stage
 from stages.entry import load_params
 from tests.evaluation.chat import KEY, says, searches, serve_chat
+from tests.policies import policy_folder
 
+__all__ = ["policy_folder"]
+
+PROMPTS = Path(prompts_module.__file__).parent
 TOWNS = {"Ada Holt": "Stoke", "Ben Ide": "Burslem", "Cy Jones": "Hanley", "Dee Kerr": "Longton"}
 INDEX = IndexConfig.model_validate(
     {
@@ -226,6 +236,91 @@ def test_variants_are_rows_of_their_own_and_another_model_name_takes_nothing_ove
     ]
     assert {body["model"] for body in chat.requests[asked:]} == {"another"}
     assert {one.model for one in top1} == {"scripted"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("named")
+def test_another_index_over_the_same_chunks_or_an_edited_prompt_asks_everything_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = setting({"musique": SETS["musique"]})
+    copy, prompts = shutil.copytree(data, tmp_path / "data"), tmp_path / "prompts"
+    shutil.copytree(PROMPTS, prompts)
+    monkeypatch.setattr("deepsearch_rl.agent.prompts._FOLDER", prompts)
+    with serve_chat(reads) as chat:
+        model = model_at(chat.endpoint.base_url, tmp_path / "model")
+
+        def asked() -> int:
+            before = len(chat.requests)
+            evaluate_model("api", model, plan, copy, tmp_path / "out", tmp_path / "work")
+            return len(chat.requests) - before
+
+        assert (asked(), asked()) == (4, 0)
+        bm25 = INDEX.bm25.model_copy(update={"k1": 1.5})
+        chunks = copy / "chunks" / "world.jsonl"
+        build_index(chunks, copy / "index" / "world", INDEX.model_copy(update={"bm25": bm25}), seed=0)
+        assert (asked(), asked()) == (4, 0)
+        (prompts / "tiny.txt").write_text("Answer in one word.")
+        assert (asked(), asked()) == (4, 0)
+    assert chat.requests[-1]["messages"][0]["content"] == "Answer in one word."
+
+
+def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = setting(SETS)
+    slower = {"startup_timeout_s": 1, "window_ms": 5, "max_batch": 1, "max_pending": 1, "cache_entries": 0}
+    variant = ChunkVariant(corpus="world", chunk_size=8, overlap=0)
+    same = replace(
+        one,
+        agent=one.agent.model_copy(update={"concurrency": 1}),
+        retrieval=one.retrieval.model_copy(update=slower),
+        chunk=one.chunk.model_copy(update={"variants": {"world_8": variant}}),
+        serving=ServingConfig(backend="cpu", cpu=CpuConfig(slots=8, context_tokens=9, start_timeout_s=1)),
+    )
+    kept = one.digest_of_rollouts(served_here=False)
+    assert same.digest_of_rollouts(served_here=False) == kept
+    assert same.digest_of_rollouts(served_here=True) != one.digest_of_rollouts(served_here=True)
+
+    online = tmp_path / "search.yaml"
+    online.write_text("name: a")
+    reranker = {"model": tmp_path / "reranker", "depth": 9, "max_tokens": 99, "batch_tokens": 99}
+    reranked = RerankerConfig.model_validate(reranker | {"device": "cpu", "dtype": "float32"})
+    (tmp_path / "reranker").mkdir()
+    other = [
+        replace(one, retrieval=one.retrieval.model_copy(update=change))
+        for change in ({"top_k": 3}, {"online": online}, {"reranker": reranked})
+    ]
+    found = [kept, *(each.digest_of_rollouts(served_here=False) for each in other)]
+    online.write_text("name: b")
+    (tmp_path / "reranker" / "config.json").write_text("{}")
+    found += [each.digest_of_rollouts(served_here=False) for each in other[1:]]
+    monkeypatch.setattr("deepsearch_rl.agent.config.RETRIEVE_TOOL", {"type": "function"})
+    found.append(one.digest_of_rollouts(served_here=False))
+    assert len(set(found)) == 7
+
+
+@pytest.mark.slow
+def test_the_same_weights_under_another_name_are_asked_again(data: Path, tmp_path: Path, policy_folder: Path) -> None:
+    plan = replace(
+        setting({"musique": SETS["musique"]}),
+        serving=ServingConfig(backend="cpu", cpu=CpuConfig(slots=8, context_tokens=512, start_timeout_s=120)),
+    )
+    agent = plan.agent.model_copy(update={"context_tokens": 512})
+    for name in ("first", "second"):
+        evaluate_model(name, policy_folder, replace(plan, agent=agent), data, tmp_path / name, tmp_path / "work")
+        rollouts = read_jsonl(tmp_path / name / "musique.search.t0.7.jsonl", Trajectory)
+        assert {rollout.model for rollout in rollouts} == {name}
+
+
+def test_a_variant_cannot_take_the_name_of_the_greedy_row() -> None:
+    plan = {"models": None, "dataset": "musique", "prompt": None, "top_k": 1, "corpus": None} | {
+        "questions": 1,
+        "samples": 1,
+    }
+    config = setting(SETS).evaluate.model_dump()
+    with pytest.raises(ValidationError, match="'greedy' is what the row at temperature 0 is called"):
+        EvaluateConfig.model_validate(config | {"variants": {"greedy": plan}})
 
 
 def test_a_variant_with_a_prompt_or_a_set_that_does_not_exist_names_the_nearest() -> None:

@@ -1,6 +1,7 @@
 """The scripted teacher through the real agent loop and a real retrieval server."""
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.answers import SUCCESS_F1, f1
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
-from deepsearch_rl.files import write_jsonl
+from deepsearch_rl.files import read_json, write_json, write_jsonl
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.trajectories import synthesize as module
@@ -51,6 +52,30 @@ def test_two_runs_write_the_same_bytes_of_bare_calls_and_one_bare_answer(teach: 
 def test_the_log_is_gone_once_the_artifact_is_whole(teach: Teach, world: Source, tmp_path: Path):
     assert len(teach(world, questions=5, samples=2)) == 10
     assert list((tmp_path / "work").rglob("*.jsonl")) == []
+
+
+def test_an_edited_prompt_or_another_index_has_a_log_of_its_own(
+    teach: Teach, world: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    keys: list[object] = []
+
+    def log_path(stage: str, determined_by: object) -> Path:
+        keys.append(determined_by)
+        return tmp_path / f"{stage}-{len(keys)}.jsonl"
+
+    monkeypatch.setattr(module, "log_path", log_path)
+    teach(world, questions=1)
+    teach(world, questions=1)
+    moved = shutil.copytree(world.index, tmp_path / "index")
+    manifest = read_json(moved / "manifest.json")
+    write_json(moved / "manifest.json", manifest | {"chunks": "elsewhere.jsonl", "versions": {"numpy": "0"}})
+    teach(Source(world.questions, moved, world.chunks), questions=1)
+    assert keys[0] == keys[1] == keys[2]
+    write_json(moved / "manifest.json", manifest | {"seed": 5})
+    teach(Source(world.questions, moved, world.chunks), questions=1)
+    monkeypatch.setattr("deepsearch_rl.agent.config.load_prompt", lambda _: "Another prompt.")
+    teach(world, questions=1)
+    assert len({str(key) for key in keys}) == 3
 
 
 def test_questions_without_a_plan_are_refused_before_any_answer(teach: Teach, world: Source, tmp_path: Path):

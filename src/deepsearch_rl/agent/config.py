@@ -5,7 +5,9 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import UnknownNameError
+from deepsearch_rl.files import sha256_json
 from deepsearch_rl.records import ProtocolName, Record
 
 FUNCTION_CALLING: Literal["function_calling"] = "function_calling"
@@ -38,6 +40,14 @@ class AgentConfig(Record):
         gt=0, description="seconds per model call or search; one that takes longer is retried"
     )
     concurrency: int = Field(ge=1, description="questions answered at once")
+
+    def digest_of_rollouts(self) -> str:
+        """SHA-256 of what decides how a question is answered: the settings, the prompt's text and the tool's schema.
+
+        Not of how many questions are answered at once.
+        """
+        settings = self.model_dump(mode="json", exclude={"concurrency"})
+        return sha256_json([settings, load_prompt(self.prompt), RETRIEVE_TOOL])
 
     @field_validator("protocol", mode="before")
     @classmethod

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.plan import Evaluation
-from deepsearch_rl.files import read_json, read_jsonl, sha256_file, sha256_json
+from deepsearch_rl.files import file_digests, read_json, read_jsonl, sha256_file, sha256_json
 from deepsearch_rl.records import Question
-from deepsearch_rl.retrieval.manifest import read_manifest
+from deepsearch_rl.retrieval.manifest import digest_index, read_manifest
 from deepsearch_rl.serving.remote import read_remote, resolve_endpoint, shown_address
 
 
@@ -29,7 +29,7 @@ def checkpoint_name(folder: Path) -> str:
 
 def digest_model(folder: Path) -> str:
     """SHA-256 of a model's files; of a model behind an endpoint, of what is asked where as well."""
-    files = {path.relative_to(folder).as_posix(): sha256_file(path) for path in folder.rglob("*") if path.is_file()}
+    files = file_digests(folder)
     return sha256_json(files if read_remote(folder) is None else [files, checkpoint_name(folder)])
 
 
@@ -51,13 +51,19 @@ def read_questions(data: Path, setting: Evaluation) -> dict[str, list[Question]]
 
 
 def digest_data(setting: Evaluation, data: Path) -> dict[str, str]:
-    """SHA-256 of every planned question set and of every corpus's chunks."""
-    chunks = {f"chunks/{name}": read_manifest(data / "index" / name).chunks_sha256 for name in setting.corpora}
+    """SHA-256 of every planned question set, and of every corpus's chunks and index."""
+    folders = {name: data / "index" / name for name in setting.corpora}
+    chunks = {f"chunks/{name}": read_manifest(folder).chunks_sha256 for name, folder in folders.items()}
+    indexes = {f"index/{name}": digest_index(folder) for name, folder in folders.items()}
     split = setting.evaluate.split
-    return chunks | {
-        f"questions/{name}/{split}": sha256_file(_questions_path(data, name, setting))
-        for name in sorted(setting.evaluate.sets)
-    }
+    return (
+        chunks
+        | indexes
+        | {
+            f"questions/{name}/{split}": sha256_file(_questions_path(data, name, setting))
+            for name in sorted(setting.evaluate.sets)
+        }
+    )
 
 
 def _questions_path(data: Path, name: str, setting: Evaluation) -> Path:

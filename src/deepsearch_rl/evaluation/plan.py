@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.corpora.chunking import ChunkConfig
@@ -17,7 +17,17 @@ from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.serving.launch import ServingConfig
 
 CONTROLS: tuple[Control, ...] = ("no_search", "gold_passage")
-VariantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$")]
+RESERVED_VARIANT = "greedy"
+"""What the greedy row beside a main one is called in metrics and runs."""
+
+
+def _free(name: str) -> str:
+    if name == RESERVED_VARIANT:
+        raise ValueError(f"{name!r} is what the row at temperature 0 is called; give the variant another name")
+    return name
+
+
+VariantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_]*$"), AfterValidator(_free)]
 """Part of file names and of metric names."""
 
 
@@ -75,15 +85,14 @@ class Evaluation:
             [list(self.datasets), self.seed, self.variant, *(section.model_dump(mode="json") for section in sections)]
         )
 
-    def digest_of_rollouts(self) -> str:
-        """SHA-256 of what decides how a question is answered.
+    def digest_of_rollouts(self, served_here: bool) -> str:
+        """SHA-256 of what decides how a question is answered, beside the model, the questions, chunks and index.
 
         Not of how many questions are, how many at once, or what is made of the answers: asking for more questions, or
-        more slowly, keeps what is there.
+        more slowly, keeps what is there. Of section ``serving`` where the model is ``served_here``, from weights.
         """
-        agent = self.agent.model_dump(mode="json", exclude={"concurrency"})
-        sections = (self.retrieval, self.serving, self.chunk)
-        return sha256_json([self.seed, agent, *(section.model_dump(mode="json") for section in sections)])
+        served = self.serving.digest_of_answers() if served_here else None
+        return sha256_json([self.seed, self.agent.digest_of_rollouts(), self.retrieval.digest_of_searches(), served])
 
     @property
     def corpora(self) -> list[str]:

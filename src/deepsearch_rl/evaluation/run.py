@@ -52,7 +52,8 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
         subject = _Subject(model, endpoint.model if remote else model, checkpoint, endpoint)
         for one, asked in zip(settings, questions, strict=True):
             read = digest_data(one, data)
-            logs = work / sha256_json([weights, read, one.digest_of_rollouts()])[:16]
+            key = [weights, subject.name_in_rollouts, read, one.digest_of_rollouts(served_here=remote is None)]
+            logs = work / sha256_json(key)[:16]
             rows.extend(_rows_of(subject, one, asked, data, logs, partial))
             inputs |= read
         rows.sort(key=lambda row: row.sort_key)

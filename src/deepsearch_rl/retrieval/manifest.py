@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import first_problem, read_json, write_json
+from deepsearch_rl.files import first_problem, read_json, sha256_json, write_json
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
 from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig
@@ -60,6 +60,17 @@ class IndexManifest(Record):
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
     """Write the manifest of an index that is otherwise complete."""
     write_json(folder / FILE, manifest.model_dump(mode="json"))
+
+
+def digest_index(folder: Path) -> str:
+    """SHA-256 of what decides which passages an index finds: chunks, configuration, what was learnt.
+
+    Not of where the chunk file lies, nor of the versions of the libraries that wrote the index.
+
+    Raises:
+        ArtifactError: as :func:`read_manifest`.
+    """
+    return sha256_json(read_manifest(folder).model_dump(mode="json", exclude={"chunks", "versions"}))
 
 
 def read_manifest(folder: Path) -> IndexManifest:

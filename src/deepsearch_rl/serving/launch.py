@@ -14,6 +14,7 @@ from typing import Literal
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.files import sha256_json
 from deepsearch_rl.records import Record
 from deepsearch_rl.serving.cpu import CpuConfig, serve_cpu
 from deepsearch_rl.serving.hardware import require_gpu
@@ -27,6 +28,12 @@ class ServingConfig(Record):
     backend: Literal["cpu", "vllm"]
     cpu: CpuConfig | None = None
     vllm: VllmConfig | None = None
+
+    def digest_of_answers(self) -> str:
+        """SHA-256 of how weights are served: the backend and its settings, but for how long it may take to start."""
+        settings: CpuConfig | VllmConfig | None = getattr(self, self.backend)
+        shown = settings and settings.model_dump(mode="json", exclude={"start_timeout_s"})
+        return sha256_json([self.backend, shown])
 
 
 def require_backend(config: ServingConfig) -> None:

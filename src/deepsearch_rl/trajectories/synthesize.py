@@ -15,7 +15,7 @@ from deepsearch_rl.agent.teacher import ScriptedTeacher, TeacherConfig, read_pla
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, sha256_file
 from deepsearch_rl.records import NonEmpty, Question, Record
-from deepsearch_rl.retrieval.manifest import read_manifest
+from deepsearch_rl.retrieval.manifest import digest_index
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint, resolve_endpoint
 from deepsearch_rl.trajectories.collect import collect, log_path
@@ -72,7 +72,10 @@ def synthesize(
     if not questions:
         raise ArtifactError(f"{source.questions} holds no questions, so there is nothing to synthesize.")
     determined_by: list[JsonValue] = [
-        *(part.model_dump(mode="json") for part in (config, agent, retrieval, read_manifest(source.index))),
+        config.model_dump(mode="json"),
+        agent.digest_of_rollouts(),
+        retrieval.digest_of_searches(),
+        digest_index(source.index),
         sha256_file(source.questions),
         seed,
         _asked(config),
@@ -84,7 +87,8 @@ def synthesize(
             return SearchAgent(agent, teacher, url, config.temperature, model_name=MODEL_NAME, seed=seed)
 
         found = collect(questions, config.samples, make_agent, log, agent.concurrency, "synthesize", out)
-    log.unlink()  # the artifact is whole; a forced run is to ask again
+    if not found.server_failures:
+        log.unlink()  # the artifact is whole; a forced run is to ask again
     return len(found)
 
 

@@ -5,6 +5,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from deepsearch_rl.files import file_digests, sha256_file, sha256_json
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.rerank import RerankerConfig
 from deepsearch_rl.retrieval.searcher import RetrieverName
@@ -30,6 +31,16 @@ class RetrievalConfig(ServiceConfig):
     reranker: RerankerConfig | None = Field(description="a cross-encoder behind the retriever; null for none")
     online: Path | None = Field(description="YAML file of a search endpoint, searched instead of the index")
     startup_timeout_s: float = Field(gt=0, description="for opening the index")
+
+    def digest_of_searches(self) -> str:
+        """SHA-256 of what decides what a search finds beside the index, with the files behind the two paths.
+
+        Not of how searches wait, share and are cached, which changes no answer. A file that is missing is left to the
+        server, which names it.
+        """
+        online = self.online and self.online.is_file() and sha256_file(self.online)
+        reranker = self.reranker and [self.reranker.model_dump(mode="json"), file_digests(self.reranker.model)]
+        return sha256_json([self.retriever, self.top_k, str(self.online), online, reranker])
 
 
 class ServerConfig(Record):
