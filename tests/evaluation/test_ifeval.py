@@ -3,11 +3,13 @@ import json
 import shutil
 import socket
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from evalscope.benchmarks.ifeval import instructions, instructions_registry, instructions_util
 
+from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, EndpointError, RecordError
 from deepsearch_rl.evaluation.ifeval import IfevalConfig, evaluate_ifeval, load_prompts
 from deepsearch_rl.evaluation.ifeval_prompts import generated_prompts, read_prompts
@@ -94,6 +96,30 @@ def test_an_endpoint_that_fails_stops_the_run_and_keeps_nothing(
     written = [path.read_bytes() for path in (tmp_path / "work").rglob("*") if path.is_file()]
     assert any(b"AuthenticationError" in data for data in written)
     assert not any(KEY.encode() in data for data in written)
+
+
+def with_password(endpoint: Endpoint) -> Endpoint:
+    return replace(endpoint, base_url=endpoint.base_url.replace("//", "//somebody:hid%2Fden@"))
+
+
+@pytest.mark.slow
+def test_the_password_in_an_address_is_sent_and_written_nowhere(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve_chat(lambda _: says(RESPONSE)) as chat:
+        score = evaluate_ifeval("sft", with_password(chat.endpoint), CONFIG, 0, tmp_path / "out", tmp_path / "work")
+    with serve_chat(lambda _: 401) as chat, pytest.raises(EndpointError) as caught:
+        evaluate_ifeval("sft", with_password(chat.endpoint), CONFIG, 0, tmp_path / "out", tmp_path / "failed")
+    assert score.n == 40
+    assert chat.requests
+    assert f" {chat.endpoint.base_url} did not answer" in str(caught.value)
+    shown = capfd.readouterr()
+    written = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("failed for Basic ***" in text for text in written)  # so it was sent
+    for text in (str(caught.value), shown.out, shown.err, *written):
+        assert "somebody" not in text
+        assert "hid%2Fden" not in text
+        assert "c29tZWJvZHk6aGlkL2Rlbg" not in text  # both as the header spells them
 
 
 def test_generated_prompts_need_no_nltk_data(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ is no score at all. Accuracies are those of the official scorer: per prompt (all
 instruction, strict (the response as it stands) and loose (also without its first or last line and asterisks).
 """
 
+import base64
 import contextlib
 import logging
 import shutil
@@ -13,12 +14,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote, urlsplit
 
 import datasets.config
 import numpy as np
 from evalscope import TaskConfig, run_task
+from evalscope.models.openai_compatible import OpenAICompatibleAPI
 from evalscope.utils.tqdm_utils import TqdmLogging
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.errors import CheckFailedError, ConfigError, EndpointError
@@ -27,6 +30,7 @@ from deepsearch_rl.evaluation.rows import IfevalScore
 from deepsearch_rl.files import atomic_directory, read_jsonl, write_json, write_jsonl
 from deepsearch_rl.progress import Meter
 from deepsearch_rl.records import Record
+from deepsearch_rl.serving.remote import shown_address
 
 # evalscope reads `initial` of its progress bar, which a bar that TQDM_DISABLE switched off does not have.
 TqdmLogging.initial = 0
@@ -159,16 +163,16 @@ def _watch(predictions: Path, meter: Meter, stop: threading.Event) -> None:
         shown = answered
 
 
-def _confine_evalscope(work: Path, key: str) -> None:
-    """Keep evalscope's cache below ``work``, its chatter in its log file and ``key`` out of both log and console.
+def _confine_evalscope(work: Path, endpoint: Endpoint) -> None:
+    """Keep evalscope's cache below ``work``, its chatter in its log file and secrets out of both log and console.
 
     The console gets warnings; a failure comes back as an exception, so its traceback goes to the log file alone.
     """
 
     def redacted(record: logging.LogRecord) -> bool:  # a server may repeat the key in its refusal
-        record.msg, record.args = record.getMessage().replace(key, "***"), ()
+        record.msg, record.args = _redacted(endpoint, record.getMessage()), ()
         if record.exc_info:
-            record.exc_text = logging.Formatter().formatException(record.exc_info).replace(key, "***")
+            record.exc_text = _redacted(endpoint, logging.Formatter().formatException(record.exc_info))
         return True
 
     datasets.config.HF_DATASETS_CACHE = work / "datasets"
@@ -184,12 +188,20 @@ def _is_warning(record: logging.LogRecord) -> bool:
     return logging.WARNING <= record.levelno < logging.ERROR
 
 
+def _redacted(endpoint: Endpoint, text: str) -> str:
+    """The text without the key, and without user and password of the address, in the header's spelling as well."""
+    user = urlsplit(endpoint.base_url).netloc.rpartition("@")[0]
+    for secret in (user, base64.b64encode(unquote(user).encode()).decode()) if user else ():
+        text = text.replace(secret, "***")
+    return endpoint.redact(text)
+
+
 def _run_evalscope(endpoint: Endpoint, config: IfevalConfig, seed: int, work: Path) -> None:
+    shown = shown_address(endpoint.base_url)
     task = TaskConfig(
-        model=endpoint.model,
+        # As an object: of an address in text, evalscope writes user and password into its configuration and its log.
+        model=OpenAICompatibleAPI(endpoint.model, base_url=endpoint.base_url, api_key=endpoint.api_key),
         model_id="model",
-        api_url=endpoint.base_url,
-        api_key=SecretStr(endpoint.api_key),
         eval_type="openai_api",
         datasets=["ifeval"],
         dataset_args={"ifeval": {"local_path": str((work / "prompts").resolve())}},
@@ -207,12 +219,12 @@ def _run_evalscope(endpoint: Endpoint, config: IfevalConfig, seed: int, work: Pa
         collect_perf=False,
         seed=seed,
     )
-    _confine_evalscope(work, endpoint.api_key)
+    _confine_evalscope(work, endpoint)
     try:
         run_task(task)
     except Exception as error:  # evalscope lets through whatever its client or threads raised
         raise EndpointError(
-            f"IFEval stopped ({type(error).__name__}): {endpoint.base_url} did not answer every prompt. "
+            f"IFEval stopped ({type(error).__name__}): {shown} did not answer every prompt. "
             f"Details are in {work / 'evalscope' / 'logs' / 'eval_log.log'}."
         ) from error
 
