@@ -45,6 +45,12 @@ def test_files_of_a_folder_are_found_by_how_their_names_begin(tmp_path: Path) ->
     assert folder.corpora["graphrag_bench"].format == "graphrag_bench"
 
 
+@pytest.mark.parametrize("name", ["hotpotqa", "multihoprag"])
+def test_a_folder_that_does_not_exist_is_named_as_such(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="nowhere is not a folder"):
+        source_of(name, tmp_path / "nowhere", tmp_path)
+
+
 @pytest.mark.parametrize("name", ["wiki18", "ifeval", "hotpot"])
 def test_what_has_no_questions_is_no_question_set(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="Valid names: 2wikimultihopqa"):

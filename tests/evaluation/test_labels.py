@@ -10,7 +10,7 @@ from deepsearch_rl.evaluation.labels import changed_text, main_rows, reading_ord
 from deepsearch_rl.evaluation.page_rollouts import bin_width
 from deepsearch_rl.evaluation.report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.rows import F1TableRow
-from deepsearch_rl.evaluation.tables import F1Table, read_evaluation
+from deepsearch_rl.evaluation.tables import F1Table, markdown, read_evaluation
 from deepsearch_rl.files import write_json
 from tests.evaluation.conftest import sources_in
 
@@ -39,6 +39,18 @@ def test_a_variant_says_all_that_it_changes_and_nothing_else(own: F1TableRow) ->
     assert changed_text(own.model_copy(update=changes), own).startswith(said)
     assert changed_text(own.model_copy(update={"top_k": 5}), own) == "top 5"
     assert changed_text(own, own) == "the same setting"
+    assert changed_text(own.model_copy(update={"chunk_size": 0}), own) == "passages as they come"
+
+
+def test_the_settings_below_the_table_are_those_of_the_in_domain_set(own: F1TableRow) -> None:
+    in_domain = own.model_copy(update={"dataset": "multihoprag"})
+    other = own.model_copy(update={"dataset": "2wikimultihopqa", "top_k": 9, "prompt": "other", "chunk_size": 0})
+    tables = [
+        F1Table(profile="tiny", generated=True, rows=rows, comparisons=()) for rows in ((other, in_domain), (other,))
+    ]
+    first, alone = (markdown(table) for table in tables)
+    assert f"prompt `{own.prompt}`, top-{own.top_k} passages of at most {own.chunk_size} tokens;" in first
+    assert "prompt `other`, top-9 passages as they come;" in alone
 
 
 def test_rows_are_read_the_in_domain_set_first_and_models_in_training_order(own: F1TableRow) -> None:

@@ -49,7 +49,9 @@ class ChunkConfig(Record):
         return _checked_overlap(self)
 
     def size_of(self, corpus: str) -> int:
-        """The chunk size of a corpus, in tokens."""
+        """The chunk size of a corpus, in tokens; 0 where its documents are passages that are never cut."""
+        if corpus in self.passages:
+            return 0
         return self.variants[corpus].chunk_size if corpus in self.variants else self.chunk_size
 
 

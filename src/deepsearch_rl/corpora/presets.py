@@ -39,10 +39,12 @@ def source_of(dataset: str, folder: Path | None, fetched: Path) -> DownloadConfi
     Raises:
         UnknownNameError: there is no such set.
         ConfigError: the set's corpus is on no hub.
-        ArtifactError: the folder lacks a file, or holds two that could be meant.
+        ArtifactError: there is no such folder, it lacks a file, or it holds two that could be meant.
     """
     if dataset not in CARDS or dataset not in QUESTION_FORMATS:
         raise UnknownNameError("question set", dataset, sorted(CARDS.keys() & QUESTION_FORMATS.keys()))
+    if folder is not None and not folder.is_dir():
+        raise ArtifactError(f"{folder} is not a folder; name the one that holds the files of {dataset}.")
     if dataset == multihoprag.CARD.name:
         return _multihoprag(folder, fetched)
     if folder is None:

@@ -21,7 +21,8 @@ _SCORES = ("em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "const
 F1_TABLE = pa.DataFrameSchema(
     {
         **{name: pa.Column(str) for name in ("model", "checkpoint", "dataset", "corpus", "prompt", "variant")},
-        **{name: pa.Column(int, pa.Check.ge(1)) for name in ("top_k", "chunk_size", "samples", "n")},
+        **{name: pa.Column(int, pa.Check.ge(1)) for name in ("top_k", "samples", "n")},
+        "chunk_size": pa.Column(int, pa.Check.ge(0)),
         **{name: pa.Column(float, _SHARE, coerce=True) for name in _SCORES},
         **{name: pa.Column(float, _COUNT, coerce=True) for name in ("temperature", "mean_rounds", "mean_tool_calls")},
     },

@@ -17,7 +17,7 @@ def run_name(row: F1TableRow) -> str:
 
 def setting_text(row: F1TableRow) -> str:
     """With what a set was answered."""
-    return f"prompt “{row.prompt}”, top {row.top_k} passages of at most {row.chunk_size} tokens"
+    return f"prompt “{row.prompt}”, top {row.top_k} passages {row.passage_length}"
 
 
 def changed_text(row: F1TableRow, own: F1TableRow) -> str:
@@ -25,7 +25,10 @@ def changed_text(row: F1TableRow, own: F1TableRow) -> str:
     changes = (
         (row.prompt != own.prompt, f"prompt “{row.prompt}”"),
         (row.top_k != own.top_k, f"top {row.top_k}"),
-        (row.chunk_size != own.chunk_size, f"{row.chunk_size}-token chunks"),
+        (
+            row.chunk_size != own.chunk_size,
+            f"{row.chunk_size}-token chunks" if row.chunk_size else "passages as they come",
+        ),
         (row.corpus != own.corpus, f"corpus {row.corpus}"),
         (row.n != own.n, f"{row.n} questions"),
         (row.samples != own.samples, f"{row.samples} {'answer' if row.samples == 1 else 'answers'} each"),

@@ -63,7 +63,7 @@ class F1TableRow(Record):
     corpus: NonEmpty
     prompt: NonEmpty
     top_k: int = Field(description="passages per search")
-    chunk_size: int = Field(description="tokens per passage, at most")
+    chunk_size: int = Field(ge=0, description="tokens per passage, at most; 0: passages as they come")
     temperature: float
     samples: int = Field(ge=1, description="answers per question, averaged per question before anything else")
     seed: int
@@ -88,6 +88,11 @@ class F1TableRow(Record):
     def main(self) -> bool:
         """Whether this is the main figure of its setting (sampled answers), not the greedy one beside it."""
         return self.temperature > 0
+
+    @property
+    def passage_length(self) -> str:
+        """How long a passage is, e.g. ``of at most 256 tokens``."""
+        return f"of at most {self.chunk_size} tokens" if self.chunk_size else "as they come"
 
     @property
     def kind(self) -> str:

@@ -226,10 +226,12 @@ def markdown(table: F1Table) -> str:
 
 
 def _settings_line(table: F1Table) -> str:
-    sampled = next((row for row in table.own_rows if row.main), table.rows[0])
+    first = datasets_of(table)[0]
+    in_order_read = sorted(table.own_rows, key=lambda row: (row.dataset != first, models_of(table).index(row.model)))
+    sampled = next((row for row in in_order_read if row.main), table.rows[0])
     return (
         f"Mean over questions with its 95 % bootstrap interval; temperature {sampled.temperature:g}, prompt "
-        f"`{sampled.prompt}`, top-{sampled.top_k} passages of at most {sampled.chunk_size} tokens; a failed rollout "
+        f"`{sampled.prompt}`, top-{sampled.top_k} passages {sampled.passage_length}; a failed rollout "
         "scores 0. *Constant*: the best single answer given to every question. *No search*, *gold passages*: the last "
         "model of the table without its tool, and with the gold passages in place of found ones, on the first "
         "questions of each set."
@@ -276,7 +278,7 @@ def _variant_grid(table: F1Table) -> list[list[str]]:
                 f"`{row.prompt}`",
                 str(row.top_k),
                 row.corpus,
-                str(row.chunk_size),
+                str(row.chunk_size or "uncut"),
                 f"{row.n} x {row.samples}",
             ]
         )
