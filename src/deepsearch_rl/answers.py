@@ -30,8 +30,8 @@ def extract_answer(text: str) -> str:
 
 
 def has_answer_tags(text: str) -> bool:
-    """Whether there is an opening answer tag and a closing one after it."""
-    return 0 <= text.find("<answer>") < text.rfind("</answer>")
+    """Whether the last closing answer tag stands after the last opening one, as :func:`extract_answer` wants them."""
+    return 0 <= text.rfind("<answer>") < text.rfind("</answer>")
 
 
 def normalise(text: str) -> str:

@@ -214,7 +214,6 @@ def test_an_answer_behind_ten_megabytes_of_thought_is_still_an_answer(
         ("<answer>a</answer> or rather <answer>b</answer>", "b"),
         ("<answer>outer <answer>inner</answer>", "inner"),
         ("<answer>x</answer> more </answer>", "x</answer> more"),
-        ("<answer>first</answer> <answer>open", ""),
         ("<answer>Zoe\u0308 \u200b\U0001f600 \u202eabc\x00</answer>", "Zoe\u0308 \u200b\U0001f600 \u202eabc\x00"),
         ("<answer>line\u2028line\u0085line\r\n</answer>", "line\u2028line\u0085line"),
     ],
@@ -225,6 +224,14 @@ def test_of_several_tags_the_last_pair_counts_and_unicode_stays_as_it_is(
     chat_server.says(content)
     trajectory = rollout()
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWERED, expected)
+
+
+def test_an_answer_that_was_opened_again_and_not_closed_is_none(
+    chat_server: Any, rollout: Callable[..., Trajectory]
+) -> None:
+    chat_server.says("<answer>first</answer> <answer>open")
+    trajectory = rollout()
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ANSWER_TAG, "")
 
 
 def test_a_server_that_says_when_to_come_back_is_asked_again(

@@ -19,10 +19,10 @@ from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.cli import app
 from deepsearch_rl.errors import CheckFailedError, RecordError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, write_jsonl
-from deepsearch_rl.records import Question, StopReason, Trajectory
+from deepsearch_rl.records import Question, StopReason, ToolCall, Trajectory
 from deepsearch_rl.trajectories.convert import SwiftRow
 from deepsearch_rl.trajectories.exchange import Source, export_rows
-from deepsearch_rl.trajectories.results import import_results
+from deepsearch_rl.trajectories.results import UNKNOWN, import_results
 from tests.trajectories.test_convert import ONE_CALL, conversation
 
 SOURCE = Source(dataset="multihoprag", split="train", prompt="multihoprag_nothink")
@@ -124,6 +124,21 @@ def test_a_conversation_of_the_tag_protocol_is_refused_by_its_id(tmp_path: Path,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("to", ["ms-swift", "trl"])
+def test_a_call_that_is_no_json_and_another_systems_result_are_refused_by_their_ids(tmp_path: Path, to: str) -> None:
+    call = ToolCall(id="call_1", name="retrieve", arguments="mayor of Northgate")
+    turns = tuple(
+        turn.model_copy(update={"tool_calls": (call,)}) if turn.tool_calls else turn for turn in ONE_CALL.messages
+    )
+    for one, words in (
+        (ONE_CALL.model_copy(update={"messages": turns}), "call_1: its arguments are no JSON object"),
+        (ONE_CALL.model_copy(update={"prompt": UNKNOWN}), "another system's result"),
+    ):
+        write_jsonl(tmp_path / "t.jsonl", [one])
+        with pytest.raises(CheckFailedError, match=words):
+            export_rows(tmp_path / "t.jsonl", tmp_path / "out", to, SOURCE)
+
+
 def test_verl_reads_prompt_golden_answers_and_tool_arguments_as_its_dataset_does(
     questions: Path, tmp_path: Path, model_folder: Path
 ) -> None:
@@ -195,7 +210,7 @@ def test_an_unknown_format_is_answered_with_the_known_ones(trajectories: Path, t
 
 RESULTS = [
     {"id": 7, "question": "A?", "golden_answers": ["x"], "output": {"answer": "So <answer>x</answer>", "pred": "x"}},
-    {"id": "b", "question": "B?", "golden_answers": ["x"], "output": {"answer": "", "pred": "", "error": "timeout"}},
+    {"id": "b", "question": "B?", "golden_answers": ["x"], "output": {"answer": "", "pred": "x", "error": "timeout"}},
     {"id": "c", "question": "C?", "golden_answers": ["x"], "output": {"pred": "x", "metric_score": {"em": 1.0}}},
 ]
 
@@ -237,3 +252,6 @@ def test_the_command_converts_there_and_back(questions: Path, tmp_path: Path) ->
     (tmp_path / "results.jsonl").write_text(json.dumps(RESULTS[0]))
     arguments = ["trajectories", "convert", str(tmp_path / "results.jsonl"), str(out), "--to", "trajectories"]
     assert "1 rows" in CliRunner().invoke(app, arguments).stdout
+    assert "--model" in str(CliRunner().invoke(app, [*arguments, "--model", ""]).exception)
+    onto_itself = [*arguments[:3], arguments[2], *arguments[4:]]
+    assert "the source itself" in str(CliRunner().invoke(app, onto_itself).exception)

@@ -4,7 +4,7 @@ import pytest
 
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
-from deepsearch_rl.records import Message, Question, Retrieval, StopReason, ToolCall, Trajectory
+from deepsearch_rl.records import Message, Question, QuestionMetadata, Retrieval, StopReason, ToolCall, Trajectory
 from deepsearch_rl.trajectories.filters import PREDICATES, apply_predicates, find_predicates
 
 FACT = "The mayor of Northgate is Kaspar Granger."
@@ -59,6 +59,22 @@ def test_evidence_may_be_wrapped_over_lines_and_is_not_asked_of_unanswerable_que
     found = PREDICATES["evidence_found"]
     assert found(trajectory(passage="The mayor of\nNorthgate is Kaspar Granger."), QUESTION)
     assert found(trajectory(passage="nothing"), UNANSWERABLE)
+
+
+def test_evidence_that_is_known_by_title_is_asked_for_as_well():
+    question = QUESTION.model_copy(update={"metadata": QuestionMetadata(supporting_titles=["Northgate"])})
+    assert PREDICATES["evidence_found"](trajectory(), question)
+    assert not PREDICATES["evidence_found"](trajectory(passage="[1] Southgate\nNorthgate is far."), question)
+
+
+def test_a_fact_is_found_within_one_result_and_not_across_two():
+    halves = trajectory(queries=("a", "b"))
+    texts = iter(["The mayor of Northgate", " is Kaspar Granger."])
+    messages = tuple(
+        message.model_copy(update={"content": next(texts)}) if message.role == "tool" else message
+        for message in halves.messages
+    )
+    assert not PREDICATES["evidence_found"](halves.model_copy(update={"messages": messages}), QUESTION)
 
 
 def test_a_drop_counts_for_the_first_predicate_that_fails():

@@ -11,15 +11,15 @@ Predictions = Annotated[Path, typer.Argument(help="JSON Lines of predictions, or
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Draws = Annotated[int, typer.Option(min=0, help="Bootstrap resamples; 0 leaves the intervals out.")]
 ComparisonDraws = Annotated[int, typer.Option(min=1, help="Bootstrap resamples, and random sign patterns of the test.")]
-Seed = Annotated[int, typer.Option(help="Of the resamples.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the resamples.")]
 
 
 def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draws = 1000, seed: Seed = 0) -> None:
     """Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.
 
     A row is {"id", "question", "golden_answers": [...], "pred"}, with "sample" where a question was answered several
-    times (it then counts once, with the mean of its answers) and "question_type" where types are known. Files of
-    trajectories (data/<profile>/evaluate/<model>/*.jsonl) work as they are; a failed rollout scores zero. The last
+    times (it then counts once, with the mean of its answers), "question_type" where types are known, and "failed": true
+    where there is no answer (it scores zero). Files of trajectories (data/<profile>/evaluate/<model>/*.jsonl) work as they are; a failed rollout scores zero. The last
     columns are the best that one constant answer can reach: a model below it has learnt nothing else.
 
     \b

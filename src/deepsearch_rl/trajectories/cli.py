@@ -52,9 +52,12 @@ def convert_command(
         deepsearch trajectories convert data/tiny/questions/multihoprag/train.jsonl train.parquet --to verl
         deepsearch trajectories convert results.jsonl trajectories.jsonl --to trajectories --model kimi-k2
     """  # noqa: D301 - \b keeps the lines below it apart
+    from deepsearch_rl.errors import ConfigError  # noqa: PLC0415
     from deepsearch_rl.trajectories.exchange import Source, export_rows  # noqa: PLC0415 - pandera
     from deepsearch_rl.trajectories.results import import_results  # noqa: PLC0415
 
+    if out.exists() and out.samefile(source):
+        raise ConfigError(f"{out} is the source itself; name another file to write.")
     if to == "trajectories":
         count = import_results(source, out, model)
     else:

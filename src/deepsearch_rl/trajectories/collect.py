@@ -9,6 +9,7 @@ the log in its order (:mod:`deepsearch_rl.trajectories.rollout_log`).
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ Answer: TypeAlias = Callable[[Question, int], Awaitable[Trajectory]]
 """Answers a question for the given sample number, from 0."""
 FAILURES_IN_A_ROW = 16
 """So many server failures in a row mean that the server is gone."""
+_LOG = logging.getLogger(__name__)
 WORK = Path("work")
 
 
@@ -53,6 +55,8 @@ class TrajectoryFile:
 
     path: Path
     count: int
+    server_failures: int = 0
+    """Of the trajectories those that ended because a server failed; a run with the same log makes them again."""
 
     def __len__(self) -> int:
         return self.count
@@ -94,7 +98,15 @@ def collect(
         if figures.finished < len(rollouts):
             with Meter(label, len(rollouts), "rollouts", done=figures.finished) as meter:
                 asyncio.run(_Collection(rollouts, figures, meter).run(make_agent, concurrency))
-        return TrajectoryFile(out, write_jsonl(out, rollouts.rollouts()))
+        found = TrajectoryFile(out, write_jsonl(out, rollouts.rollouts()), figures.server_failures)
+    if found.server_failures:
+        _LOG.warning(
+            "%s: %d of %d rollouts ended because a server failed, and count as failed; a forced run makes them again",
+            label,
+            found.server_failures,
+            found.count,
+        )
+    return found
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:

@@ -4,6 +4,7 @@ Every frame is checked with pandera before it gets its name: what a trainer woul
 here, by row and column.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from deepsearch_rl.frames import check_frame
 from deepsearch_rl.records import Question, Record, Trajectory
 from deepsearch_rl.trajectories.convert import row_targets, swift_row
 from deepsearch_rl.trajectories.exports import rlinf_row, search_r1_row, trl_row, verl_row
+from deepsearch_rl.trajectories.results import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def _has_targets(rewards: pd.Series) -> pd.Series:
 
 def _ends_in(*roles: str) -> Callable[[pd.Series], pd.Series]:
     return lambda conversations: conversations.map(
-        lambda turns: turns[-1]["role"] in roles and turns[-1]["content"] != ""
+        lambda turns: bool(turns) and turns[-1]["role"] in roles and turns[-1]["content"] != ""
     )
 
 
@@ -95,8 +97,8 @@ def export_rows(source_path: Path, out: Path, to: str, source: Source) -> int:
     Raises:
         UnknownNameError: no such format or prompt.
         ArtifactError, RecordError: the source is missing or malformed.
-        CheckFailedError: there is nothing to write, a trajectory is of the tag protocol, or a row is not what the
-            trainer reads; names row and field.
+        CheckFailedError: there is nothing to write, a trajectory is of the tag protocol or another system's result or
+            holds a call that is no JSON, or a row is not what the trainer reads; names what does not fit.
     """
     if to not in SCHEMAS:
         raise UnknownNameError("format", to, FORMATS)
@@ -123,7 +125,7 @@ def _convert(path: Path, to: str, source: Source) -> Iterator[Record]:
 
 
 def _of_tool_calls(one: Trajectory, to: str) -> Trajectory:
-    """The trajectory, if its model searched by tool calls.
+    """The trajectory, if its model searched by tool calls that can be written as such.
 
     A rollout of the tag protocol is one text that model and search engine wrote in turns; as messages it would be
     another prompt than the model ever sees, and nobody would know which part of it carries no loss.
@@ -133,7 +135,25 @@ def _of_tool_calls(one: Trajectory, to: str) -> Trajectory:
             f"trajectory {one.id} is of the protocol {one.protocol!r}, and rows for {to} hold tool calls; collect with "
             "agent.protocol: function_calling, or leave such trajectories out."
         )
+    if one.prompt == UNKNOWN:
+        raise CheckFailedError(
+            f"trajectory {one.id} is another system's result: it holds the last text alone, and rows for {to} made of "
+            "it would teach to answer without searching."
+        )
+    for call in (call for message in one.messages for call in message.tool_calls):
+        if not _is_object(call.arguments):
+            raise CheckFailedError(
+                f"trajectory {one.id}, {call.id}: its arguments are no JSON object, and a row for {to} needs one; "
+                "leave this trajectory out."
+            )
     return one
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _checked_frame(out: Path, to: str, rows: Sequence[Record]) -> pd.DataFrame:

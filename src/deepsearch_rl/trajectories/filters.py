@@ -11,7 +11,8 @@ from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, split_tho
 from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, f1, normalise
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.retrieval.gold import without_space
+from deepsearch_rl.retrieval.gold import gold_of
+from deepsearch_rl.trajectories.evidence import evidence_shown
 
 Predicate: TypeAlias = Callable[[Trajectory, Question], bool]
 
@@ -33,19 +34,25 @@ def searched(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG00
 
 def no_repeated_query(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001
     """No search was made twice."""
-    calls = [call for message in trajectory.messages for call in message.tool_calls]
-    queries = [normalise(call.arguments) for call in calls]
-    return len(set(queries)) == len(queries)
+    return repeated_queries(trajectory) == 0
+
+
+def repeated_queries(trajectory: Trajectory) -> int:
+    """How many searches had a query, normalised like answers, that an earlier one had."""
+    queries = [normalise(retrieval.query) for retrieval in trajectory.retrievals]
+    return len(queries) - len(set(queries))
 
 
 def evidence_found(trajectory: Trajectory, question: Question) -> bool:
-    """Every gold fact stood in a passage that the model was shown, so that the answer is no lucky guess.
+    """All gold evidence stood in passages that the model was shown, so that the answer is no lucky guess.
 
-    Questions without an answer pass, and so do those whose evidence is not known.
+    Questions without an answer pass, and so do those whose evidence is not known, or known by document id alone.
     """
-    if question.golden_answers == (INSUFFICIENT,):
+    gold = gold_of(question)
+    if gold is None or question.golden_answers == (INSUFFICIENT,):
         return True
-    return all(shown_facts(trajectory, [evidence.fact for evidence in question.metadata.evidence_list or ()]))
+    shown = evidence_shown(trajectory, gold)
+    return shown is None or shown == 1
 
 
 def reasoned(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001
@@ -56,12 +63,6 @@ def reasoned(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG00
 
 def _holds_think_tag(text: str) -> bool:
     return OPEN_THINK in text or CLOSE_THINK in text
-
-
-def shown_facts(trajectory: Trajectory, facts: Iterable[str]) -> list[bool]:
-    """For each fact whether it stood, white space apart, in a passage that the model was shown."""
-    shown = "".join(without_space(message.content) for message in trajectory.messages if message.role == "tool")
-    return [without_space(fact) in shown for fact in facts]
 
 
 PREDICATES: Mapping[str, Predicate] = {

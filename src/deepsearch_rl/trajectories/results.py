@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from deepsearch_rl.answers import extract_answer
-from deepsearch_rl.errors import CheckFailedError, RecordError
+from deepsearch_rl.errors import CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.files import numbered_records, parse_record, read_json, write_jsonl
 from deepsearch_rl.records import Message, NonEmpty, StopReason, Trajectory
 
@@ -52,10 +52,13 @@ def import_results(path: Path, out: Path, model: str) -> int:
     with an error, which that system counts as an empty answer, becomes a failed rollout.
 
     Raises:
+        ConfigError: ``model`` is empty.
         ArtifactError, RecordError: the file is missing or malformed, or names a question twice; FlashRAG's array counts
             entries as lines.
         CheckFailedError: it holds no results.
     """
+    if not model.strip():
+        raise ConfigError("name the model that made the results (--model).")
     trajectories: dict[str, Trajectory] = {}
     for number, row in _read_results(path):
         made = _trajectory(row, model)
@@ -94,7 +97,7 @@ def _trajectory(row: ResultRow, model: str) -> Trajectory:
         prompt=UNKNOWN,
         temperature=0.0,
         messages=(Message(role="user", content=row.question), Message(role="assistant", content=text)),
-        answer=answer,
+        answer="" if row.output.error else answer,
         stop_reason=StopReason.MODEL_ERROR if row.output.error else said,
         error=row.output.error or None,
     )

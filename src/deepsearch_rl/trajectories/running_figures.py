@@ -41,7 +41,12 @@ class RunningFigures:
     @property
     def all_failed_by_servers(self) -> bool:
         """Whether there are rollouts and not one of them got as far as an end of the model's own making."""
-        return 0 < self.finished == sum(self._failures[reason] for reason in SERVER_FAILURES)
+        return 0 < self.finished == self.server_failures
+
+    @property
+    def server_failures(self) -> int:
+        """Rollouts that ended because a server failed."""
+        return sum(self._failures[reason] for reason in SERVER_FAILURES)
 
     def note(self, elapsed_s: float) -> str:
         """The figures in words, e.g. ``F1 0.512, 3 token_budget, 1 model_error, 812 tokens/s``.

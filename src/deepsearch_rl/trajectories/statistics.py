@@ -12,12 +12,10 @@ Means and deviations are updated as B. P. Welford, "Note on a method for calcula
 products", Technometrics 4 (1962), which keeps its precision where a sum of squares loses it.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 
 from pydantic import Field
 
@@ -27,12 +25,11 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_distinct
 from deepsearch_rl.records import Question, Record, Trajectory
 from deepsearch_rl.retrieval.gold import Gold, gold_of
-from deepsearch_rl.trajectories.filters import shown_facts
+from deepsearch_rl.trajectories.evidence import evidence_shown
+from deepsearch_rl.trajectories.filters import repeated_queries
 
 CORRECT, WRONG = "correct", "wrong"
 """How an answered rollout came out; one that failed is named by its stop reason."""
-_TITLED = r'^(?:\[\d+\] |(?:<information>)?Doc \d+\(Title: )"?{}"?(?:$|\) )'
-"""A passage's first line by its title: as retrieval/passages.py writes it, or as the tag protocol does."""
 TOKENS_BIN = 100
 """Width of the bins of conversation lengths, in tokens."""
 
@@ -174,7 +171,7 @@ def _figures(one: Trajectory, gold: Gold | None) -> dict[str, float | None]:
         "rounds": one.rounds,
         "tool_calls": one.tool_calls,
         "executed_searches": len(one.retrievals),
-        "repeated_queries": _repeated_queries(one),
+        "repeated_queries": repeated_queries(one),
         "reasoning_characters": sum(len(split_thought(message).reasoning or "") for message in one.messages),
         "last_prompt_tokens": last and last.prompt_tokens,
         "last_completion_tokens": last and last.completion_tokens,
@@ -183,28 +180,6 @@ def _figures(one: Trajectory, gold: Gold | None) -> dict[str, float | None]:
         "evidence_shown": shown,
         "answered_without_evidence": _answered_without(one, shown),
     }
-
-
-def evidence_shown(one: Trajectory, gold: Gold) -> float | None:
-    """Share of the gold evidence that the model was shown; None where it names documents by id, as no passage does."""
-    match gold.kind:
-        case "facts":
-            return fmean(shown_facts(one, gold.items))
-        case "titles":
-            return fmean(shown_titles(one, gold.items))
-        case "documents":
-            return None
-
-
-def shown_titles(one: Trajectory, titles: Iterable[str]) -> list[bool]:
-    """For each title whether the model was shown a passage that has it, with or without wiki-18's quotes around it."""
-    shown = "\n".join(message.content for message in one.messages if message.role == "tool")
-    return [re.search(_TITLED.format(re.escape(title)), shown, re.MULTILINE) is not None for title in titles]
-
-
-def _repeated_queries(one: Trajectory) -> int:
-    queries = [normalise(retrieval.query) for retrieval in one.retrievals]
-    return len(queries) - len(set(queries))
 
 
 def _answered_without(one: Trajectory, shown: float | None) -> float | None:

@@ -13,7 +13,7 @@ from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import PolicyPerRollout, SearchAgent
 from deepsearch_rl.agent.teacher import ScriptedTeacher, TeacherConfig, read_plan
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
-from deepsearch_rl.files import read_jsonl, sha256_file
+from deepsearch_rl.files import read_distinct, sha256_file
 from deepsearch_rl.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.manifest import digest_index
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
@@ -68,7 +68,7 @@ def synthesize(
         ArtifactError: an input is missing or empty.
         EndpointError: a server does not answer.
     """
-    questions = list(islice(read_jsonl(source.questions, Question), config.questions))
+    questions = list(islice(read_distinct(source.questions, Question), config.questions))
     if not questions:
         raise ArtifactError(f"{source.questions} holds no questions, so there is nothing to synthesize.")
     determined_by: list[JsonValue] = [

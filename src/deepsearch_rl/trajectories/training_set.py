@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from deepsearch_rl.agent.chat_messages import split_thought
 from deepsearch_rl.answers import f1
 from deepsearch_rl.errors import CheckFailedError, ConfigError
-from deepsearch_rl.files import read_jsonl, write_json, write_jsonl
+from deepsearch_rl.files import read_distinct, write_json, write_jsonl
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import FilterReport, NonEmpty, Question, Record, TokenCounts, Trajectory
 from deepsearch_rl.trajectories.collect import read_trajectories
@@ -84,7 +84,9 @@ def build_training_set(config: FilterConfig, paths: Paths, history_reasoning: bo
         CheckFailedError: nothing was left to train on, or a row's tokens are not the server's.
     """
     trajectories = read_trajectories(paths.trajectories)
-    filtered = apply_predicates(trajectories, read_jsonl(paths.questions, Question), find_predicates(config.predicates))
+    filtered = apply_predicates(
+        trajectories, read_distinct(paths.questions, Question), find_predicates(config.predicates)
+    )
     _refuse_unserved(filtered.kept, config.flatten, history_reasoning)
     proved = _prove(config, paths.model, filtered.kept)
     kept = [one for one in proved if one.tokens <= config.max_tokens]
