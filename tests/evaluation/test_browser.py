@@ -221,6 +221,27 @@ def test_counts_of_the_tables_lead_to_their_cases_and_the_address_keeps_what_is_
     WebDriverWait(chromium, 20).until(lambda one: len(listed(one)) == 200)
 
 
+def summary(browser: webdriver.Chrome) -> str:
+    return browser.find_element(By.CSS_SELECTOR, "#rollout dl").text
+
+
+@pytest.mark.slow
+def test_a_link_to_a_rollout_opens_that_one_though_every_run_has_one_of_its_id(
+    chromium: webdriver.Chrome, page: str
+) -> None:
+    opened(chromium, page)
+    chromium.find_element(By.NAME, "text").send_keys("question 13?")
+    assert "id=" not in chromium.current_url  # a filter chooses no rollout
+    listed(chromium)[-1].click()
+    for reached in ("by its entry", "by a step"):
+        kept, shown = chromium.current_url, summary(chromium)
+        assert "base" not in shown, "the first run's would be found by the id alone"
+        chromium.get("about:blank")
+        opened(chromium, kept)
+        assert summary(chromium) == shown, reached
+        chromium.find_element(By.CSS_SELECTOR, "#rollout .steps button").click()
+
+
 @pytest.mark.slow
 def test_every_failure_can_be_chosen_at_once(chromium: webdriver.Chrome, page: str) -> None:
     opened(chromium, page)

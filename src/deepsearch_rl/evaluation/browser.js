@@ -71,10 +71,12 @@
     list.querySelector("[aria-current]")?.focus({ preventScroll: true });
   }
 
-  function keepAddress() {
-    const kept = [...new FormData(filters)].filter(([, value]) => value);
-    if (shown >= 0) kept.push(["id", found[shown].id]);
-    history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
+  // The filters; of a rollout that the reader opened its run as well, for every run answers the same questions.
+  function keepAddress(opened) {
+    const kept = Object.fromEntries(new FormData(filters));
+    if (opened) Object.assign(kept, { model: opened.model, dataset: opened.dataset, id: opened.id });
+    const address = new URLSearchParams(Object.entries(kept).filter(([, value]) => value));
+    history.replaceState(null, "", `#${address}`);
   }
 
   function matches(one, chosen, words) {
@@ -129,7 +131,7 @@
     button.tabIndex = -1; // one stop for the whole list: arrow keys walk through it
     button.onclick = () => {
       show(position);
-      keepAddress();
+      keepAddress(found[position]);
       if (window.matchMedia("(max-width: 52rem)").matches) view.scrollIntoView({ block: "start" });
     };
     return element("li", "", button);
@@ -166,7 +168,7 @@
       button.disabled = !found[shown + by];
       button.onclick = () => {
         show(shown + by);
-        keepAddress();
+        keepAddress(found[shown]);
         const again = [...view.querySelectorAll(".steps button")].find((other) => other.textContent === text);
         (again.disabled ? view : again).focus();
       };

@@ -2,8 +2,9 @@
 
 The rollouts travel as gzipped JSON in base64, every passage once however many rollouts were shown it, so that the page
 stays one file that can be mailed and kept in git. What the reader has chosen stands in the page's address,
-``#model=sft&dataset=musique&outcome=wrong`` (also ``type``, ``text`` and the rollout's ``id``), so that a table can
-link to its cases and a case can be sent to somebody.
+``#model=sft&dataset=musique&outcome=wrong`` (also ``type`` and ``text``), so that a table can link to its cases. A
+rollout that was opened adds its ``id``, and its model and set, for an id is one only within its run: a case can be sent
+to somebody.
 """
 
 import base64
