@@ -61,8 +61,8 @@ class RolloutModel(Model):
             self._transcript.add_observation(correction)
 
     def stream_response(self, *args: object, **kwargs: object) -> AsyncIterator[TResponseStreamEvent]:
-        """Not offered: the agent never streams."""
-        raise NotImplementedError
+        """The SDK's other way to ask, which ``Runner.run`` does not take."""
+        raise AssertionError("the agent does not stream")
 
     async def _next_turn(self) -> Message:
         max_tokens = self._make_room()

@@ -44,6 +44,7 @@ class _Passing:
     temperature: float = 0.0
 
     def through(self, rollouts: Iterable[Trajectory]) -> Iterator[Trajectory]:
+        """Hand the rollouts on, counting them."""
         for rollout in rollouts:
             self.rollouts += 1
             self.rounds += rollout.rounds

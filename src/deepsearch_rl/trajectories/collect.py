@@ -127,6 +127,7 @@ class _Collection:
         self._server_failures = 0
 
     async def run(self, make_agent: Callable[[], AbstractAsyncContextManager[Agent]], concurrency: int) -> None:
+        """Answer what is missing, ``concurrency`` questions at once."""
         todo = self._rollouts.missing()
         async with make_agent() as agent:
             count = min(concurrency, len(self._rollouts))

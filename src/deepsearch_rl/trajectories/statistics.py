@@ -141,6 +141,7 @@ class _Group:
     tokens: Counter[int] = field(default_factory=Counter)
 
     def add(self, one: Trajectory, values: Mapping[str, float | None]) -> None:
+        """Count one rollout with its figures."""
         self.rollouts += 1
         self.rounds[one.rounds] += 1
         self.tool_calls[one.tool_calls] += 1

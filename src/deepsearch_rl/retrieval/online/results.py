@@ -49,6 +49,7 @@ class _Result:
     fields: FieldMap
 
     def hit(self) -> Hit:
+        """The result as a search of an index would return it."""
         url = self._text("url", self.fields.url)
         title = " ".join(self._text("title", self.fields.title).split()) or url
         contents = f"{title}\n{self._text('text', self.fields.text)}"
