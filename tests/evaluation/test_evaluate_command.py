@@ -103,6 +103,51 @@ def test_what_is_missing_or_misspelt_is_named(folder: Path) -> None:
     assert "corpus.jsonl, corpus2.jsonl" in failure(evaluate(None, folder), ArtifactError)
 
 
+@pytest.mark.parametrize("model", ["models/tiny/sftt", "./sftt", "/nowhere/sft", "~/sft", "here/sft", "file"])
+def test_a_path_that_is_no_folder_is_never_asked_of_an_endpoint(folder: Path, model: str) -> None:
+    Path("here").mkdir()
+    Path("file").touch()
+    assert f"{model} reads as a path" in failure(evaluate(None, folder, "--model", model), ConfigError)
+
+
+def test_an_empty_address_or_name_and_a_folder_that_is_not_there_are_named(folder: Path) -> None:
+    message = failure(evaluate(None, folder, "--base-url", ""), ConfigError)
+    assert message.startswith("--base-url: ")
+    assert failure(evaluate(None, folder, "--model", ""), ConfigError).startswith("--model: ")
+    assert "nowhere is not a folder" in failure(evaluate(None, folder / "nowhere"), ArtifactError)
+
+
+def test_a_folder_with_something_else_than_an_evaluation_is_left_alone(folder: Path) -> None:
+    letters = Path("letters")
+    letters.mkdir()
+    (letters / "dear.txt").write_text("Dear Ada,")
+    options = ["--base-url", "http://127.0.0.1:9/v1", "--out"]
+    assert "letters holds no evaluation" in failure(evaluate(None, folder, *options, str(letters)), ConfigError)
+    assert "holds no evaluation" in failure(evaluate(None, folder, *options, str(letters / "dear.txt")), ConfigError)
+    assert (letters / "dear.txt").read_text() == "Dear Ada,"
+
+
+@pytest.mark.slow
+def test_models_of_two_owners_and_two_settings_of_one_keep_their_results(folder: Path) -> None:
+    def place(*options: str) -> Path:
+        result = evaluate(chat, folder, "--questions", "1", *options)
+        assert result.exit_code == 0, result.output
+        [found] = re.findall("^rollouts and rows.json: (.*)$", result.stderr + result.stdout, re.MULTILINE)
+        return Path(found)
+
+    with serve_chat(reads) as chat:
+        settings = [("--model", "a/llama"), ("--model", "b/llama"), ("--top-k", "1"), ("--prompt", "tiny")]
+        places = [place(*options) for options in settings]
+        asked = len(chat.requests)
+        again = place("--model", "a/llama", "--concurrency", "2", "--json")
+    assert len(set(places)) == 4
+    assert (again, len(chat.requests)) == (places[0], asked)
+    rows = [read_json(path / "rows.json")["rows"][0] for path in places]
+    assert [row["checkpoint"].partition(" ")[0] for row in rows] == ["a/llama", "b/llama", "org/gpt-x", "org/gpt-x"]
+    assert [(row["top_k"], row["prompt"]) for row in rows[2:]] == [(1, "multihoprag_nothink"), (3, "tiny")]
+    assert len(list(Path("work/evaluate/models").glob("llama-*/endpoint.json"))) == 2
+
+
 @pytest.mark.slow
 def test_a_missing_variable_and_a_server_that_is_away_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
@@ -139,7 +184,8 @@ def test_a_killed_run_goes_on_where_it_was(folder: Path) -> None:
             _, errors = child[0].communicate()
             assert child[0].returncode == status, errors.decode()
     assert len(chat.requests) == 5 + 2 * 2
-    assert read_json(Path("work/evaluate/results/m-musique/rows.json"))["rows"][0]["f1"] == 1.0
+    [rows] = Path("work/evaluate/results").glob("m-musique-*/rows.json")
+    assert read_json(rows)["rows"][0]["f1"] == 1.0
 
 
 @pytest.mark.slow

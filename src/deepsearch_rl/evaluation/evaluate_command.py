@@ -35,6 +35,8 @@ RETRIEVAL = {
     "online": None,
     "startup_timeout_s": 600,
 }
+DIGITS = 8
+"""Of a digest at the end of a folder's name."""
 CALLS_PER_DEADLINE = 4
 """A model call may take this part of a question's time; one that takes longer is retried."""
 
@@ -132,8 +134,9 @@ def evaluate_command(
     """Let a model answer a question set with search, and print its row of the F1 table.
 
     The set is fetched and indexed below work/evaluate where it is not there yet; no GPU and no weights are needed for
-    a model behind an endpoint. A run that was stopped goes on where it was when it is started again. The rollouts can
-    be read with `deepsearch trajectories`, scored again and compared (`deepsearch compare`).
+    a model behind an endpoint. A run that was stopped goes on where it was when it is started again. Rollouts and
+    rows.json lie in a folder per model, set and setting, which is named at the end; they can be read with
+    `deepsearch trajectories`, scored again and compared (`deepsearch compare`).
 
     \b
         export OPENAI_API_KEY=...
@@ -143,7 +146,6 @@ def evaluate_command(
     from deepsearch_rl.evaluation.standalone import evaluate  # noqa: PLC0415 - loads FAISS, the agent and its clients
 
     row_name = name or _slug(model)
-    place = out or WORK / "results" / f"{row_name}-{dataset}"
     agent = {
         "protocol": protocol.value,
         "prompt": prompt or PROMPTS[protocol],
@@ -174,6 +176,7 @@ def evaluate_command(
             "seed": seed,
         }
     )
+    place = out or WORK / "results" / f"{row_name}-{dataset}-{asked.digest()[:DIGITS]}"
     found = evaluate(asked, WORK / "data", place, WORK / "logs")
     _print(found, place, as_json)
 
@@ -252,24 +255,43 @@ def _model_folder(model: str, base_url: str, key_variable: str) -> Path:
     """The folder of weights, or one made for the endpoint.
 
     Raises:
-        ConfigError: the name looks like a folder that is not there, or the variable's name like a key.
+        ConfigError: the name looks like a folder that is not there, the variable's name like a key, or name or address
+            are empty.
     """
     from pydantic import ValidationError  # noqa: PLC0415
 
-    from deepsearch_rl.files import write_json  # noqa: PLC0415
+    from deepsearch_rl.files import first_problem, sha256_json, write_json  # noqa: PLC0415
     from deepsearch_rl.serving.remote import FILE, RemoteConfig  # noqa: PLC0415
 
-    if Path(model).is_dir():
+    if model and Path(model).is_dir():
         return Path(model)
+    if _looks_like_folder(model):
+        raise ConfigError(
+            f"--model {model} reads as a path, and there is no such folder; correct it. A model of the endpoint is "
+            "asked for where no file or folder here has the beginning of its name."
+        )
     try:
         remote = RemoteConfig(base_url=base_url, model=model, api_key_variable=key_variable)
-    except ValidationError:
-        refused = ConfigError("--key-variable takes the name of an environment variable, never the key itself.")
+    except ValidationError as error:
+        refused = _refused(*first_problem(error))
     else:
-        folder = WORK / "models" / _slug(model)
-        write_json(folder / FILE, remote.model_dump(mode="json"))
+        described = remote.model_dump(mode="json")
+        folder = WORK / "models" / f"{_slug(model)}-{sha256_json(described)[:DIGITS]}"
+        write_json(folder / FILE, described)
         return folder
     raise refused  # the library's own error shows the value, which may be a key
+
+
+def _looks_like_folder(model: str) -> bool:
+    """Whether a name is meant as a path: by how it begins, or because its first folder is there."""
+    begun = Path(model).parts[:1]  # nothing of an empty name
+    return model.startswith(("models/", ".", "/", "~")) or any(Path(part).exists() for part in begun)
+
+
+def _refused(field: str, problem: str) -> ConfigError:
+    if field == "api_key_variable":
+        return ConfigError("--key-variable takes the name of an environment variable, never the key itself.")
+    return ConfigError(f"--{field.replace('_', '-')}: {problem}.")
 
 
 def _slug(model: str) -> str:
@@ -279,6 +301,7 @@ def _slug(model: str) -> str:
 def _print(found: "ModelEvaluation", out: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
+        typer.echo(_place(out), err=True)
         return
     header = ["set", "n x samples", "T", "F1", "95 % interval", "EM", "acc", "searches", "constant", "failures"]
     print_table(f"{found.model}: {found.rows[0].checkpoint}", header, [_cells(row) for row in found.rows])
@@ -286,7 +309,11 @@ def _print(found: "ModelEvaluation", out: Path, as_json: bool) -> None:
         for control, score in row.controls.items():
             shown = f"{score.f1:.3f} [{score.f1_low:.3f}, {score.f1_high:.3f}]"
             typer.echo(f"{row.dataset}, {control}: F1 {shown} on {score.n}; with search {score.searched_f1:.3f}")
-    typer.echo(f"rollouts and rows.json: {out}")
+    typer.echo(_place(out))
+
+
+def _place(out: Path) -> str:
+    return f"rollouts and rows.json: {out}"
 
 
 def _cells(row: "F1TableRow") -> list[str]:

@@ -12,6 +12,8 @@ from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.corpora.download import DownloadConfig, download
 from deepsearch_rl.corpora.presets import SPLIT
+from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.evaluation.inputs import checkpoint_name
 from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation, SetPlan
 from deepsearch_rl.evaluation.rows import ModelEvaluation
 from deepsearch_rl.evaluation.run import evaluate_model
@@ -25,6 +27,7 @@ from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.serving.launch import ServingConfig
 
 SOURCE_FILE = "source.json"
+ROWS_FILE = "rows.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,37 @@ class Standalone:
     draws: int
     seed: int
 
+    def digest(self) -> str:
+        """SHA-256 of who answers what, and how: of the model, its server, the set's source and every setting.
+
+        Not of how many questions are answered, how often or how many at once: more of them are the same evaluation.
+
+        Raises:
+            ConfigError: an environment variable of the endpoint is not set.
+        """
+        sections = (self.source, self.chunk, self.index)
+        return sha256_json(
+            [
+                checkpoint_name(self.model),
+                self.dataset,
+                *(section.model_dump(mode="json") for section in sections),
+                self.agent.digest_of_rollouts(),
+                self.retrieval.digest_of_searches(),
+                self.serving.backend,
+                self.temperature,
+                self.seed,
+            ]
+        )
+
 
 def evaluate(asked: Standalone, cache: Path, out: Path, work: Path) -> ModelEvaluation:
     """Fetch and index what is not in the cache, evaluate, and write rollouts and ``rows.json`` into ``out``.
 
     Raises:
+        ConfigError: ``out`` is a file, or a folder with something else than an evaluation.
         DeepsearchError: as the stages download, chunk, index and evaluate do.
     """
+    _refuse_foreign(out)
     data = prepare_data(asked, cache)
     evaluate_config = EvaluateConfig(
         split=SPLIT,
@@ -72,6 +99,15 @@ def evaluate(asked: Standalone, cache: Path, out: Path, work: Path) -> ModelEval
         seed=asked.seed,
     )
     return evaluate_model(asked.name, asked.model, setting, data, out, work)
+
+
+def _refuse_foreign(out: Path) -> None:
+    """The folder is replaced as a whole, so it must be new, empty, or an evaluation's."""
+    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / ROWS_FILE).is_file()):
+        raise ConfigError(
+            f"{out} holds no evaluation (no {ROWS_FILE}) but something else, which would be lost; "
+            "name a folder that is new or empty."
+        )
 
 
 def prepare_data(asked: Standalone, cache: Path) -> Path:
