@@ -82,6 +82,21 @@ def test_params_are_flattened_in_order_and_secrets_left_out() -> None:
     assert list(flatten(params)) == [("a.c", "True"), ("a.d", "None"), ("b", "[1, 2]"), ("max_tokens", "96")]
 
 
+def test_params_hold_no_user_and_password_of_an_address_and_no_secret_in_a_list() -> None:
+    params = {
+        "plain": "https://user:hid%2Fden@api.example:8000/v1",
+        "slash": "see https://user:hid/d@en@api.example/v1 there",
+        "servers": [{"url": "http://user:hidden@h/v1", "api_key": "sk-hidden"}, "http://h/v1"],
+        "mail": "somebody@example.com",
+    }
+    assert dict(flatten(params)) == {
+        "plain": "https://***@api.example:8000/v1",
+        "slash": "see https://***@api.example/v1 there",
+        "servers": "[{'url': 'http://***@h/v1'}, 'http://h/v1']",
+        "mail": "somebody@example.com",
+    }
+
+
 def test_a_table_artifact_has_a_column_per_field(results: Results, tmp_path: Path) -> None:
     pack(results, PROVENANCE, CONFIG, SEED, tmp_path / "parcel")
     found = columns(read_predictions(tmp_path / "parcel", "base"))

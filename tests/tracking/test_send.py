@@ -174,7 +174,7 @@ def test_two_processes_may_make_the_store_and_send_the_same_report_at_once(tmp_p
     store = local_store(tmp_path / "mlruns")
     context = multiprocessing.get_context("spawn")
     with context.Pool(2) as pool:
-        sent = pool.starmap(send, [(parcel, store, TIMEOUT_S)] * 2)
+        sent = pool.starmap(send, [(parcel, store, 60.0)] * 2)  # one waits for the other, which makes the store
     assert sorted(sent) == [False, True]
     assert len(runs_of(store, report)) == 4
 

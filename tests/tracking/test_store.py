@@ -1,4 +1,5 @@
 import contextlib
+import fcntl
 import http.server
 import os
 import socket
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ConfigError, EndpointError
+from deepsearch_rl.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.tracking.store import connected, local_store, shown
 
 TIMEOUT_S = 1.0
@@ -104,12 +105,34 @@ def test_a_server_that_is_not_mlflow_refuses_and_no_message_holds_the_password()
     assert caught.value.__cause__ is None  # MLflow's own error shows the address
 
 
-@pytest.mark.parametrize("address", ["http://user:hid/den@tracking:5000", "http://tracking:hidden", "http://[hidden"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://user:hid/den@tracking:5000",
+        "http://user:12/hidden@tracking:5000",
+        "http://user:12?hidden@tracking:5000",
+        "user:hidden@tracking:5000",
+        "http://tracking:hidden",
+        "http://[hidden",
+    ],
+)
 def test_an_address_that_cannot_be_read_is_not_shown(address: str) -> None:
     with pytest.raises(ConfigError, match="cannot be read") as caught:
         experiments(address)
     assert "hid" not in str(caught.value)
     assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+def test_a_local_store_that_another_process_holds_is_given_up_in_time(tmp_path: Path) -> None:
+    database = tmp_path / "mlflow.db"
+    with (tmp_path / ".mlflow.db.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with (
+            pytest.raises(EndpointDownError, match=rf"{database} was held by another process for 0\.2 s"),
+            connected(local_store(tmp_path), 0.2),
+        ):
+            pass
+    assert not database.exists()
 
 
 def test_a_server_that_speaks_another_language_is_none_of_mlflows() -> None:

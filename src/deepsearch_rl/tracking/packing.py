@@ -1,5 +1,6 @@
 """From a profile's results to the parcel that is sent."""
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ ATTACHED = ("f1_table.md", "f1_table.csv", "metrics.json")
 """Files of a report that MLflow keeps as they are."""
 MAX_PARAM_CHARACTERS = 6000
 _SECRET_WORDS = ("api_key", "secret", "password", "credential", "auth_token", "access_token")
+_USERINFO = re.compile(r"(?<=://)\S*@")
+"""Up to the last '@', for a password may hold an unencoded one, or a slash."""
 
 
 class TrackConfig(Record):
@@ -156,12 +159,29 @@ def _digest(
 
 
 def flatten(params: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as (dotted name, text), in order; a setting that is named like a secret is left out."""
+    """Nested settings as (dotted name, text), in order, without secrets.
+
+    A setting that is named like a secret is left out, and so are user and password of an address in any text.
+    """
     for name, value in sorted(params.items()):
         dotted = f"{prefix}{name}"
-        if any(word in name.lower() for word in _SECRET_WORDS):
+        if _is_secret(name):
             continue
         if isinstance(value, dict):
             yield from flatten(value, f"{dotted}.")
         else:
-            yield dotted, str(value)[:MAX_PARAM_CHARACTERS]
+            yield dotted, str(_public(value))[:MAX_PARAM_CHARACTERS]
+
+
+def _public(value: JsonValue) -> JsonValue:
+    if isinstance(value, str):
+        return _USERINFO.sub("***@", value)
+    if isinstance(value, list):
+        return [_public(entry) for entry in value]
+    if isinstance(value, dict):
+        return {name: _public(entry) for name, entry in value.items() if not _is_secret(name)}
+    return value
+
+
+def _is_secret(name: str) -> bool:
+    return any(word in name.lower() for word in _SECRET_WORDS)

@@ -10,18 +10,21 @@ import fcntl
 import http.client
 import math
 import os
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointError
+from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointDownError, EndpointError
 
 SQLITE = "sqlite:///"
+_LOCK_POLL_S = 0.05
 
 
 def local_store(folder: Path) -> str:
@@ -47,12 +50,13 @@ def shown(uri: str) -> str:
 
 
 def _split(uri: str) -> SplitResult | None:
+    """The parts of an address; None where a password could be taken for another part: behind it stands its '@'."""
     try:
         address = urlsplit(uri)
         _ = address.port
     except ValueError:
         return None
-    return address
+    return None if "@" in f"{address.path}{address.query}{address.fragment}" else address
 
 
 @contextlib.contextmanager
@@ -61,11 +65,12 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
 
     Raises:
         ConfigError: the address cannot be read.
-        EndpointError: the store does not answer, refuses or breaks off, in this call or in the block.
+        EndpointDownError: no server answers, or another process holds the local store for longer than ``timeout_s``.
+        EndpointError: the store refuses or breaks off, in this call or in the block.
     """
     shown(uri)
     try:
-        with _alone_at(uri), _bounded(timeout_s):
+        with _alone_at(uri, timeout_s), _bounded(timeout_s):
             _check_health(uri, timeout_s)
             yield MlflowClient(tracking_uri=uri)
     except DeepsearchError:
@@ -80,15 +85,30 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
 
 
 @contextlib.contextmanager
-def _alone_at(uri: str) -> Iterator[None]:
+def _alone_at(uri: str, timeout_s: float) -> Iterator[None]:
     if not uri.startswith(SQLITE):
         yield
         return
     database = Path(uri.removeprefix(SQLITE))
     database.parent.mkdir(parents=True, exist_ok=True)
     with database.with_name(f".{database.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # waits; a killed holder loses it at once
+        _lock(lock, database, timeout_s)
         yield
+
+
+def _lock(lock: IO[str], database: Path, timeout_s: float) -> None:
+    """Wait for the lock. A killed holder loses it at once, but one that was only stopped keeps it."""
+    given_up = time.monotonic() + timeout_s
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= given_up:
+                break
+        time.sleep(_LOCK_POLL_S)
+    raise EndpointDownError(
+        f"the MLflow store {database} was held by another process for {timeout_s:g} s; wait for that one or end it."
+    )
 
 
 @contextlib.contextmanager
@@ -122,7 +142,7 @@ def _check_health(uri: str, timeout_s: float) -> None:
         error.close()  # a proxy may guard /health, and MLflow brings its own credentials
     except (OSError, http.client.HTTPException) as error:
         mend = "Start it, or unset MLFLOW_TRACKING_URI to use the local store."
-        raise EndpointError(f"no MLflow server answers at {shown(uri)} ({error}). {mend}") from error
+        raise EndpointDownError(f"no MLflow server answers at {shown(uri)} ({error}). {mend}") from error
 
 
 def _redacted(uri: str, text: str) -> str:
