@@ -48,11 +48,21 @@ def _git_commit(folder: Path) -> str:
 
 
 def _params(stages: Mapping[str, Any]) -> dict[str, Any]:
+    """All sections; of one that several stages read, what the report or else the evaluation of its models read.
+
+    After a partial run the entry of another stage may be older than the figures.
+    """
+    models = _sections(stages.get(REPORT_STAGE, {})).get("models", {})
+    evaluations = [f"{MODEL_STAGE}@{model}" for model in models]
+    last = [*evaluations, REPORT_STAGE]
     sections: dict[str, Any] = {}
-    for entry in stages.values():
-        for values in entry.get("params", {}).values():
-            sections.update(values)
+    for name in [*(name for name in stages if name not in last), *last]:
+        sections |= _sections(stages.get(name, {}))
     return sections
+
+
+def _sections(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for values in entry.get("params", {}).values() for name, value in values.items()}
 
 
 def _datasets(stages: Mapping[str, Any]) -> dict[str, DatasetDigest]:

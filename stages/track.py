@@ -8,12 +8,11 @@ import logging
 import os
 from pathlib import Path
 
-from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.evaluation.tables import read_f1_table
 from deepsearch_rl.files import write_json
 from deepsearch_rl.tracking.packing import Results, TrackConfig, pack
 from deepsearch_rl.tracking.store import local_store
-from deepsearch_rl.tracking.unsent import deliver, keep
+from deepsearch_rl.tracking.unsent import Failed, deliver, keep
 from stages.entry import Params, run
 from stages.provenance import read_provenance
 
@@ -35,13 +34,15 @@ def main(params: Params) -> None:
     write_json(params.reports / "track.json", tracked.model_dump(mode="json"))
     waiting = params.work / "unsent"
     uri = os.environ.get("MLFLOW_TRACKING_URI") or local_store(Path("mlruns"))
-    try:
-        deliver(parcel, waiting, uri, config.timeout_s)
-    except DeepsearchError as error:
-        kept = keep(parcel, waiting)
-        _LOG.warning(
-            "NOT SENT to MLflow: %s\nThe report waits in %s: `deepsearch track %s`.", error, kept, params.profile
-        )
+    for outcome in deliver(parcel, waiting, uri, config.timeout_s):
+        if isinstance(outcome, Failed):
+            kept = keep(parcel, waiting) if outcome.folder == parcel else outcome.folder
+            _LOG.warning(
+                "NOT SENT to MLflow: %s\nThe report waits in %s: `deepsearch track %s`.",
+                outcome.error,
+                kept,
+                params.profile,
+            )
 
 
 def _results(params: Params) -> Results:

@@ -115,13 +115,17 @@ def track_command(
         MLFLOW_TRACKING_URI=http://tracking:5000 deepsearch track gpu
     """  # noqa: D301 - \b keeps the lines below it apart
     from deepsearch_rl.tracking.store import local_store, shown  # noqa: PLC0415 - mlflow takes seconds to load
-    from deepsearch_rl.tracking.unsent import deliver  # noqa: PLC0415
+    from deepsearch_rl.tracking.unsent import Delivered, Failed, deliver  # noqa: PLC0415
 
     if profile not in summary.profile_names(Path()):
         raise UnknownNameError("profile", profile, summary.profile_names(Path()))
     uri = to or local_store(Path("mlruns"))
-    for report in deliver(Path("data", profile, "track"), Path("work", profile, "unsent"), uri, timeout_s):
+    outcomes = deliver(Path("data", profile, "track"), Path("work", profile, "unsent"), uri, timeout_s)
+    for report in (one for one in outcomes if isinstance(one, Delivered)):
         typer.echo(f"{report.name}: {'sent to' if report.now else 'already at'} {shown(uri)}")
+    failed = [f"{one.folder} was not sent: {one.error}" for one in outcomes if isinstance(one, Failed)]
+    if failed:
+        raise DeepsearchError("\n".join(failed))
 
 
 app.command("ask")(ask_command)

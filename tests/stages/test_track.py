@@ -15,6 +15,7 @@ from deepsearch_rl.tracking.parcel import read_parcel
 from deepsearch_rl.tracking.store import local_store
 from stages import track
 from stages.entry import Params, load_params
+from stages.provenance import read_provenance
 from tests.tracking.conftest import CONFIG, make_results
 
 NOBODY = "http://user:hidden@127.0.0.1:9"
@@ -84,6 +85,22 @@ def test_runs_name_the_stages_and_weights_that_they_come_from(project: Params, m
     assert [figure.name for figure in parcel.curve("sft")] == ["train/loss"] * 2
 
 
+def test_settings_are_those_that_the_figures_were_made_with_wherever_dvc_wrote_them(project: Params) -> None:
+    def ran(**sections: object) -> dict[str, object]:
+        return {"params": {"params.yaml": sections}}
+
+    stages = {
+        "report": ran(models={"sft": "m"}, evaluate="of the report"),
+        "evaluate@sft": ran(agent="new", evaluate="of the model"),
+        "evaluate@gone": ran(agent="of a model that is no longer evaluated", retrieval="r"),
+        "rl@base": ran(agent="old", rl="r"),
+    }
+    for order in (list(stages), list(reversed(stages))):
+        Path("dvc.lock").write_text(yaml.safe_dump({"stages": {name: stages[name] for name in order}}, sort_keys=False))
+        found = read_provenance(project.path, "track").params
+        assert (found["agent"], found["evaluate"], found["rl"]) == ("new", "of the report", "r")
+
+
 @pytest.mark.slow
 def test_the_command_sends_what_waits_once_and_to_any_store(project: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
@@ -97,6 +114,25 @@ def test_the_command_sends_what_waits_once_and_to_any_store(project: Params, mon
     monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
     assert deepsearch().startswith(f"{name}: sent to ")
     assert MlflowClient(tracking_uri=other).get_experiment_by_name(CONFIG.experiment) is not None
+
+
+@pytest.mark.slow
+def test_a_malformed_parcel_that_waits_is_named_and_the_new_report_is_sent_and_not_kept(
+    project: Params, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    old = Path("work/tiny/unsent/old")
+    old.mkdir(parents=True)
+    (old / "parcel.json").write_text("{}")
+    with caplog.at_level(logging.WARNING):
+        track.main(project)
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "stages.track"]
+    assert f"The report waits in {old}:" in warning
+    assert list(old.parent.iterdir()) == [old]
+    again = CliRunner().invoke(app, ["track"])
+    name = read_parcel(Path("data/tiny/track")).name
+    assert again.stdout.startswith(f"{name}: already at ")
+    assert str(again.exception).startswith(f"{old} was not sent: ")
 
 
 @pytest.mark.slow

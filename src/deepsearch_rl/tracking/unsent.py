@@ -5,9 +5,12 @@ Every report waits in a folder of its own, so that a newer one takes no other's 
 """
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
+from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointDownError
 from deepsearch_rl.files import atomic_directory
 from deepsearch_rl.tracking.parcel import read_parcel
 from deepsearch_rl.tracking.send import send
@@ -19,6 +22,14 @@ class Delivered:
 
     name: str
     now: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A parcel that the store has not: its folder, and why."""
+
+    folder: Path
+    error: DeepsearchError
 
 
 def keep(parcel: Path, waiting: Path) -> Path:
@@ -34,15 +45,27 @@ def keep(parcel: Path, waiting: Path) -> Path:
     return kept
 
 
-def deliver(parcel: Path, waiting: Path, uri: str, timeout_s: float) -> list[Delivered]:
+def deliver(parcel: Path, waiting: Path, uri: str, timeout_s: float) -> list[Delivered | Failed]:
     """Send a parcel, and after it whatever waits; what has arrived waits no longer.
 
-    Raises:
-        ArtifactError, RecordError: a parcel is malformed, or there is none.
-        EndpointError: the store does not answer, refuses or breaks off.
+    Each is sent on its own: one that is malformed or refused holds up no other. After an address that cannot be read,
+    or a store that does not answer, nothing more is tried.
     """
-    first = [_deliver(parcel, waiting, uri, timeout_s)] if parcel.exists() or not _unsent(waiting) else []
-    return first + [_deliver(folder, waiting, uri, timeout_s) for folder in _unsent(waiting)]
+    own = [parcel] if parcel.exists() or not _unsent(waiting) else []
+    outcomes: list[Delivered | Failed] = []
+    for folder in chain(own, _from(waiting)):
+        try:
+            outcomes.append(_deliver(folder, waiting, uri, timeout_s))
+        except DeepsearchError as error:
+            outcomes.append(Failed(folder, error))
+            if isinstance(error, ConfigError | EndpointDownError):
+                break
+    return outcomes
+
+
+def _from(waiting: Path) -> Iterator[Path]:
+    """What waits, read when it is asked for: the parcel that was sent before may have waited, too."""
+    yield from _unsent(waiting)
 
 
 def _unsent(waiting: Path) -> list[Path]:
