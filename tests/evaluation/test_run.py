@@ -262,6 +262,8 @@ def test_another_index_over_the_same_chunks_or_an_edited_prompt_asks_everything_
         assert (asked(), asked()) == (4, 0)
         (prompts / "tiny.txt").write_text("Answer in one word.")
         assert (asked(), asked()) == (4, 0)
+        plan = setting({name: SETS["musique"] for name in SETS})
+        assert (asked(), asked()) == (4, 0)  # a set more asks its own questions alone
     assert chat.requests[-1]["messages"][0]["content"] == "Answer in one word."
 
 

@@ -1,5 +1,6 @@
 """What an evaluation reads, and the digests by which unfinished work finds its way back to it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from deepsearch_rl.errors import ArtifactError
@@ -64,6 +65,14 @@ def digest_data(setting: Evaluation, data: Path) -> dict[str, str]:
             for name in sorted(setting.evaluate.sets)
         }
     )
+
+
+def digests_of_set(setting: Evaluation, name: str, read: Mapping[str, str]) -> dict[str, str]:
+    """Of the digests of :func:`digest_data`, those that the answers to one question set depend on."""
+    corpus = setting.corpus_of(name)
+    return {
+        key: read[key] for key in (f"chunks/{corpus}", f"index/{corpus}", f"questions/{name}/{setting.evaluate.split}")
+    }
 
 
 def _questions_path(data: Path, name: str, setting: Evaluation) -> Path:

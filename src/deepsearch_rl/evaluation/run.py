@@ -2,11 +2,11 @@
 
 The model server is started once; retrieval servers one after the other, one per corpus and number of passages.
 Rollouts are logged as they finish, in a folder named by everything that they depend on, so that a killed evaluation
-goes on where it was and never takes over the rollouts of other weights. A variant has a folder of its own: asking for
-one more repeats nothing.
+goes on where it was and never takes over the rollouts of other weights. A question set has a folder of its own, and so
+has a variant: asking for one more repeats nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.evaluation.aggregate import RowKey, build_control, build_row
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
-from deepsearch_rl.evaluation.inputs import checkpoint_name, digest_data, digest_model, read_questions
+from deepsearch_rl.evaluation.inputs import checkpoint_name, digest_data, digest_model, digests_of_set, read_questions
 from deepsearch_rl.evaluation.plan import Evaluation, Run, plan_runs, settings_of
 from deepsearch_rl.evaluation.rows import ControlScore, F1TableRow, ModelEvaluation
 from deepsearch_rl.files import atomic_directory, read_jsonl, sha256_json, write_json
@@ -52,8 +52,8 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
         subject = _Subject(model, endpoint.model if remote else model, checkpoint, endpoint)
         for one, asked in zip(settings, questions, strict=True):
             read = digest_data(one, data)
-            key = [weights, subject.name_in_rollouts, read, one.digest_of_rollouts(served_here=remote is None)]
-            logs = work / sha256_json(key)[:16]
+            key = [weights, subject.name_in_rollouts, one.digest_of_rollouts(served_here=remote is None)]
+            logs = {name: work / sha256_json([*key, digests_of_set(one, name, read)])[:16] for name in asked}
             rows.extend(_rows_of(subject, one, asked, data, logs, partial))
             inputs |= read
         rows.sort(key=lambda row: row.sort_key)
@@ -75,7 +75,12 @@ class _Subject:
 
 
 def _rows_of(
-    subject: _Subject, setting: Evaluation, questions: dict[str, list[Question]], data: Path, logs: Path, out: Path
+    subject: _Subject,
+    setting: Evaluation,
+    questions: dict[str, list[Question]],
+    data: Path,
+    logs: Mapping[str, Path],
+    out: Path,
 ) -> list[F1TableRow]:
     """The rows of one setting, corpus by corpus."""
     rows: list[F1TableRow] = []
@@ -99,7 +104,8 @@ class Evaluator:
     setting: Evaluation
     retrieval_url: str
     gold: GoldPassages
-    logs: Path
+    logs: Mapping[str, Path]
+    """A folder per question set."""
     out: Path
 
     def rows(self, dataset: str, questions: Sequence[Question]) -> list[F1TableRow]:
@@ -126,7 +132,7 @@ class Evaluator:
             run.questions,
             samples=run.samples,
             make_agent=lambda: self._agent(run),
-            log=self.logs / run.file,
+            log=self.logs[run.dataset] / run.file,
             concurrency=self.setting.agent.concurrency,
             label=f"{self.subject.name} {run.dataset} {run.variant or run.condition} T={run.temperature:g}",
             out=self.out / run.file,
