@@ -132,6 +132,17 @@ def test_a_server_that_is_not_there_is_named_without_its_password(
     assert "hid" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["sk-hidden\n", "sk-hid den", "sk-hiddené"])
+def test_a_key_that_no_header_can_hold_is_refused_by_its_variable_and_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("KEY_OF_THE_TEST", key)
+    write_json(tmp_path / "endpoint.json", ENDPOINT | {"base_url": "http://127.0.0.1:9/v1", "model": "m"})
+    with pytest.raises(ConfigError, match="KEY_OF_THE_TEST") as caught, serve_model(tmp_path, config()):
+        pass
+    assert "hid" not in str(caught.value)
+
+
 def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated(tmp_path: Path) -> None:
     write_json(tmp_path / "endpoint.json", ENDPOINT | {"api_key_variable": "sk-secret"})
     with pytest.raises(ArtifactError, match="api_key_variable") as caught, serve_model(tmp_path, config()):

@@ -30,6 +30,8 @@ REMOTE_TIMEOUT_S = 20.0
 
 _MISREAD = re.compile(r"[\s\\#]")
 """What libraries read in different ways, or drop, in an address."""
+_HEADER_TEXT = re.compile(r"[!-~]+")
+"""What a key may hold; a client would call anything else a broken connection."""
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 
@@ -56,13 +58,18 @@ def resolve_endpoint(config: RemoteConfig) -> Endpoint:
     """The endpoint with what its environment variables hold; nothing is asked yet.
 
     Raises:
-        ConfigError: a variable is not set, or the address cannot be read; names the variable, never its value.
+        ConfigError: a variable is not set, or its address or key cannot be used; names it, never its value.
     """
     base_url = _resolved(config.base_url, "the address of an OpenAI-compatible server, up to and including /v1")
     if _split(base_url) is None:
         raise _unreadable(_place(config))
     model = _resolved(config.model, "the name of the model to ask for")
     key = _resolved(f"${config.api_key_variable}", f"the key of {shown_address(base_url)}")
+    if not _HEADER_TEXT.fullmatch(key):
+        raise ConfigError(
+            f"the environment variable {config.api_key_variable} holds no key: there is white space (perhaps a line's "
+            "end) or a character outside ASCII in it."
+        )
     return Endpoint(base_url=base_url, model=model, api_key=key)
 
 
@@ -70,7 +77,7 @@ def open_endpoint(config: RemoteConfig) -> Endpoint:
     """The endpoint, after it has shown that it is there.
 
     Raises:
-        ConfigError: a variable is not set, or the address cannot be read.
+        ConfigError: a variable is not set, or its address or key cannot be used.
         EndpointError: nothing answers at its address.
     """
     endpoint = resolve_endpoint(config)
