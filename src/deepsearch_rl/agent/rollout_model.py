@@ -60,7 +60,7 @@ class RolloutModel(Model):
             self._require_another_turn()
             self._transcript.add_observation(correction)
 
-    def stream_response(self, *args: object, **kwargs: object) -> AsyncIterator[TResponseStreamEvent]:
+    def stream_response(self, *args: object, **kwargs: object) -> AsyncIterator[TResponseStreamEvent]:  # noqa: ARG002
         """The SDK's other way to ask, which ``Runner.run`` does not take."""
         raise AssertionError("the agent does not stream")
 

@@ -19,8 +19,9 @@ def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draw
 
     A row is {"id", "question", "golden_answers": [...], "pred"}, with "sample" where a question was answered several
     times (it then counts once, with the mean of its answers), "question_type" where types are known, and "failed": true
-    where there is no answer (it scores zero). Files of trajectories (data/<profile>/evaluate/<model>/*.jsonl) work as they are; a failed rollout scores zero. The last
-    columns are the best that one constant answer can reach: a model below it has learnt nothing else.
+    where there is no answer (it scores zero). Files of trajectories (data/<profile>/evaluate/<model>/*.jsonl) work as
+    they are; a failed rollout scores zero. The last columns are the best that one constant answer can reach: a model
+    below it has learnt nothing else.
 
     \b
         deepsearch score predictions.jsonl
