@@ -98,6 +98,9 @@ def test_what_is_missing_or_misspelt_is_named(folder: Path) -> None:
     message = failure(evaluate(None, folder, "--key-variable", "sk-secret"), ConfigError)
     assert "--key-variable" in message
     assert "sk-secret" not in message
+    message = failure(evaluate(None, folder, "--base-url", "http://me:sk-secret@127.0.0.1:9/v1"), ConfigError)
+    assert "$OPENAI_BASE_URL" in message
+    assert "sk-secret" not in message
     assert "prompt" in failure(evaluate(None, folder, "--prompt", "multihoprg"), UnknownNameError)
     (folder / "corpus2.jsonl").touch()
     assert "corpus.jsonl, corpus2.jsonl" in failure(evaluate(None, folder), ArtifactError)

@@ -255,8 +255,8 @@ def _model_folder(model: str, base_url: str, key_variable: str) -> Path:
     """The folder of weights, or one made for the endpoint.
 
     Raises:
-        ConfigError: the name looks like a folder that is not there, the variable's name like a key, or name or address
-            are empty.
+        ConfigError: the name looks like a folder that is not there, the variable's name like a key, name or address
+            are empty, or the address holds a password.
     """
     from pydantic import ValidationError  # noqa: PLC0415
 
@@ -269,6 +269,11 @@ def _model_folder(model: str, base_url: str, key_variable: str) -> Path:
         raise ConfigError(
             f"--model {model} reads as a path, and there is no such folder; correct it. A model of the endpoint is "
             "asked for where no file or folder here has the beginning of its name."
+        )
+    if "@" in base_url:
+        raise ConfigError(
+            "--base-url holds a user or password, which would be kept in a file; put the address into a variable and "
+            "name it: --base-url '$OPENAI_BASE_URL'."
         )
     try:
         remote = RemoteConfig(base_url=base_url, model=model, api_key_variable=key_variable)
