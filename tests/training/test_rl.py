@@ -135,6 +135,12 @@ def test_a_start_without_a_number_of_steps_is_a_config_error(task: RlTask, confi
         train_policy(task, config.model_copy(update={"steps": {"sft": 1}}), tmp_path / "adapter")
 
 
+def test_the_tag_protocol_is_not_trained(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
+    tagged = replace(task, agent=task.agent.model_copy(update={"protocol": "search_tags"}))
+    with pytest.raises(ConfigError, match="agent.protocol"):
+        train_policy(tagged, config, tmp_path / "adapter")
+
+
 def test_whether_the_prompt_opens_the_thought_is_read_from_the_policys_chat_template(
     task: RlTask, config: RlConfig, tmp_path: Path
 ) -> None:
