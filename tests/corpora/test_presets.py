@@ -45,6 +45,12 @@ def test_files_of_a_folder_are_found_by_how_their_names_begin(tmp_path: Path) ->
     assert folder.corpora["graphrag_bench"].format == "graphrag_bench"
 
 
+def test_a_copy_of_the_repository_that_lacks_a_file_is_told_which(multihoprag_repository: Path, tmp_path: Path) -> None:
+    (multihoprag_repository / "corpus.json").unlink()
+    with pytest.raises(ArtifactError, match=r"lacks corpus\.json; put the files of yixuantt/MultiHopRAG there"):
+        source_of("multihoprag", multihoprag_repository, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["hotpotqa", "multihoprag"])
 def test_a_folder_that_does_not_exist_is_named_as_such(name: str, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="nowhere is not a folder"):

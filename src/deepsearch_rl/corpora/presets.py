@@ -71,6 +71,12 @@ def _multihoprag(folder: Path | None, fetched: Path) -> DownloadConfig:
     asked = QuestionSource(format=name, path=path, shuffle_seed=SHUFFLE_SEED, splits=PUBLISHED_SPLIT)
     read = FolderConfig(root=root, corpora={name: CorpusSource(format=name, path=path)}, questions={name: (asked,)})
     if folder is not None:
+        lacking = [file for file in card.files if not (folder / file).is_file()]
+        if lacking:
+            raise ArtifactError(
+                f"{folder} lacks {', '.join(lacking)}; put the files of {card.repository} there, or leave --data out to "
+                "fetch them."
+            )
         return DownloadConfig(source="folder", folder=read)
     assert card.revision is not None
     files = HubRepository(repository=card.repository, revision=card.revision, files=dict.fromkeys(card.files))
