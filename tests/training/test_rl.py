@@ -137,7 +137,7 @@ def test_a_start_without_a_number_of_steps_is_a_config_error(task: RlTask, confi
 
 def test_the_tag_protocol_is_not_trained(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
     tagged = replace(task, agent=task.agent.model_copy(update={"protocol": "search_tags"}))
-    with pytest.raises(ConfigError, match="agent.protocol"):
+    with pytest.raises(ConfigError, match=r"agent\.protocol"):
         train_policy(tagged, config, tmp_path / "adapter")
 
 

@@ -74,8 +74,8 @@ def _multihoprag(folder: Path | None, fetched: Path) -> DownloadConfig:
         lacking = [file for file in card.files if not (folder / file).is_file()]
         if lacking:
             raise ArtifactError(
-                f"{folder} lacks {', '.join(lacking)}; put the files of {card.repository} there, or leave --data out to "
-                "fetch them."
+                f"{folder} lacks {', '.join(lacking)}; put the files of {card.repository} there, or leave --data out "
+                "to fetch them."
             )
         return DownloadConfig(source="folder", folder=read)
     assert card.revision is not None
