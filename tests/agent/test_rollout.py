@@ -1,6 +1,7 @@
 """One rollout through the real Agents SDK, a real chat server and a real MCP server, for every way that it can end."""
 
 import asyncio
+import base64
 import json
 from collections.abc import Callable
 from typing import Any
@@ -330,6 +331,17 @@ def test_a_refused_key_is_not_retried_and_never_quoted(chat_server, answer):
     assert trajectory.stop_reason is StopReason.MODEL_ERROR
     assert len(chat_server.requests) == 1
     assert chat_server.endpoint.api_key not in trajectory.model_dump_json() + repr(chat_server.endpoint)
+
+
+def test_user_and_password_of_an_address_are_never_quoted(chat_server, searches, agent_config):
+    address = chat_server.url.replace("http://", "http://me:top%20secret@")
+    basic = base64.b64encode(b"me:top secret").decode()
+    chat_server.fails(401, f"Refused: Basic {basic}, {address}")
+    endpoint = Endpoint(address, "m")
+    trajectory = asyncio.run(_answer(endpoint, searches.url, agent_config()))
+    assert trajectory.error is not None
+    assert "Refused: Basic ***, http://***@127.0.0.1" in trajectory.error
+    assert "secret" not in repr(endpoint)
 
 
 def test_an_unreachable_model_server_is_a_model_error(searches, agent_config, monkeypatch):

@@ -6,7 +6,6 @@ is no score at all. Accuracies are those of the official scorer: per prompt (all
 instruction, strict (the response as it stands) and loose (also without its first or last line and asterisks).
 """
 
-import base64
 import contextlib
 import logging
 import shutil
@@ -14,7 +13,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
-from urllib.parse import unquote, urlsplit
 
 import datasets.config
 import numpy as np
@@ -170,9 +168,9 @@ def _confine_evalscope(work: Path, endpoint: Endpoint) -> None:
     """
 
     def redacted(record: logging.LogRecord) -> bool:  # a server may repeat the key in its refusal
-        record.msg, record.args = _redacted(endpoint, record.getMessage()), ()
+        record.msg, record.args = endpoint.redact(record.getMessage()), ()
         if record.exc_info:
-            record.exc_text = _redacted(endpoint, logging.Formatter().formatException(record.exc_info))
+            record.exc_text = endpoint.redact(logging.Formatter().formatException(record.exc_info))
         return True
 
     datasets.config.HF_DATASETS_CACHE = work / "datasets"
@@ -186,14 +184,6 @@ def _confine_evalscope(work: Path, endpoint: Endpoint) -> None:
 
 def _is_warning(record: logging.LogRecord) -> bool:
     return logging.WARNING <= record.levelno < logging.ERROR
-
-
-def _redacted(endpoint: Endpoint, text: str) -> str:
-    """The text without the key, and without user and password of the address, in the header's spelling as well."""
-    user = urlsplit(endpoint.base_url).netloc.rpartition("@")[0]
-    for secret in (user, base64.b64encode(unquote(user).encode()).decode()) if user else ():
-        text = text.replace(secret, "***")
-    return endpoint.redact(text)
 
 
 def _run_evalscope(endpoint: Endpoint, config: IfevalConfig, seed: int, work: Path) -> None:
