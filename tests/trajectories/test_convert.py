@@ -8,34 +8,18 @@ import pytest
 
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.records import Message, StopReason, ToolCall, Trajectory
+from deepsearch_rl.records import Trajectory
 from deepsearch_rl.trajectories.convert import swift_row
 from deepsearch_rl.trajectories.proof import TokenProof
+from tests.trajectories.conversations import conversation_of
 
 PASSAGES = '[1] Zoë\'s "Café"\nThe mayor of Northgate is Kaspar Granger.\n\n[2] B\n{"x": 1}'
 
 
 def conversation(*turns: tuple[str, Iterable[str]], answer: str = "<answer> Kaspar Granger</answer>") -> Trajectory:
     """A trajectory whose assistant turns have the given texts and queries, and then the answer."""
-    messages = [Message(role="system", content="Search."), Message(role="user", content="Who is mayor?")]
-    for turn, (text, queries) in enumerate(turns):
-        arguments = [json.dumps({"query": query}, ensure_ascii=False) for query in queries]
-        calls = [ToolCall(id=f"{turn}.{n}", name="retrieve", arguments=raw) for n, raw in enumerate(arguments)]
-        messages.append(Message(role="assistant", content=text, tool_calls=tuple(calls)))
-        messages += [Message(role="tool", content=PASSAGES, tool_call_id=call.id) for call in calls]
-    messages.append(Message(role="assistant", content=answer))
-    return Trajectory(
-        id="q#0",
-        question_id="q",
-        sample=0,
-        question="Who is mayor?",
-        golden_answers=("Kaspar Granger",),
-        model="m",
-        prompt="tiny",
-        temperature=0,
-        messages=tuple(messages),
-        stop_reason=StopReason.ANSWERED,
-    )
+    searching = [(None, text, queries) for text, queries in turns]
+    return conversation_of([*searching, (None, answer, ())], lambda _: PASSAGES)
 
 
 ONE_CALL = conversation(("", ["mayor of Northgate"]))

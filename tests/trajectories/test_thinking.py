@@ -9,7 +9,7 @@ like ``thinking``, with a block in every turn.
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import CheckFailedError, ConfigError
 from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import Message, Question, StopReason, ToolCall, Trajectory
+from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.training.pretrain.prepare import world_tokenizer
 from deepsearch_rl.trajectories.convert import row_targets, swift_row
 from deepsearch_rl.trajectories.proof import IGNORED, TokenProof
 from tests.agent.conftest import ChatServer, Searches
+from tests.trajectories.conversations import Turn, conversation_of
 
 ASSISTANT_TURN = "{{- '<|im_start|>' + turn.role + '\\n' + content }}"
 THINKING_TURN = """
@@ -87,31 +88,8 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> FolderOf:
     return made.__getitem__
 
 
-Turn = tuple[str | None, str, Sequence[str]]
-"""Reasoning, text and queries."""
-
-
 def rollout(*turns: Turn) -> Trajectory:
-    messages = [Message(role="system", content="Search."), Message(role="user", content="Who is mayor?")]
-    for number, (reasoning, text, queries) in enumerate(turns):
-        calls = [
-            ToolCall(id=f"{number}.{n}", name="retrieve", arguments=json.dumps({"query": query}))
-            for n, query in enumerate(queries)
-        ]
-        messages.append(Message(role="assistant", content=text, reasoning=reasoning, tool_calls=tuple(calls)))
-        messages += [Message(role="tool", content=f"[1] T\nof {call.id}", tool_call_id=call.id) for call in calls]
-    return Trajectory(
-        id="q#0",
-        question_id="q",
-        sample=0,
-        question="Who is mayor?",
-        golden_answers=("Kaspar Granger",),
-        model="m",
-        prompt="tiny",
-        temperature=0,
-        messages=tuple(messages),
-        stop_reason=StopReason.ANSWERED,
-    )
+    return conversation_of(turns, lambda call: f"[1] T\nof {call.id}")
 
 
 ANSWER = "<answer> Kaspar Granger</answer>"
