@@ -19,7 +19,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from deepsearch_rl.errors import ConfigError, UnknownNameError
+from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import Message, Question, Trajectory
+from deepsearch_rl.summary import dvc_file, require_profile
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -90,11 +93,7 @@ def read_setting(
     """
     import yaml  # noqa: PLC0415 - for this command alone
 
-    from deepsearch_rl.errors import UnknownNameError  # noqa: PLC0415
-    from deepsearch_rl.summary import dvc_file, profile_names  # noqa: PLC0415
-
-    if profile not in profile_names(root):
-        raise UnknownNameError("profile", profile, profile_names(root))
+    require_profile(root, profile)
     values = yaml.safe_load((root / dvc_file(profile)).with_name("params.yaml").read_text(encoding="utf-8"))
     models, datasets = values["models"], values["datasets"]
     name: str = model or list(models)[-1]
@@ -137,7 +136,6 @@ def ask_command(
         OPENAI_BASE_URL=https://... OPENAI_MODEL=... OPENAI_API_KEY=... deepsearch ask "..." --profile multihoprag
     """  # noqa: D301 - \b keeps the lines below it apart
     from deepsearch_rl.agent.config import AgentConfig  # noqa: PLC0415 - pydantic models of the agent and FAISS
-    from deepsearch_rl.errors import ConfigError  # noqa: PLC0415
     from deepsearch_rl.retrieval.server.config import RetrievalConfig  # noqa: PLC0415
     from deepsearch_rl.serving.launch import ServingConfig  # noqa: PLC0415 - torch
 
@@ -168,9 +166,6 @@ def _section(
     values: Mapping[str, Any], profile: str, name: str, config: "type[ConfigT]", **changes: object
 ) -> "ConfigT":
     from pydantic import ValidationError  # noqa: PLC0415
-
-    from deepsearch_rl.errors import ConfigError  # noqa: PLC0415
-    from deepsearch_rl.files import first_problem  # noqa: PLC0415
 
     given = {field: value for field, value in changes.items() if value is not None}
     try:

@@ -15,7 +15,7 @@ import typer
 from deepsearch_rl import __version__, doctor, summary
 from deepsearch_rl.ask import ask_command
 from deepsearch_rl.corpora.cli import datasets_command
-from deepsearch_rl.errors import DeepsearchError, UnknownNameError
+from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.evaluation import cli as evaluation
 from deepsearch_rl.evaluation.evaluate_command import evaluate_command
 from deepsearch_rl.files import full_disk_named
@@ -117,8 +117,7 @@ def track_command(
     from deepsearch_rl.tracking.store import local_store, shown  # noqa: PLC0415 - mlflow takes seconds to load
     from deepsearch_rl.tracking.unsent import Delivered, Failed, deliver  # noqa: PLC0415
 
-    if profile not in summary.profile_names(Path()):
-        raise UnknownNameError("profile", profile, summary.profile_names(Path()))
+    summary.require_profile(Path(), profile)
     uri = to or local_store(Path("mlruns"))
     outcomes = deliver(Path("data", profile, "track"), Path("work", profile, "unsent"), uri, timeout_s)
     for report in (one for one in outcomes if isinstance(one, Delivered)):

@@ -28,6 +28,17 @@ def profile_names(root: Path) -> list[str]:
     return ["tiny", *sorted(path.parent.name for path in (root / "profiles").glob("*/params.yaml"))]
 
 
+def require_profile(root: Path, profile: str) -> None:
+    """Check that the project at ``root`` has a profile of this name.
+
+    Raises:
+        UnknownNameError: it has not; carries the nearest names.
+    """
+    names = profile_names(root)
+    if profile not in names:
+        raise UnknownNameError("profile", profile, names)
+
+
 def dvc_file(profile: str) -> str:
     """The dvc.yaml of a profile, relative to the project."""
     return "dvc.yaml" if profile == "tiny" else f"profiles/{profile}/dvc.yaml"
@@ -40,8 +51,7 @@ def read_table(root: Path, profile: str) -> str:
         UnknownNameError: there is no such profile.
         ArtifactError: the profile has no report yet.
     """
-    if profile not in profile_names(root):
-        raise UnknownNameError("profile", profile, profile_names(root))
+    require_profile(root, profile)
     table = root / "reports" / profile / "f1_table.md"
     if not table.is_file():
         raise ArtifactError(f"{table} does not exist yet; `dvc repro {dvc_file(profile)}` makes it.")
