@@ -49,7 +49,8 @@ test: environment lint  ## every check, the smoke graph last
 unit: environment  ## the tests without the slow ones
 	@$(BIN)/python -m pytest -m "not slow"
 
-lint: environment  ## ruff and pyright
+lint: environment  ## ruff, pyright, and whether uv.lock fits pyproject.toml
+	@.venvs/uv/bin/uv lock --quiet --check
 	@$(BIN)/ruff check
 	@$(BIN)/pyright
 
