@@ -80,7 +80,7 @@ def test_a_stage_declares_exactly_the_params_that_it_loads(name: str) -> None:
 def test_a_stages_name_is_its_file_and_its_interpreter_is_named_in_params() -> None:
     for name, stage in STAGES.items():
         assert stage_file(stage).stem == name.partition("@")[0]
-        assert stage.cmd.startswith(".venv/bin/python -m stages.")
+        assert stage.cmd.startswith("scripts/python .venv/bin/python -m stages.")
 
 
 @pytest.mark.parametrize("profile", profile_names(ROOT))
