@@ -10,20 +10,23 @@ turns, in this flow run and in all others of the same Prefect server. After a fa
 """
 
 import argparse
+import atexit
 import os
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from graphlib import TopologicalSorter
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from filelock import FileLock, Timeout
 from prefect import flow, get_client, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.concurrency.sync import concurrency
 from prefect.futures import PrefectFuture
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -114,6 +117,32 @@ def reproduce(profile: str = "tiny", targets: tuple[str, ...] = (), force: bool 
         DeepsearchError: an unknown name, a stage that failed, or a lock file that cannot be repaired now.
     """
     root = Path.cwd()
+    with _only_run_of(root, profile):
+        return _reproduce(root, profile, targets, force)
+
+
+@contextmanager
+def _only_run_of(root: Path, profile: str) -> Iterator[None]:
+    """Wait until no other flow run works on this profile in this folder: two would write the same outputs."""
+    path = root / "work" / profile / "flow.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    holder = path.with_suffix(".holder")  # the lock's own file is emptied by whoever asks for it
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        name = holder.read_text(encoding="utf-8") if holder.is_file() else "another flow run"
+        get_run_logger().info("waiting for %s, which works on profile %s in %s", name, profile, root)
+        lock.acquire()
+    try:
+        holder.write_text(f"{flow_run.name} (process {os.getpid()})", encoding="utf-8")
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
+
+
+def _reproduce(root: Path, profile: str, targets: tuple[str, ...], force: bool) -> dict[str, str]:
     for sentence in repair_dvc_locks(root):
         get_run_logger().warning("%s", sentence)
     graph = select(read_graph(root, profile), targets)
@@ -177,8 +206,13 @@ def main() -> None:
     parser.add_argument("targets", nargs="*", help="stages or families to bring up to date; all where none is named")
     parser.add_argument("--force", action="store_true", help="run stages even where nothing changed")
     arguments = parser.parse_args()
+    # Prefect sends its last logs and events when the interpreter ends, and what is registered first ends last: so a
+    # server of ours is still there to take them.
+    until_exit = ExitStack()
+    atexit.register(until_exit.close)
     try:
-        with prefect_api() as api, temporary_settings({PREFECT_API_URL: api}):
+        api = until_exit.enter_context(prefect_api())
+        with temporary_settings({PREFECT_API_URL: api}):
             reproduce(arguments.profile, tuple(arguments.targets), arguments.force)
     except DeepsearchError as error:
         sys.exit(f"error: {error}")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,32 @@ def test_a_failure_names_command_status_and_last_lines_and_starts_nothing_more(m
     assert "the reason" in message
     assert "exited with 9" in message
     assert not (root / "after.txt").exists()
+
+
+def test_two_runs_of_one_profile_wait_for_each_other_and_say_for_whom(make_project: MakeProject, root: Path) -> None:
+    project = make_project({"slow": {"cmd": "mkdir busy && sleep 3 && rmdir busy && echo > a.txt", "outs": ["a.txt"]}})
+    environment = {**os.environ, "PYTHONPATH": str(root), "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    command = [sys.executable, "-m", "flows.reproduce", "--force"]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    runs = [subprocess.Popen(command, cwd=project, env=environment, **output) for _ in range(2)]
+    logs = [run.communicate(timeout=240)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    [notice] = [line for log in logs for line in log.splitlines() if "waiting for" in line]
+    assert "waiting for reproduce-tiny (process " in notice
+    assert any(f"(process {run.pid})" in notice for run in runs)
+
+
+def test_a_server_that_was_started_for_the_run_takes_its_last_logs(make_project: MakeProject, root: Path) -> None:
+    project = make_project(CHAIN, f"{PROFILE}number: 3\n")
+    environment = {**os.environ, "PYTHONPATH": str(root), "PREFECT_HOME": str(project / ".prefect")}
+    environment.pop("PREFECT_API_URL", None)
+    command = [sys.executable, "-m", "flows.reproduce"]
+    run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=True)
+    assert "Error logging to API" not in run.stdout + run.stderr
+    assert "connection attempts failed" not in run.stdout + run.stderr
+    with sqlite3.connect(project / ".prefect" / "prefect.db") as database:
+        logs = [message for (message,) in database.execute("SELECT message FROM log")]
+    assert "Finished in state Completed()" in logs
 
 
 def heed_ctrl_c() -> None:
