@@ -5,7 +5,7 @@
 Every task is ``dvc repro --single-item`` of its stage, so DVC decides whether the stage runs, records it in dvc.lock
 and caches it. A stage that DVC calls unchanged, after stages that did not run either, starts no process at all. Two
 stages run side by side where the graph allows it; those of the families in ``flow.gpu_stages`` of params.yaml take
-turns, in this flow run and in all others of the same Prefect server. After a failure nothing new starts, as with
+turns, in this flow run and in all others on this machine. After a failure nothing new starts, as with
 `dvc repro`.
 """
 
@@ -13,18 +13,16 @@ import argparse
 import atexit
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
 from graphlib import TopologicalSorter
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from filelock import FileLock, Timeout
-from prefect import flow, get_client, get_run_logger, task
+from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.concurrency.sync import concurrency
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -39,10 +37,10 @@ from deepsearch_rl.processes import ProcessGuard, stream_lines
 from deepsearch_rl.profile import find_profile
 from deepsearch_rl.records import Record
 from flows.graph import Graph, Stage, read_graph, select
+from flows.locks import gpu_lock, held
 from flows.server import prefect_api
 
 WORKERS = 2
-GPU_LIMIT = "deepsearch-gpu"
 CACHED, RESTORED = "Cached", "Restored"
 _UNCHANGED = "Data and pipelines are up to date."
 _FROM_RUN_CACHE = "is cached - skipping run, checking out outputs"
@@ -71,8 +69,9 @@ def run_stage(stage: Stage, root: Path, guard: ProcessGuard, on_gpu: bool, skip:
     """
     if skip:
         return Completed(name=CACHED, message="unchanged, and so is everything before it")
-    with concurrency(GPU_LIMIT, strict=True) if on_gpu else nullcontext():
-        lines = _stream(dvc_command(stage, force), root, guard)
+    say = get_run_logger().info
+    with held(gpu_lock(), _holder(), say, guard.check_open) if on_gpu else nullcontext() as lock:
+        lines = _stream(dvc_command(stage, force), root, guard, [] if lock is None else [lock])
     if _UNCHANGED in lines:
         return Completed(name=CACHED, message="unchanged")
     if any(line.endswith(_FROM_RUN_CACHE) for line in lines):
@@ -86,10 +85,10 @@ def dvc_command(stage: Stage, force: bool) -> list[str]:
     return [*dvc, *(["--force"] if force else []), stage.address]
 
 
-def _stream(command: list[str], root: Path, guard: ProcessGuard) -> list[str]:
+def _stream(command: list[str], root: Path, guard: ProcessGuard, locks: list[int]) -> list[str]:
     """Run a command, log its output as it comes and return the last lines."""
     logger = get_run_logger()
-    process = guard.start(command, folder=root, environment={**os.environ, "PYTHONUNBUFFERED": "1"})
+    process = guard.start(command, folder=root, environment={**os.environ, "PYTHONUNBUFFERED": "1"}, kept=locks)
     tail = stream_lines(process, lambda line: logger.info("%s", line))
     if process.returncode != 0:
         call = " ".join(["dvc", *command[3:]])
@@ -117,29 +116,13 @@ def reproduce(profile: str = "tiny", targets: tuple[str, ...] = (), force: bool 
         DeepsearchError: an unknown name, a stage that failed, or a lock file that cannot be repaired now.
     """
     root = Path.cwd()
-    with _only_run_of(root, profile):
+    # Two runs of one profile in one folder would write the same outputs.
+    with held(root / "work" / profile / "flow.lock", _holder(), get_run_logger().info, check=lambda: None):
         return _reproduce(root, profile, targets, force)
 
 
-@contextmanager
-def _only_run_of(root: Path, profile: str) -> Iterator[None]:
-    """Wait until no other flow run works on this profile in this folder: two would write the same outputs."""
-    path = root / "work" / profile / "flow.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    holder = path.with_suffix(".holder")  # the lock's own file is emptied by whoever asks for it
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        name = holder.read_text(encoding="utf-8") if holder.is_file() else "another flow run"
-        get_run_logger().info("waiting for %s, which works on profile %s in %s", name, profile, root)
-        lock.acquire()
-    try:
-        holder.write_text(f"{flow_run.name} (process {os.getpid()})", encoding="utf-8")
-        yield
-    finally:
-        holder.unlink(missing_ok=True)
-        lock.release()
+def _holder() -> str:
+    return f"{flow_run.name} (process {os.getpid()})"
 
 
 def _reproduce(root: Path, profile: str, targets: tuple[str, ...], force: bool) -> dict[str, str]:
@@ -147,9 +130,6 @@ def _reproduce(root: Path, profile: str, targets: tuple[str, ...], force: bool) 
         get_run_logger().warning("%s", sentence)
     graph = select(read_graph(root, profile), targets)
     gpu_families = find_profile(root, profile).section("flow", FlowConfig).gpu_stages
-    if gpu_families:
-        with get_client(sync_client=True) as client:
-            client.upsert_global_concurrency_limit_by_name(GPU_LIMIT, 1)
     with ProcessGuard() as guard:
 
         def start(stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool) -> PrefectFuture[State[None]]:

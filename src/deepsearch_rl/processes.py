@@ -65,6 +65,11 @@ class ProcessGuard:
             process.wait()
         os.close(self._reading_end)
 
+    def check_open(self) -> None:
+        """Raise UnavailableError if another thread has closed the guard."""
+        if not self._open:
+            raise UnavailableError("cancelled before it started")
+
     def start(
         self,
         command: Sequence[str],
@@ -74,6 +79,7 @@ class ProcessGuard:
         output: IO[str] | int = subprocess.PIPE,
         settings: str = "",
         inherited: Sequence[int] = (),
+        kept: Sequence[int] = (),
     ) -> "subprocess.Popen[str]":
         """Start a command and return its supervisor, which ends with the command's exit status.
 
@@ -84,13 +90,13 @@ class ProcessGuard:
             output: where standard output and error go, as one stream of lines.
             settings: what the command reads from its standard input.
             inherited: file descriptors that the command has under the same numbers.
+            kept: file descriptors, of locks for example, that stay open until the last descendant has ended.
 
         Raises:
             UnavailableError: another thread has closed the guard.
         """
         with self._starting, tempfile.TemporaryFile() as standard_input:
-            if not self._open:
-                raise UnavailableError("cancelled before it started")
+            self.check_open()
             standard_input.write(settings.encode())
             standard_input.seek(0)
             descriptors = [standard_input.fileno(), *inherited]
@@ -106,7 +112,7 @@ class ProcessGuard:
                 bufsize=1,
                 cwd=folder,
                 env=environment,
-                pass_fds=descriptors,
+                pass_fds=[*descriptors, *kept],
                 start_new_session=True,  # Ctrl-C reaches us alone, and we close the guard
             )
             self._processes.append(process)

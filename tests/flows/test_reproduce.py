@@ -13,7 +13,7 @@ from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_API_URL
 
-from flows.reproduce import GPU_LIMIT, StageFailedError, reproduce
+from flows.reproduce import StageFailedError, reproduce
 from tests.flows.conftest import PROFILE, MakeProject
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
@@ -90,11 +90,9 @@ def test_independent_stages_run_side_by_side(make_project: MakeProject) -> None:
     assert reproduce() == {"left": "Completed", "right": "Completed"}
 
 
-def test_gpu_stages_take_turns_at_a_limit_that_exists(make_project: MakeProject) -> None:
+def test_gpu_stages_take_turns(make_project: MakeProject) -> None:
     make_project(TAKING_TURNS, "profile: tiny\nflow: {gpu_stages: [sft, evaluate]}\n")
     assert reproduce() == {"sft": "Completed", "evaluate": "Completed"}
-    with get_client(sync_client=True) as client:
-        assert client.read_global_concurrency_limit_by_name(GPU_LIMIT).limit == 1
 
 
 def test_a_failure_names_command_status_and_last_lines_and_starts_nothing_more(make_project: MakeProject) -> None:
