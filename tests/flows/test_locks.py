@@ -56,15 +56,15 @@ def test_a_run_that_is_cancelled_while_it_waits_does_not_hold_the_lock(tmp_path:
 
 
 def test_the_gpu_is_free_when_the_last_process_on_it_has_ended(tmp_path: Path) -> None:
-    lock, order = tmp_path / "gpu.lock", tmp_path / "order"
-    os.mkfifo(tmp_path / "started")
-    stage = (
-        f"trap 'sleep 1; echo ended > {order}; exit' TERM; echo > {tmp_path / 'started'}; while :; do sleep .1; done"
-    )
+    lock, started, order = (tmp_path / name for name in ("gpu.lock", "started", "order"))
+    os.mkfifo(started)
+    on_term = f"sleep 1; echo ended > {order}; exit"
+    slow_end = f"trap '{on_term}' TERM; echo > {started}; while :; do sleep .1; done"
+    stage = [sys.executable, "-c", "import subprocess, sys; subprocess.run(['sh', '-c', sys.argv[1]])", slow_end]
     guard = ProcessGuard()
     with held(lock, "the first run", ignore, ignore) as descriptor:
-        process = guard.start(["sh", "-c", stage], inherited=[descriptor])
-        (tmp_path / "started").read_text()
+        process = guard.start(stage, kept=[descriptor])
+        started.read_text()
     assert process.poll() is None
 
     def close_guard() -> None:
