@@ -6,7 +6,6 @@ BIN   := .venv/bin
 UV    := $(if $(wildcard .venvs/uv/bin/uv),.venvs/uv/bin/uv,uv)
 GRAPH := $(if $(filter tiny,$(PROFILE)),dvc.yaml,profiles/$(PROFILE)/dvc.yaml)
 
-include stages/environment.mk
 # Compiled once, every stage starts seconds sooner.
 unexport PYTHONDONTWRITEBYTECODE
 

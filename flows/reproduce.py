@@ -25,7 +25,6 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
@@ -191,9 +190,8 @@ def main() -> None:
     until_exit = ExitStack()
     atexit.register(until_exit.close)
     try:
-        api = until_exit.enter_context(prefect_api())
-        with temporary_settings({PREFECT_API_URL: api}):
-            reproduce(arguments.profile, tuple(arguments.targets), arguments.force)
+        until_exit.enter_context(prefect_api())
+        reproduce(arguments.profile, tuple(arguments.targets), arguments.force)
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

@@ -5,7 +5,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from prefect.settings import PREFECT_API_URL
+
+from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.processes import LOOPBACK, ProcessGuard, Server, free_port, is_healthy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,24 +31,33 @@ def start_server(
 
 @contextmanager
 def prefect_api() -> Iterator[str]:
-    """Yield the API address of a Prefect server: of the environment's, of one that runs already, or of a new one.
+    """Yield the API address of Prefect's server, after starting it if it is to be on this machine and does not answer.
 
-    A new one keeps its database in ``PREFECT_HOME``. Prefect could start a temporary server by itself, but would leave
-    it behind when the flow is killed.
+    The address is Prefect's own setting: prefect.toml, or ``PREFECT_API_URL`` in ``.env`` or the environment. A server
+    started here keeps its database in ``PREFECT_HOME`` and ends with the block. (Prefect could start a temporary server
+    by itself, but would leave it behind when the flow is killed.)
+
+    Raises:
+        EndpointError: it does not answer and is not on this machine, or cannot be started.
     """
-    setting, note = os.environ.get("PREFECT_API_URL"), Path(os.environ["PREFECT_HOME"]) / "api-url"
-    running = setting or (note.read_text(encoding="utf-8") if note.is_file() else "")
-    if running and (setting or is_healthy(f"{running}/health")):
-        yield running
+    api = PREFECT_API_URL.value() or ""
+    address = urlsplit(api)
+    if is_healthy(f"{api}/health"):
+        yield api
         return
+    if address.hostname not in (LOOPBACK, "localhost"):
+        raise EndpointError(
+            f"no Prefect server answers at {api or 'PREFECT_API_URL, which is empty'}: start it there, or take "
+            "PREFECT_API_URL out of the environment and of .env to use one on this machine."
+        )
+    port = address.port or PREFECT_PORT
+    if free_port(port) != port:
+        raise EndpointError(
+            f"another program than Prefect listens on port {port}: write a free one into .env, for example "
+            f"PREFECT_API_URL=http://{LOOPBACK}:{free_port(port)}/api."
+        )
     with ProcessGuard() as guard:
-        port = free_port(PREFECT_PORT)
-        api = f"http://{LOOPBACK}:{port}/api"
         settings = {"PREFECT_API_URL": api, "PREFECT_UI_API_URL": api}
         server = start_server(guard, "Prefect", port, "/api/health", ["prefect", "server", "start"], settings)
         server.wait_until_healthy(START_TIMEOUT_S)
-        note.write_text(api, encoding="utf-8")
-        try:
-            yield api
-        finally:
-            note.unlink(missing_ok=True)
+        yield api

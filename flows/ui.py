@@ -24,8 +24,7 @@ def start_mlflow(guard: ProcessGuard) -> Server:
     """Start MLflow's server over the local store."""
     store, artifacts = local_store(ROOT / "mlruns"), str(ROOT / "mlruns" / "artifacts")
     module = ["mlflow", "server", "--backend-store-uri", store, "--artifacts-destination", artifacts, "--workers", "1"]
-    settings = {"MLFLOW_DISABLE_TELEMETRY": "true"}
-    return start_server(guard, "MLflow", free_port(MLFLOW_PORT), "/health", module, settings)
+    return start_server(guard, "MLflow", free_port(MLFLOW_PORT), "/health", module, {})
 
 
 def main() -> None:

@@ -46,7 +46,17 @@ def main() -> None:
     except subprocess.CalledProcessError as error:
         command = shlex.join(map(str, error.cmd))
         sys.exit(f"error: the environment is not complete: `{command}` ended with status {error.returncode}.")
+    _write_hook()
     STAMP.write_text("\n".join(stamp), encoding="utf-8")
+
+
+def _write_hook() -> None:
+    """Let every Python of the environment start with ``stages/environment.py``."""
+    [packages] = ENVIRONMENT.glob("lib/python3.*/site-packages")
+    path = str(ROOT / "stages" / "environment.py")
+    names = {"__name__": "environment", "__file__": path}
+    line = f"import os; os.path.exists({path!r}) and exec(compile(open({path!r}).read(), {path!r}, 'exec'), {names!r})"
+    (packages / "deepsearch_environment.pth").write_text(f"{line}\n", encoding="utf-8")
 
 
 def _digest() -> str:

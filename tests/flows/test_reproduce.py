@@ -13,6 +13,7 @@ from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_API_URL
 
+from deepsearch_rl.processes import LOOPBACK, free_port
 from flows.reproduce import StageFailedError, reproduce
 from tests.flows.conftest import PROFILE, MakeProject
 
@@ -125,8 +126,9 @@ def test_two_runs_of_one_profile_wait_for_each_other_and_say_for_whom(make_proje
 
 def test_a_server_that_was_started_for_the_run_takes_its_last_logs(make_project: MakeProject, root: Path) -> None:
     project = make_project(CHAIN, f"{PROFILE}number: 3\n")
-    environment = {**os.environ, "PYTHONPATH": str(root), "PREFECT_HOME": str(project / ".prefect")}
-    environment.pop("PREFECT_API_URL", None)
+    api = f"http://{LOOPBACK}:{free_port()}/api"
+    places = {"PREFECT_HOME": str(project / ".prefect"), "PREFECT_API_URL": api}
+    environment = {**os.environ, "PYTHONPATH": str(root), **places}
     command = [sys.executable, "-m", "flows.reproduce"]
     run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=True)
     assert "Error logging to API" not in run.stdout + run.stderr

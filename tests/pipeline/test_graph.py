@@ -9,7 +9,7 @@ from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
 from deepsearch_rl.profile import dvc_file, load_profile, profile_names
-from scripts.deps import SOURCES, source_deps, with_source_deps
+from scripts.deps import SOURCES, generated_files, source_deps, with_source_deps
 from scripts.imports import ROOT, closure, parse
 
 LOADERS = {"section", "mapping", "value"}
@@ -57,6 +57,12 @@ def test_generated_deps_replace_source_files_and_keep_data() -> None:
     assert "src/deepsearch_rl/training/merge.py" in generated
     assert generated.endswith("    outs:\n      - models/${profile}/sft\n")
     assert with_source_deps(generated) == generated
+
+
+@pytest.mark.parametrize("path", generated_files(), ids=lambda path: path.parent.name)
+def test_every_profile_has_the_graph_as_a_file_that_dvc_can_read_from_a_commit(path: Path) -> None:
+    assert not path.is_symlink()
+    assert path.read_text(encoding="utf-8") == generated_files()[path], "run `make deps`"
 
 
 @pytest.mark.parametrize("name", STAGES)

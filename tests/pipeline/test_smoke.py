@@ -12,6 +12,7 @@ import pytest
 from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.commands.table import align_tables
 from deepsearch_rl.evaluation.report.tables import F1Table
+from deepsearch_rl.processes import LOOPBACK, free_port
 from scripts.imports import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -43,7 +44,8 @@ def copy_of_working_tree(folder: Path) -> Path:
 
 def run(folder: Path, *command: str) -> str:
     """Run a program of the environment in the copy, with the copy's own source."""
-    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "PREFECT_HOME": str(folder / ".prefect")}
+    places = {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_API_URL": f"http://{LOOPBACK}:{free_port()}/api"}
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), **places}
     result = subprocess.run(
         [str(ROOT / ".venv/bin" / command[0]), *command[1:]],
         cwd=folder,

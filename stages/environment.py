@@ -1,0 +1,40 @@
+"""The environment that the project's commands share; every Python of ``.venv`` runs this file when it starts.
+
+`make environment` installs that hook. So `dvc`, `prefect` and `mlflow` of ``.venv/bin`` agree with `make`, with workers
+and with stages on where the servers are, and find each other, whatever shell they were started from. The variables come
+from, in this order: the process's own environment, ``.env`` of the project (each user's, not in git), ``project.env``
+beside this file, and the places below. Outside of the project's folder nothing is set.
+"""
+
+import os
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib takes 10 ms to load
+PLACES = {"PREFECT_HOME": os.path.join(ROOT, ".prefect")}  # noqa: PTH118
+
+
+def variables(path: str) -> dict[str, str]:
+    """Return the variables of a file of ``NAME=value`` lines; empty without the file."""
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            lines = [line.strip() for line in file]
+    except FileNotFoundError:
+        return {}
+    pairs = (line.removeprefix("export ").partition("=") for line in lines if "=" in line and not line.startswith("#"))
+    return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}
+
+
+def apply() -> None:
+    """Set what is missing, and put this Python's folder on the PATH."""
+    for path in (os.path.join(ROOT, ".env"), os.path.join(ROOT, "stages", "project.env")):  # noqa: PTH118
+        for name, value in variables(path).items():
+            os.environ.setdefault(name, value)
+    for name, value in PLACES.items():
+        os.environ.setdefault(name, value)
+    programs, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)  # noqa: PTH120
+    if programs not in path.split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([programs, path])
+
+
+if os.path.join(os.getcwd(), "").startswith(os.path.join(ROOT, "")):  # noqa: PTH109, PTH118
+    apply()
