@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from deepsearch_rl.errors import look_up
+
 Name = Annotated[str | None, typer.Argument(help="A data set; without one, all are listed.", show_default=False)]
 
 
@@ -17,13 +19,13 @@ def datasets_command(name: Name = None) -> None:
         deepsearch datasets
         deepsearch datasets popqa
     """
-    from deepsearch_rl.corpora.catalogue import CARDS, find_card  # noqa: PLC0415 - imports every loader
+    from deepsearch_rl.corpora.catalogue import CARDS  # noqa: PLC0415 - imports every loader
 
     if name is None:
         width = max(map(len, CARDS))
         typer.echo("\n".join(f"{card.name:{width}}  {card.holds} ({card.licence})" for card in CARDS.values()))
         return
-    card = find_card(name)
+    card = look_up("data set", name, CARDS)
     revision = card.revision or "<a commit of your choice: none was seen when the loader was written>"
     typer.echo(
         f"{card.name}: {card.holds}\n"
