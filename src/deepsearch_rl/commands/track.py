@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from deepsearch_rl.commands.table import ProfileName
+from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.profile import require_profile
 
