@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.measure import alternate, option_parser, publish
-from deepsearch_rl.commands.score_report import ScoreReport, report_scores
+from deepsearch_rl.commands.score import ScoreReport, report_scores
 from deepsearch_rl.evaluation.scoring.predictions import score_predictions
 from deepsearch_rl.evaluation.scoring.score import QuestionScores, bootstrap_intervals, paired_differences
 

@@ -29,7 +29,7 @@ from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
-from deepsearch_rl.commands.table import read_table
+from deepsearch_rl.commands.summary import read_table
 from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.processes import ProcessGuard, stream_lines

@@ -22,8 +22,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.files import full_disk_named
+from deepsearch_rl.errors import DeepsearchError, full_disk_named
 from deepsearch_rl.profile import Profile, load_profile
 
 TIMINGS = Path("work", "timings.jsonl")

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from deepsearch_rl.commands.doctor import Requirements
 from deepsearch_rl.commands.summary import TIMINGS, latest_runs
-from deepsearch_rl.corpora import flashrag, graphrag_bench, hotpotqa, musique, twowiki
+from deepsearch_rl.corpora import flashrag, flashrag_sets, graphrag_bench
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.evaluation.ifeval_prompts import read_prompts
 from deepsearch_rl.evaluation.report.curves import read_rl_run
@@ -89,9 +89,9 @@ LINES = {
         },
     ),
     "FlashRAG questions": Lines(each(flashrag.read_questions), QUESTION, {"golden_answers": {"golden_answers": "x"}}),
-    "HotpotQA questions": Lines(each(hotpotqa.read_questions), QUESTION, {"question": {"question": None}}),
-    "MuSiQue questions": Lines(each(musique.read_questions), QUESTION, {"question": {"question": None}}),
-    "2Wiki questions": Lines(each(twowiki.read_questions), QUESTION, {"question": {"question": None}}),
+    "HotpotQA questions": Lines(each(flashrag_sets.read_hotpotqa), QUESTION, {"question": {"question": None}}),
+    "MuSiQue questions": Lines(each(flashrag_sets.read_musique), QUESTION, {"question": {"question": None}}),
+    "2Wiki questions": Lines(each(flashrag_sets.TWO_WIKI.read_questions), QUESTION, {"question": {"question": None}}),
     "GraphRAG-Bench corpus": Lines(
         each(graphrag_bench.read_documents),
         {"corpus_name": "c", "context": "x"},

@@ -10,7 +10,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from deepsearch_rl import __version__
-from deepsearch_rl.cli import app, main
+from deepsearch_rl.cli import COMMANDS, app, load_command, main
 
 RUNNER = CliRunner()
 
@@ -43,7 +43,24 @@ def test_help_and_version_are_quick_and_load_nothing_heavy() -> None:
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     version, modules = output.splitlines()
     assert version == __version__
-    assert not {"torch", "mlflow", "prefect", "dvc", "transformers", "numpy"} & set(modules.split())
+    loaded = {name.partition(".")[0] for name in modules.split()}
+    assert not {"torch", "mlflow", "prefect", "dvc", "transformers", "numpy", "pydantic", "yaml", "rich"} & loaded
+
+
+def test_help_loads_no_subcommand() -> None:
+    code = (
+        "import sys; sys.argv[1:] = ['--help']\n"
+        "from deepsearch_rl.cli import main\ntry: main()\nfinally: print(*sys.modules)"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    modules = output.splitlines()[-1].split()
+    assert not {"deepsearch_rl.commands", "pydantic", "yaml"} & set(modules)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_has_the_first_sentence_of_each_help(name: str) -> None:
+    summary = (load_command(name).help or "").strip().partition("\n\n")[0]
+    assert COMMANDS[name][1] == summary
 
 
 def test_the_table_is_printed_as_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,27 +99,26 @@ def test_a_package_that_is_missing_is_one_paragraph_with_the_part_that_brings_it
 ) -> None:
     (tmp_path / "answers.jsonl").touch()
     monkeypatch.setitem(sys.modules, "numpy", None)  # importing it now raises ModuleNotFoundError
-    for name in [name for name in sys.modules if name.startswith("deepsearch_rl.evaluation.scoring")]:
+    packages = ("deepsearch_rl.evaluation.scoring", "deepsearch_rl.commands.score")
+    for name in [name for name in sys.modules if name.startswith(packages)]:
         monkeypatch.delitem(sys.modules, name)
     message = deepsearch(monkeypatch, "score", str(tmp_path / "answers.jsonl"))
     assert message == ("error: this needs the package numpy, which is not installed; run `pip install deepsearch-rl`.")
 
 
-def leaves(group: typer.core.TyperGroup, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    yield path
-    for name, command in group.commands.items():
+def help_texts() -> Iterator[tuple[str, str]]:
+    """The words of every command with its help, of groups as well."""
+    yield "", typer.main.get_group(app).help or ""
+    for name in COMMANDS:
+        command = load_command(name)
+        yield name, command.help or ""
         if isinstance(command, typer.core.TyperGroup):
-            yield from leaves(command, (*path, name))
-        else:
-            yield (*path, name)
+            yield from ((f"{name} {inner}", leaf.help or "") for inner, leaf in command.commands.items())
 
 
-@pytest.mark.parametrize("path", list(leaves(typer.main.get_group(app))), ids=" ".join)
-def test_examples_of_a_help_text_stand_line_by_line(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("words", "text"), [pytest.param(*case, id=case[0]) for case in help_texts()])
+def test_examples_of_a_help_text_stand_line_by_line(words: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
-    command: typer.core.TyperGroup = typer.main.get_group(app)
-    for name in path:
-        command = command.commands[name]  # pyright: ignore[reportAssignmentType]
-    lines = [line.strip() for line in RUNNER.invoke(app, [*path, "--help"]).output.splitlines()]
-    for example in re.findall("^    (.*)$", command.help or "", re.MULTILINE):
+    lines = [line.strip() for line in RUNNER.invoke(app, [*words.split(), "--help"]).output.splitlines()]
+    for example in re.findall("^    (.*)$", text, re.MULTILINE):
         assert example.strip() in lines

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError
+from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, full_disk_named
 from deepsearch_rl.files import (
     AppendLog,
     atomic_directory,
-    full_disk_named,
     only_writer,
     read_json,
     read_jsonl,

@@ -1,52 +1,95 @@
 """The ``deepsearch`` command: every subcommand under its name.
 
-A subcommand is a module of ``commands/`` that is cheap to import; whatever is heavy is imported when it is called.
+The module of a subcommand is imported when it is called, or when its own help is asked for: `deepsearch --help` needs
+none of them, only the table here.
 """
 
+import importlib
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
 from deepsearch_rl import __version__
-from deepsearch_rl.commands import retrieve, trajectories
-from deepsearch_rl.commands.ask import ask_command
-from deepsearch_rl.commands.datasets import datasets_command
-from deepsearch_rl.commands.doctor import doctor_command
-from deepsearch_rl.commands.evaluate import evaluate_command
-from deepsearch_rl.commands.score import compare_command, score_command
-from deepsearch_rl.commands.summary import summary_command
-from deepsearch_rl.commands.table import table_command
-from deepsearch_rl.commands.track import track_command
-from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.files import full_disk_named
+from deepsearch_rl.errors import DeepsearchError, full_disk_named
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context
 
 COMMANDS = {
-    "doctor": doctor_command,
-    "table": table_command,
-    "summary": summary_command,
-    "track": track_command,
-    "ask": ask_command,
-    "datasets": datasets_command,
-    "evaluate": evaluate_command,
-    "score": score_command,
-    "compare": compare_command,
+    "doctor": (
+        "doctor.doctor_command",
+        "Show what this machine has and what each profile needs, with the command that gets what is missing.",
+    ),
+    "table": ("summary.table_command", "Print the F1 table of a profile as it was last reported."),
+    "summary": (
+        "summary.summary_command",
+        "Print the F1 table, each stage's time and peak memory, and where to look next.",
+    ),
+    "track": (
+        "track.track_command",
+        "Send a profile's report to MLflow, and with it every earlier one that a server did not take.",
+    ),
+    "ask": (
+        "ask.ask_command",
+        "Let the agent answer one question, and show its queries, the passages it finds and its answer as they come.",
+    ),
+    "datasets": (
+        "datasets.datasets_command",
+        "List the data sets that can be read, or show one: source, licence, a row, and the params that fetch it.",
+    ),
+    "evaluate": (
+        "evaluate.evaluate_command",
+        "Let a model answer a question set with search, and print its row of the F1 table.",
+    ),
+    "score": (
+        "score.score_command",
+        "Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.",
+    ),
+    "compare": (
+        "score.compare_command",
+        "First minus second, question by question, with 95 % intervals and permutation p-values.",
+    ),
+    "retrieve": ("retrieve.app", "Build, search, serve and measure passage indexes."),
+    "trajectories": ("trajectories.app", "What became of rollouts, and files for other trainers."),
 }
+"""Name -> where in ``commands/`` it is, and the first sentence of its help."""
 DEBUG = "--debug"
+
+
+def load_command(name: str) -> "Command":
+    """Import a subcommand and return it with all its options and, if it is a group, its own subcommands."""
+    module, attribute = COMMANDS[name][0].split(".")
+    command = getattr(importlib.import_module(f"deepsearch_rl.commands.{module}"), attribute)
+    parent = typer.Typer(rich_markup_mode="markdown")
+    if isinstance(command, typer.Typer):
+        parent.add_typer(command, name=name)
+    else:
+        parent.command(name)(command)
+    return typer.main.get_group(parent).commands[name]
+
+
+class _LazyGroup(TyperGroup):
+    def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command, list[str]]":
+        """Load the subcommand that a command line, or its completion, names."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load_command(str(name)), rest
+
 
 app = typer.Typer(
     name="deepsearch",
+    cls=_LazyGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(retrieve.app, name="retrieve")
-app.add_typer(trajectories.app, name="trajectories")
-for name, command in COMMANDS.items():
-    app.command(name)(command)
+for _name, (_, _summary) in COMMANDS.items():
+    app.command(_name, help=_summary)(lambda: None)  # stands for the command until it is called
 
 
 def _print_version(is_asked: bool) -> None:

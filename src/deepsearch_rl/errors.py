@@ -16,10 +16,11 @@ Messages say what is wrong, where, and how to fix it, in one paragraph. Entry po
 a traceback appears only with ``--debug``.
 """
 
+import contextlib
 import difflib
 import errno
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -98,8 +99,21 @@ class StalePolicyError(CheckFailedError):
     """The served policy's log-probabilities are not the trained policy's."""
 
 
-def is_full_disk(error: Exception) -> bool:
-    """Return whether the system or a library failed because the disk is full or a quota is used up."""
-    if isinstance(error, DeepsearchError):
-        return False
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or bool(_FULL_DISK.search(str(error)))
+@contextlib.contextmanager
+def full_disk_named(place: Path | str) -> Iterator[None]:
+    """Turn a system's or a library's error of a full disk, or of a used-up quota, into one that says what to do.
+
+    Raises:
+        ArtifactError: the disk is full; names the file, or ``place`` where the error does not.
+    """
+    try:
+        yield
+    except DeepsearchError:
+        raise
+    except Exception as error:
+        if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and not _FULL_DISK.search(str(error)):
+            raise
+        raise ArtifactError(
+            f"the disk is full ({getattr(error, 'filename', None) or place}). Free some space and run the command "
+            "again; what it can resume from is kept."
+        ) from error

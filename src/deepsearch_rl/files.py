@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, is_full_disk
+from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError
 from deepsearch_rl.records import Chunk, Document, Question, Trajectory
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -230,24 +230,6 @@ def _holder(lock_path: Path) -> str:
         if pid := lock_path.read_text(encoding="utf-8").strip():
             return pid
     return "unknown: it has just begun or ended"
-
-
-@contextlib.contextmanager
-def full_disk_named(place: Path | str) -> Iterator[None]:
-    """Turn a system's or a library's error of a full disk into one that says what to do.
-
-    Raises:
-        ArtifactError: the disk is full; names the file, or ``place`` where the error does not.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not is_full_disk(error):
-            raise
-        raise ArtifactError(
-            f"the disk is full ({getattr(error, 'filename', None) or place}). Free some space and run the command "
-            "again; what it can resume from is kept."
-        ) from error
 
 
 def sha256_file(path: Path) -> str:

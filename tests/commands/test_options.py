@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 from typer.testing import CliRunner
 
-from deepsearch_rl.cli import app
+from deepsearch_rl import cli
+from deepsearch_rl.cli import app, load_command
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.serving.vllm import vllm_serve_command
 from tests.conftest import ROOT
@@ -187,12 +187,12 @@ ASK = Command(
 )
 SCORE = Command(
     "score predictions.jsonl",
-    "deepsearch_rl.commands.score_report.report_scores",
+    "deepsearch_rl.commands.score.report_scores",
     {"--draws": ("0", "2", 0), "--seed": ("7", "1", 7)},
 )
 COMPARE = Command(
     "compare predictions.jsonl predictions.jsonl",
-    "deepsearch_rl.commands.score_report.report_comparison",
+    "deepsearch_rl.commands.score.report_comparison",
     {"--draws": ("50", "3", 50), "--seed": ("7", "2", 7)},
 )
 CONVERT = Command(
@@ -212,7 +212,7 @@ IMPORT = Command(
 )
 STATS = Command(
     "trajectories stats rows.jsonl",
-    "deepsearch_rl.trajectories.statistics.read_statistics",
+    "deepsearch_rl.commands.trajectories.read_statistics",
     {"--questions": ("questions.jsonl", "1", Path("questions.jsonl"))},
 )
 TRACK = Command(
@@ -345,8 +345,7 @@ def named_options(command: Command) -> Iterator[tuple[list[str], str]]:
 
 
 def all_options() -> Iterator[tuple[str, str]]:
-    group = typer.main.get_command(app)
-    leaves = {(name,): command for name, command in group.commands.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    leaves: dict[tuple[str, ...], Any] = {(name,): load_command(name) for name in cli.COMMANDS}
     for (name,), command in list(leaves.items()):
         if hasattr(command, "commands"):
             del leaves[(name,)]

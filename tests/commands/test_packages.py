@@ -1,7 +1,7 @@
 """pyproject.toml names, part by part, what the code of that part imports."""
 
-import re
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 
 import pytest
@@ -65,6 +65,7 @@ def below(part: str, own: dict[str, set[str]]) -> set[str]:
     return own[NEEDS[part]] | below(NEEDS[part], own) if part in NEEDS else set()
 
 
+@cache
 def third_party_imports() -> dict[str, set[str]]:
     """The packages that a file imports, by its path; first-party and standard modules belong to no distribution."""
     distributions = packages_distributions()
@@ -114,14 +115,11 @@ def test_the_graph_needs_every_part_but_the_further_backends_of_retrieval() -> N
 
 def test_modules_with_another_name_than_their_distribution_are_listed() -> None:
     names = {package.name for packages in read_parts().values() for package in packages}
-    for module, found in packages_distributions().items():
-        for name in names & {canonicalize_name(name) for name in found}:
-            is_public = re.fullmatch("[A-Za-z]\\w*", module) and module in imported_modules()
-            assert not is_public or canonicalize_name(DISTRIBUTIONS.get(module, module)) == name
-
-
-def imported_modules() -> set[str]:
-    return {name.partition(".")[0] for path in (ROOT / "src").rglob("*.py") for name in imported_names(path)}
+    modules = {name.partition(".")[0] for path in (ROOT / "src").rglob("*.py") for name in imported_names(path)}
+    distributions = packages_distributions()
+    for module in modules & set(distributions):
+        for name in names & {canonicalize_name(name) for name in distributions[module]}:
+            assert not module[0].isalpha() or canonicalize_name(DISTRIBUTIONS.get(module, module)) == name
 
 
 @pytest.mark.parametrize(

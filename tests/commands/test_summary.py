@@ -4,8 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.commands.summary import render
-from deepsearch_rl.commands.table import align_tables
+from deepsearch_rl.commands.summary import align_tables, render
 
 
 def test_tables_are_padded_to_their_columns_and_all_else_stays() -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
 from deepsearch_rl.corpora import flashrag, graphrag_bench, ifeval
-from deepsearch_rl.corpora.catalogue import CARDS, CORPUS_FORMATS, QUESTION_FORMATS, find_card
+from deepsearch_rl.corpora.catalogue import CARDS, CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
 from deepsearch_rl.retrieval.gold import without_space
 from tests.corpora.real_news import read_rows, write_repository
@@ -153,5 +153,5 @@ def test_the_command_lists_all_and_shows_one() -> None:
     shown = CliRunner().invoke(app, ["datasets", "popqa"]).stdout
     assert "MIT" in shown
     assert str(CARDS["popqa"].revision) in shown
-    with pytest.raises(UnknownNameError, match="popqa"):
-        find_card("popqaa")
+    with pytest.raises(UnknownNameError, match="Did you mean 'popqa'"):
+        CliRunner().invoke(app, ["datasets", "popqaa"], catch_exceptions=False)

@@ -5,6 +5,7 @@ import json
 import sys
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,15 +15,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from deepsearch_rl.corpora.chonkie_spans import SpanChunker, recursive_chunker, token_chunker
+from deepsearch_rl.corpora.chonkie_spans import SpanChunker, span_chunker
 from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora, cut_documents
 from deepsearch_rl.corpora.spans import Span
 from deepsearch_rl.corpora.token_counts import HfCounter, TokenCounter, WordCounter
 from deepsearch_rl.errors import UnavailableError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, write_jsonl
+from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Chunk, Document
 
 MakeChunker = Callable[[TokenCounter, int, int], SpanChunker]
+token_chunker: MakeChunker = partial(span_chunker, "chonkie_token")
+recursive_chunker: MakeChunker = partial(span_chunker, "chonkie_recursive")
 CONFIG = ChunkConfig(chunker="chonkie_token", chunk_size=8, overlap=0, tokenizer="words", passages=(), variants={})
 TEXT = "One two. Drei ÄÖ — vier,\n\n  five (six)! " + "Seven eight nine ten eleven. " * 20
 
@@ -119,8 +123,9 @@ def test_chunks_of_documents_have_their_title_metadata_and_number(tmp_path: Path
 
 
 def test_a_chunker_that_does_not_exist_and_an_overlap_that_is_not_made_are_refused() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'chonkie_token'"):
-        ChunkConfig.model_validate(CONFIG.model_dump() | {"chunker": "chonkie_tokens"})
+    values = {"chunk": CONFIG.model_dump() | {"chunker": "chonkie_tokens"}}
+    with pytest.raises(UnknownNameError, match=r"chunk\.chunker in params\.yaml.* Did you mean 'chonkie_token'"):
+        Profile(Path("params.yaml"), values).section("chunk", ChunkConfig)
     with pytest.raises(ValidationError, match="chonkie_recursive do not overlap"):
         ChunkConfig.model_validate(CONFIG.model_dump() | {"chunker": "chonkie_recursive", "overlap": 2})
 

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from deepsearch_rl.corpora import spans
-from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora, chunk_documents
+from deepsearch_rl.corpora.chunking import ChunkConfig, Cutting, chunk_corpora, cut_documents
 from deepsearch_rl.corpora.spans import sentence_spans, word_spans
 from deepsearch_rl.corpora.token_counts import WordCounter
 from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
@@ -26,7 +26,12 @@ ARTICLE = Document(id="a", contents="Title\n" + " ".join(SENTENCES), metadata={"
 
 
 def chunk_document(document: Document, chunk_size: int, overlap: int) -> list[Chunk]:
-    return list(chunk_documents([document], WordCounter(), chunk_size, overlap))
+    return cut([document], chunk_size, overlap)
+
+
+def cut(documents: list[Document], chunk_size: int, overlap: int) -> list[Chunk]:
+    cutting = Cutting(chunker="sentences", chunk_size=chunk_size, overlap=overlap)
+    return list(cut_documents(documents, WordCounter(), cutting))
 
 
 def count(text: str) -> int:
@@ -121,7 +126,7 @@ def test_documents_are_cut_together_as_they_are_alone_and_a_long_one_in_blocks_a
     documents = [Document(id=str(number), contents=text) for number, text in enumerate(texts)]
     long = Document(id="long", contents="L\n" + "\n\n".join(texts) + "word " * 5_000 + " " * 300 + "End. " * 50)
     alone = [chunk for document in documents for chunk in chunk_document(document, 12, 3)]
-    assert list(chunk_documents(documents, WordCounter(), 12, 3)) == alone
+    assert cut(documents, 12, 3) == alone
     at_once = chunk_document(long, 12, 3)
     for block_chars in (64, 200, 1000):
         monkeypatch.setattr(spans, "BLOCK_CHARS", block_chars)

@@ -9,8 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.corpora.download import DownloadConfig, download
-from deepsearch_rl.corpora.folder import CorpusSource, FolderConfig, QuestionSource, open_corpora, read_question_sets
+from deepsearch_rl.corpora.download import (
+    CorpusSource,
+    DownloadConfig,
+    FolderConfig,
+    QuestionSource,
+    download,
+    open_corpora,
+    read_question_sets,
+)
 from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import Document, Question

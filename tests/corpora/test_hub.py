@@ -15,8 +15,7 @@ from types import MappingProxyType
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.corpora.download import DownloadConfig, download
-from deepsearch_rl.corpora.folder import CorpusSource, FolderConfig, QuestionSource
+from deepsearch_rl.corpora.download import CorpusSource, DownloadConfig, FolderConfig, QuestionSource, download
 from deepsearch_rl.corpora.hub import HubConfig, HubRepository, fetch
 from deepsearch_rl.errors import CheckFailedError, EndpointError
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.commands.summary import latest_runs
-from deepsearch_rl.commands.table import align_tables
+from deepsearch_rl.commands.summary import align_tables, latest_runs
 from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.processes import LOOPBACK, free_port
 from scripts.imports import ROOT

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from deepsearch_rl.commands.defaults import with_options
 from deepsearch_rl.errors import ConfigError, look_up
 from deepsearch_rl.profile import find_profile
 from deepsearch_rl.records import Message, Question, Trajectory
@@ -112,8 +113,7 @@ def ask_command(
     if retrieval_url and top_k:
         raise ConfigError("--top-k is decided by the server at --retrieval-url; leave one of them out.")
     options = {"agent.prompt": prompt, "agent.protocol": protocol, "retrieval.top_k": top_k}
-    chosen = {name: value for name, value in options.items() if value is not None}
-    settings = find_profile(Path(), profile).with_overrides(chosen)
+    settings = with_options(find_profile(Path(), profile), options)
     models, datasets = settings.mapping("models", Path), settings.mapping("datasets", DatasetConfig)
     name = model or list(models)[-1]
     folder = Path(name) if name not in models and Path(name).is_dir() else look_up("model", name, models)
@@ -129,7 +129,7 @@ def ask_command(
         retrieval_url=retrieval_url,
     )
     conversation = _Conversation(Console(highlight=False))
-    trajectory = ask(question, setting, conversation.ignore if as_json else conversation.show)
+    trajectory = ask(question, setting, (lambda _: None) if as_json else conversation.show)
     if as_json:
         typer.echo(trajectory.model_dump_json(indent=2, exclude_none=True))
     else:
@@ -143,18 +143,19 @@ class _Conversation:
 
     console: Console
 
-    def ignore(self, message: Message) -> None:
-        """Show nothing."""
-
     def show(self, message: Message) -> None:
-        """Show what the model thought, asked for, was shown or answered."""
-        match message.role:
-            case "assistant":
-                self._turn(message)
-            case "tool":
-                self._passages(message.content)
-            case _:
-                return  # the prompt, and the question that the user just typed
+        """Show what the model thought, asked for, was shown or answered; not the prompt and the question."""
+        if message.role == "assistant":
+            thought = " ".join((message.reasoning or "", _TAGGED.sub("", message.content))).strip()
+            if thought:
+                self._line("thinks", thought, "italic dim")
+            for call in message.tool_calls:
+                self._line("searches", _query(call.arguments), "bold cyan")
+        elif message.role == "tool":
+            for passage in filter(str.strip, _PASSAGES.split(message.content)):
+                title, _, body = re.sub(r"</?information>", "", passage).strip().partition("\n")
+                text = f"{title}{': ' if body else ''}{body}"
+                self._line("", textwrap.shorten(text, PASSAGE_CHARACTERS, placeholder=" ..."), "")
 
     def end(self, trajectory: Trajectory) -> None:
         """Show the answer, or why there is none, and what it took."""
@@ -162,28 +163,11 @@ class _Conversation:
             self._line("no answer", f"{trajectory.stop_reason}: {trajectory.error or 'no answer tag'}", "red")
         else:
             self._line("answer", trajectory.answer or "(blank)", "bold green")
-        tokens = (
-            f"{trajectory.prompt_tokens} + {trajectory.completion_tokens} tokens"
-            if trajectory.usage
-            else "tokens not counted"
-        )
+        counts = f"{trajectory.prompt_tokens} + {trajectory.completion_tokens} tokens"
+        tokens = counts if trajectory.usage else "tokens not counted"
         chunk_ids = {chunk_id for retrieval in trajectory.retrievals for chunk_id in retrieval.chunk_ids}
         took = f"{len(trajectory.retrievals)} searches, {len(chunk_ids)} passages, {trajectory.rounds} turns, {tokens}"
         self.console.print(Text(took, "dim"))
-
-    def _turn(self, message: Message) -> None:
-        thought = " ".join((message.reasoning or "", _TAGGED.sub("", message.content))).strip()
-        if thought:
-            self._line("thinks", thought, "italic dim")
-        for call in message.tool_calls:
-            self._line("searches", _query(call.arguments), "bold cyan")
-
-    def _passages(self, text: str) -> None:
-        for passage in filter(str.strip, _PASSAGES.split(text)):
-            title, _, body = re.sub(r"</?information>", "", passage).strip().partition("\n")
-            self._line(
-                "", textwrap.shorten(f"{title}{': ' if body else ''}{body}", PASSAGE_CHARACTERS, placeholder=" ..."), ""
-            )
 
     def _line(self, label: str, text: str, style: str) -> None:
         self.console.print(Text(f"{label:>9}  ", "dim"), Text(text, style), sep="", soft_wrap=True)
@@ -191,7 +175,6 @@ class _Conversation:
 
 def _query(arguments: str) -> str:
     try:
-        query = json.loads(arguments)["query"]
+        return str(json.loads(arguments)["query"])
     except (ValueError, KeyError, TypeError):
         return arguments  # a call that will be refused: show what the model wrote
-    return str(query)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from deepsearch_rl.errors import look_up
+
 Name = Annotated[str | None, typer.Argument(help="A data set; without one, all are listed.", show_default=False)]
 
 
@@ -17,13 +19,16 @@ def datasets_command(name: Name = None) -> None:
         deepsearch datasets
         deepsearch datasets popqa
     """
-    from deepsearch_rl.corpora.catalogue import CARDS, find_card  # noqa: PLC0415 - imports every loader
+    from deepsearch_rl.corpora.catalogue import CARDS  # noqa: PLC0415 - imports every loader
 
     if name is None:
         width = max(map(len, CARDS))
         typer.echo("\n".join(f"{card.name:{width}}  {card.holds} ({card.licence})" for card in CARDS.values()))
         return
-    card = find_card(name)
+    card = look_up("data set", name, CARDS)
+    reading = f"`download.folder` reads them with `format: {name}`"
+    if name == "ifeval":  # prompts, not questions: the stage of that name reads them
+        reading = "`ifeval.path` names the one to read, with `ifeval.prompts: real`"
     revision = card.revision or "<a commit of your choice: none was seen when the loader was written>"
     typer.echo(
         f"{card.name}: {card.holds}\n"
@@ -32,13 +37,6 @@ def datasets_command(name: Name = None) -> None:
         f"hub:      {card.repository} at {revision}\n"
         f"files:    {', '.join(card.files)}\n"
         f"a row:    {json.dumps(card.sample, ensure_ascii=False)}\n\n"
-        f"In a profile's params.yaml, `download.hub.repositories` fetches the files, and {_reading_params(card.name)} "
+        f"In a profile's params.yaml, `download.hub.repositories` fetches the files, and {reading} "
         "(profiles/gpu/params.yaml shows both)."
     )
-
-
-def _reading_params(name: str) -> str:
-    """Return the params that read the files of a set."""
-    if name == "ifeval":  # prompts, not questions: the stage of that name reads them
-        return "`ifeval.path` names the one to read, with `ifeval.prompts: real`"
-    return f"`download.folder` reads them with `format: {name}`"

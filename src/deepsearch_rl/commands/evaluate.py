@@ -6,7 +6,7 @@ the options offer (variants, several models, another index) writes a profile, su
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,14 +14,12 @@ from deepsearch_rl.commands.defaults import defaults_of, with_options
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import ProtocolName, RetrieverName, ServingBackend
 
 if TYPE_CHECKING:
-    from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
+    from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
     from deepsearch_rl.evaluation.standalone import Standalone
 
-_DEFAULT = defaults_of("evaluate")
 WORK = Path("work", "evaluate")
 DIGITS = 8
 """Of a digest at the end of a folder's name."""
@@ -30,70 +28,75 @@ CALLS_PER_DEADLINE = 4
 ANSWERS_PER_CALL = 4
 """Where less than the tokens of a call are left, the model is asked to answer in this part of them."""
 
+_DEFAULT = defaults_of("evaluate")
+Model = Annotated[str, typer.Option(help="Model name to ask the endpoint for, or a folder with weights.")]
+Dataset = Annotated[str, typer.Option(help="Question set: `multihoprag`, or another of `deepsearch datasets`.")]
+BaseUrl = Annotated[
+    str, typer.Option(help="Address of an OpenAI-compatible server, up to and including /v1, or a $VARIABLE with it.")
+]
+KeyVariable = Annotated[str, typer.Option(help="Environment variable that holds the key.")]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder with the set's files: its repository's, or corpus*.jsonl and questions*.jsonl."),
+]
+Questions = Annotated[int | None, typer.Option(help="The first N of the set.", min=1, show_default="all")]
+Samples = Annotated[int, typer.Option(help="Answers per question; they are averaged per question first.", min=1)]
+Temperature = Annotated[float, typer.Option(help="Of sampling.", min=0.01)]
+Greedy = Annotated[int, typer.Option(help="The first N once more at temperature 0, as a row of their own.", min=0)]
+Controls = Annotated[int, typer.Option(help="The first N without search, and with gold passages.", min=0)]
+Prompt = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of a system prompt in agent/prompts.",
+        show_default=f"{_DEFAULT['agent.prompt']}; search_tags with that protocol",
+    ),
+]
+Protocol = Annotated[ProtocolName, typer.Option(help="How the model asks for a search.")]
+TopK = Annotated[int, typer.Option(help="Passages per search.", min=1)]
+ChunkSize = Annotated[int, typer.Option(help="Words and marks of a passage, at most.", min=1)]
+Retriever = Annotated[RetrieverName, typer.Option(help="How passages are found.")]
+MaxSearches = Annotated[int, typer.Option(help="Searches per question.", min=0)]
+MaxTokens = Annotated[int, typer.Option(help="Tokens that the model may write per call.", min=1)]
+ContextTokens = Annotated[int, typer.Option(help="Prompt and answer of one call together.", min=2)]
+TimeoutS = Annotated[float, typer.Option(help="Seconds per question.", min=0.1)]
+Concurrency = Annotated[int, typer.Option(help="Questions answered at once.", min=1)]
+Backend = Annotated[ServingBackend, typer.Option(help="What serves a model folder; vllm needs a GPU.")]
+Name = Annotated[str | None, typer.Option(help="The model's name in the row.", show_default="as --model ends")]
+Draws = Annotated[int, typer.Option(help="Bootstrap resamples of the intervals.", min=100)]
+Seed = Annotated[int, typer.Option(help="Of sampling and resampling.", min=0, max=2**31 - 1)]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for rollouts and rows.json.", show_default="below work/evaluate")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of a table.")]
+
 
 def evaluate_command(
-    model: Annotated[str, typer.Option(help="Model name to ask the endpoint for, or a folder with weights.")],
-    dataset: Annotated[
-        str, typer.Option(help="Question set: `multihoprag`, or another of `deepsearch datasets`.")
-    ] = "multihoprag",
-    base_url: Annotated[
-        str,
-        typer.Option(help="Address of an OpenAI-compatible server, up to and including /v1, or a $VARIABLE with it."),
-    ] = "$OPENAI_BASE_URL",
-    key_variable: Annotated[str, typer.Option(help="Environment variable that holds the key.")] = "OPENAI_API_KEY",
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Folder with the set's files: its repository's, or corpus*.jsonl and questions*.jsonl."),
-    ] = None,
-    questions: Annotated[int | None, typer.Option(help="The first N of the set.", min=1, show_default="all")] = None,
-    samples: Annotated[
-        int, typer.Option(help="Answers per question; they are averaged per question first.", min=1)
-    ] = 1,
-    temperature: Annotated[float, typer.Option(help="Of sampling.", min=0.01)] = _DEFAULT["evaluate.temperature"],
-    greedy: Annotated[
-        int, typer.Option(help="The first N once more at temperature 0, as a row of their own.", min=0)
-    ] = 0,
-    controls: Annotated[int, typer.Option(help="The first N without search, and with gold passages.", min=0)] = 0,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of a system prompt in agent/prompts.",
-            show_default=f"{_DEFAULT['agent.prompt']}; search_tags with that protocol",
-        ),
-    ] = None,
-    protocol: Annotated[ProtocolName, typer.Option(help="How the model asks for a search.")] = _DEFAULT[
-        "agent.protocol"
-    ],
-    top_k: Annotated[int, typer.Option(help="Passages per search.", min=1)] = _DEFAULT["retrieval.top_k"],
-    chunk_size: Annotated[int, typer.Option(help="Words and marks of a passage, at most.", min=1)] = _DEFAULT[
-        "chunk.chunk_size"
-    ],
-    retriever: Annotated[RetrieverName, typer.Option(help="How passages are found.")] = _DEFAULT["retrieval.retriever"],
-    max_searches: Annotated[int, typer.Option(help="Searches per question.", min=0)] = _DEFAULT["agent.max_searches"],
-    max_tokens: Annotated[int, typer.Option(help="Tokens that the model may write per call.", min=1)] = _DEFAULT[
-        "agent.max_tokens"
-    ],
-    context_tokens: Annotated[int, typer.Option(help="Prompt and answer of one call together.", min=2)] = _DEFAULT[
-        "agent.context_tokens"
-    ],
-    timeout_s: Annotated[float, typer.Option(help="Seconds per question.", min=0.1)] = _DEFAULT["agent.timeout_s"],
-    concurrency: Annotated[int, typer.Option(help="Questions answered at once.", min=1)] = _DEFAULT[
-        "agent.concurrency"
-    ],
-    backend: Annotated[ServingBackend, typer.Option(help="What serves a model folder; vllm needs a GPU.")] = _DEFAULT[
-        "serving.backend"
-    ],
-    name: Annotated[
-        str | None, typer.Option(help="The model's name in the row.", show_default="as --model ends")
-    ] = None,
-    draws: Annotated[int, typer.Option(help="Bootstrap resamples of the intervals.", min=100)] = _DEFAULT[
-        "evaluate.draws"
-    ],
-    seed: Annotated[int, typer.Option(help="Of sampling and resampling.", min=0, max=2**31 - 1)] = _DEFAULT["seed"],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for rollouts and rows.json.", show_default="below work/evaluate")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of a table.")] = False,
+    model: Model,
+    dataset: Dataset = "multihoprag",
+    base_url: BaseUrl = "$OPENAI_BASE_URL",
+    key_variable: KeyVariable = "OPENAI_API_KEY",
+    data: Data = None,
+    questions: Questions = None,
+    samples: Samples = 1,
+    temperature: Temperature = _DEFAULT["evaluate.temperature"],
+    greedy: Greedy = 0,
+    controls: Controls = 0,
+    prompt: Prompt = None,
+    protocol: Protocol = _DEFAULT["agent.protocol"],
+    top_k: TopK = _DEFAULT["retrieval.top_k"],
+    chunk_size: ChunkSize = _DEFAULT["chunk.chunk_size"],
+    retriever: Retriever = _DEFAULT["retrieval.retriever"],
+    max_searches: MaxSearches = _DEFAULT["agent.max_searches"],
+    max_tokens: MaxTokens = _DEFAULT["agent.max_tokens"],
+    context_tokens: ContextTokens = _DEFAULT["agent.context_tokens"],
+    timeout_s: TimeoutS = _DEFAULT["agent.timeout_s"],
+    concurrency: Concurrency = _DEFAULT["agent.concurrency"],
+    backend: Backend = _DEFAULT["serving.backend"],
+    name: Name = None,
+    draws: Draws = _DEFAULT["evaluate.draws"],
+    seed: Seed = _DEFAULT["seed"],
+    out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
     """Let a model answer a question set with search, and print its row of the F1 table.
 
@@ -105,25 +108,18 @@ def evaluate_command(
         deepsearch evaluate --model gpt-x --base-url https://api.example.com/v1 --questions 50
         deepsearch evaluate --model models/tiny/sft --dataset musique --data FOLDER --context-tokens 2048
     """
-    from deepsearch_rl.evaluation.standalone import evaluate  # noqa: PLC0415 - loads FAISS, the agent and its clients
-
     options = {
         "agent.protocol": protocol,
         "agent.prompt": prompt or ("search_tags" if protocol == "search_tags" else None),
         "agent.max_searches": max_searches,
-        "agent.max_turns": max_searches + 2,
         "agent.max_tokens": max_tokens,
-        "agent.answer_tokens": max(1, max_tokens // ANSWERS_PER_CALL),
         "agent.context_tokens": context_tokens,
         "agent.timeout_s": timeout_s,
-        "agent.call_timeout_s": timeout_s / CALLS_PER_DEADLINE,
         "agent.concurrency": concurrency,
         "chunk.chunk_size": chunk_size,
         "retrieval.retriever": retriever,
         "retrieval.top_k": top_k,
         "serving.backend": backend,
-        "serving.cpu.context_tokens": context_tokens,
-        "serving.vllm.max_model_len": context_tokens,
         "evaluate.sets": {
             dataset: {"questions": questions, "samples": samples, "greedy": greedy, "controls": controls}
         },
@@ -131,27 +127,32 @@ def evaluate_command(
         "evaluate.draws": draws,
         "seed": seed,
     }
-    row_name = name or _slug(model)
     folder = _model_folder(model, base_url, key_variable)
-    request = _describe(row_name, folder, dataset, data, with_options(load_preset("evaluate"), options))
-    place = out or WORK / "results" / f"{row_name}-{dataset}-{request.digest()[:DIGITS]}"
-    _print(evaluate(request, WORK / "data", place, WORK / "logs"), place, as_json)
+    _evaluate(_describe(name or _slug(model), folder, dataset, data, options), out, as_json)
 
 
-def _describe(name: str, model: Path, dataset: str, data: Path | None, settings: Profile) -> "Standalone":
-    """Return the evaluation of a model folder on a set.
+def _describe(name: str, model: Path, dataset: str, data: Path | None, options: dict[str, Any]) -> "Standalone":
+    """Return the evaluation of a model folder on a set, with the fields that follow from options.
 
     Raises:
         ConfigError: a value does not fit.
     """
-    from deepsearch_rl.corpora.presets import SPLIT, source_of  # noqa: PLC0415 - with the rest of evaluate_command
+    from deepsearch_rl.corpora.presets import SPLIT, source_of  # noqa: PLC0415 - with the rest below, which loads FAISS
     from deepsearch_rl.evaluation.plan import Evaluation  # noqa: PLC0415
     from deepsearch_rl.evaluation.standalone import Standalone  # noqa: PLC0415
     from deepsearch_rl.retrieval.build import IndexSection  # noqa: PLC0415
 
-    settings = settings.with_overrides(
-        {"datasets": {dataset: {"corpus": dataset}}, "evaluate.split": SPLIT, "evaluate.variants": {}}
-    )
+    consequences = {
+        "agent.max_turns": options["agent.max_searches"] + 2,
+        "agent.answer_tokens": max(1, options["agent.max_tokens"] // ANSWERS_PER_CALL),
+        "agent.call_timeout_s": options["agent.timeout_s"] / CALLS_PER_DEADLINE,
+        "serving.cpu.context_tokens": options["agent.context_tokens"],
+        "serving.vllm.max_model_len": options["agent.context_tokens"],
+        "datasets": {dataset: {"corpus": dataset}},
+        "evaluate.split": SPLIT,
+        "evaluate.variants": {},
+    }
+    settings = with_options(load_preset("evaluate"), {**options, **consequences})
     return Standalone(
         name=name,
         model=model,
@@ -160,6 +161,25 @@ def _describe(name: str, model: Path, dataset: str, data: Path | None, settings:
         index=settings.section("index", IndexSection).of(dataset),
         setting=Evaluation.of(settings),
     )
+
+
+def _evaluate(request: "Standalone", out: Path | None, as_json: bool) -> None:
+    """Run an evaluation and print its rows and where they lie."""
+    from deepsearch_rl.evaluation.standalone import evaluate  # noqa: PLC0415 - loads FAISS, the agent and its clients
+
+    place = out or WORK / "results" / f"{request.name}-{request.dataset}-{request.digest()[:DIGITS]}"
+    evaluation = evaluate(request, WORK / "data", place, WORK / "logs")
+    if as_json:
+        typer.echo(evaluation.model_dump_json(indent=2))
+    else:
+        header = ["set", "n x samples", "T", "F1", "95 % interval", "EM", "acc", "searches", "constant", "failures"]
+        rows = evaluation.rows
+        print_table(f"{evaluation.model}: {rows[0].checkpoint}", header, [_cells(row) for row in rows])
+        for row in rows:
+            for control, score in row.controls.items():
+                interval = f"{score.f1:.3f} [{score.f1_low:.3f}, {score.f1_high:.3f}]"
+                typer.echo(f"{row.dataset}, {control}: F1 {interval} on {score.n}; with search {score.searched_f1:.3f}")
+    typer.echo(f"rollouts and rows.json: {place}", err=as_json)
 
 
 def _model_folder(model: str, base_url: str, key_variable: str) -> Path:
@@ -176,7 +196,8 @@ def _model_folder(model: str, base_url: str, key_variable: str) -> Path:
 
     if model and Path(model).is_dir():
         return Path(model)
-    if _looks_like_folder(model):
+    first_part = Path(model).parts[:1]  # empty for an empty name
+    if model.startswith(("models/", ".", "/", "~")) or any(Path(part).exists() for part in first_part):
         raise ConfigError(
             f"--model {model} reads as a path, and there is no such folder; correct it. A name is taken for a model of "
             "the endpoint only where no file or folder here is called as the name begins."
@@ -189,43 +210,20 @@ def _model_folder(model: str, base_url: str, key_variable: str) -> Path:
     try:
         remote = RemoteConfig(base_url=base_url, model=model, api_key_variable=key_variable)
     except ValidationError as error:
-        refusal = _refusal(*first_problem(error))
+        field, problem = first_problem(error)
     else:
         values = remote.model_dump(mode="json")
         folder = WORK / "models" / f"{_slug(model)}-{sha256_json(values)[:DIGITS]}"
         write_json(folder / FILE, values)
         return folder
-    raise refusal  # pydantic's own error shows the value, which may be a key
-
-
-def _looks_like_folder(model: str) -> bool:
-    """Return whether a name is meant as a path: by how it begins, or because its first folder exists."""
-    first_part = Path(model).parts[:1]  # empty for an empty name
-    return model.startswith(("models/", ".", "/", "~")) or any(Path(part).exists() for part in first_part)
-
-
-def _refusal(field: str, problem: str) -> ConfigError:
+    # Raised here, because pydantic's own error shows the value, which may be a key.
     if field == "api_key_variable":
-        return ConfigError("--key-variable takes the name of an environment variable, never the key itself.")
-    return ConfigError(f"--{field.replace('_', '-')}: {problem}.")
+        raise ConfigError("--key-variable takes the name of an environment variable, never the key itself.")
+    raise ConfigError(f"--{field.replace('_', '-')}: {problem}.")
 
 
 def _slug(model: str) -> str:
     return re.sub(r"[^\w.-]+", "_", Path(model).name) or "model"
-
-
-def _print(evaluation: "ModelEvaluation", out: Path, as_json: bool) -> None:
-    if as_json:
-        typer.echo(evaluation.model_dump_json(indent=2))
-    else:
-        header = ["set", "n x samples", "T", "F1", "95 % interval", "EM", "acc", "searches", "constant", "failures"]
-        rows = evaluation.rows
-        print_table(f"{evaluation.model}: {rows[0].checkpoint}", header, [_cells(row) for row in rows])
-        for row in rows:
-            for control, score in row.controls.items():
-                interval = f"{score.f1:.3f} [{score.f1_low:.3f}, {score.f1_high:.3f}]"
-                typer.echo(f"{row.dataset}, {control}: F1 {interval} on {score.n}; with search {score.searched_f1:.3f}")
-    typer.echo(f"rollouts and rows.json: {out}", err=as_json)
 
 
 def _cells(row: "F1TableRow") -> list[str]:

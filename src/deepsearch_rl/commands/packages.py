@@ -6,11 +6,9 @@ The parts are the extras of pyproject.toml, as the metadata of the installed pac
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
-    from packaging.specifiers import SpecifierSet
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 OURS = "deepsearch-rl"
 BASE = "base"
@@ -86,23 +84,15 @@ def install_command(part: str) -> str:
     return f"pip install {OURS if part == BASE else repr(f'{OURS}[{part}]')}"
 
 
-def _requirements() -> "list[Requirement]":
-    from packaging.requirements import Requirement  # noqa: PLC0415 - `deepsearch --help` does without
-
-    return [Requirement(line) for line in requires(OURS) or []]
-
-
-def _needs(line: "Requirement", extra: str) -> bool:
+def _needs(line: Requirement, extra: str) -> bool:
     return line.name != OURS and (line.marker is None or line.marker.evaluate({"extra": extra}))
 
 
-def _packages(is_chosen: "Callable[[Requirement], bool]") -> tuple[Package, ...]:
-    from packaging.utils import canonicalize_name  # noqa: PLC0415
-
-    required = {canonicalize_name(line.name): line.specifier for line in filter(is_chosen, _requirements())}
-    return tuple(_package(name, versions) for name, versions in sorted(required.items()))
-
-
-def _package(name: str, versions: "SpecifierSet") -> Package:
-    installed = installed_version(name)
-    return Package(name, installed, str(versions), bool(installed) and versions.contains(installed, prereleases=True))
+def _packages(is_chosen: Callable[[Requirement], bool]) -> tuple[Package, ...]:
+    lines = filter(is_chosen, map(Requirement, requires(OURS) or []))
+    packages: list[Package] = []
+    for name, versions in sorted({canonicalize_name(line.name): line.specifier for line in lines}.items()):
+        installed = installed_version(name)
+        fits = bool(installed) and versions.contains(installed, prereleases=True)
+        packages.append(Package(name, installed, str(versions), fits))
+    return tuple(packages)

@@ -1,17 +1,61 @@
-"""`deepsearch score` and `deepsearch compare`."""
+"""`deepsearch score` and `deepsearch compare`, and the reports that they print."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
+from pydantic import Field
 
+from deepsearch_rl import answers
 from deepsearch_rl.commands.terminal import print_table
+from deepsearch_rl.errors import CheckFailedError
+from deepsearch_rl.evaluation.scoring.constant import ConstantAnswers
+from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore
+from deepsearch_rl.evaluation.scoring.predictions import ScoredFile, score_predictions
+from deepsearch_rl.evaluation.scoring.score import (
+    PairedDifference,
+    QuestionScores,
+    bootstrap_intervals,
+    paired_differences,
+)
+from deepsearch_rl.records import Record
 
 Predictions = Annotated[Path, typer.Argument(help="JSON Lines of predictions, or of trajectories.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Draws = Annotated[int, typer.Option(min=0, help="Bootstrap resamples; 0 leaves the intervals out.")]
 ComparisonDraws = Annotated[int, typer.Option(min=1, help="Bootstrap resamples, and random sign patterns of the test.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the resamples.")]
+
+
+class ScoreGroup(Record):
+    """Scores of a set of questions; every score in [0, 1]."""
+
+    n: int = Field(ge=1, description="questions")
+    metrics: dict[str, float]
+    intervals: dict[str, tuple[float, float]] | None = Field(description="95 % bootstrap intervals; null: no resamples")
+    constant: ConstantScore = Field(description="the best that one answer to every question can reach")
+
+
+class ScoreReport(ScoreGroup):
+    """Scores of a file."""
+
+    rows: int = Field(ge=1, description="answers; more than questions where questions were answered several times")
+    types: dict[str, ScoreGroup] = Field(description="by question type, where types are known")
+
+
+class ComparisonGroup(Record):
+    """Differences over a set of questions, by metric."""
+
+    n: int = Field(ge=1, description="questions")
+    differences: dict[str, PairedDifference]
+
+
+class ComparisonReport(ComparisonGroup):
+    """The first file minus the second."""
+
+    types: dict[str, ComparisonGroup]
 
 
 def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draws = 1000, seed: Seed = 0) -> None:
@@ -27,16 +71,14 @@ def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draw
         deepsearch score predictions.jsonl --json | jq .metrics.f1
         deepsearch score data/tiny/evaluate/sft/multihoprag.search.t0.7.jsonl
     """
-    from deepsearch_rl.commands.score_report import report_scores  # noqa: PLC0415
-    from deepsearch_rl.evaluation.scoring.predictions import score_predictions  # noqa: PLC0415 - numpy and scipy
-
     report = report_scores(score_predictions(predictions), seed, draws)
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
         return
     rows = []
     for name, group in {"all": report, **report.types}.items():
-        cells = [_score_text(value, (group.intervals or {}).get(metric)) for metric, value in group.metrics.items()]
+        intervals = {metric: f" [{low:.3f}, {high:.3f}]" for metric, (low, high) in (group.intervals or {}).items()}
+        cells = [f"{value:.3f}{intervals.get(metric, '')}" for metric, value in group.metrics.items()]
         constant = group.constant
         rows.append([name, str(group.n), *cells, constant.answer, f"{constant.f1:.3f}", f"{constant.em:.3f}"])
     header = ["questions", "n", *report.metrics, "constant answer", "its f1", "its em"]
@@ -56,27 +98,70 @@ def compare_command(
 
         deepsearch compare rl.jsonl sft.jsonl
     """
-    from deepsearch_rl.commands.score_report import report_comparison  # noqa: PLC0415
-    from deepsearch_rl.evaluation.scoring.predictions import score_predictions  # noqa: PLC0415 - numpy and scipy
-
     report = report_comparison(score_predictions(first), score_predictions(second), seed, draws)
     if as_json:
         typer.echo(report.model_dump_json(indent=2))
         return
-    rows = [
-        [
-            name,
-            str(group.n),
-            metric,
-            f"{difference.mean:+.3f}",
-            f"[{difference.low:+.3f}, {difference.high:+.3f}]",
-            f"{difference.p_value:.4f}",
-        ]
-        for name, group in {"all": report, **report.types}.items()
-        for metric, difference in group.differences.items()
-    ]
+    rows = []
+    for name, group in {"all": report, **report.types}.items():
+        for metric, difference in group.differences.items():
+            interval = f"[{difference.low:+.3f}, {difference.high:+.3f}]"
+            rows.append([name, str(group.n), metric, f"{difference.mean:+.3f}", interval, f"{difference.p_value:.4f}"])
     print_table(f"{first} minus {second}", ["questions", "n", "metric", "difference", "95 % interval", "p"], rows)
 
 
-def _score_text(value: float, interval: tuple[float, float] | None) -> str:
-    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else f"{value:.3f}"
+def report_scores(scored: ScoredFile, seed: int, draws: int) -> ScoreReport:
+    """Return the scores of a file, also by question type; ``draws`` resamples make the intervals, 0 leaves them out."""
+    constants = ConstantAnswers(scored.golds)
+    kinds = np.array(scored.scores.question_types)
+    types = {
+        kind: _group(scored.scores.of_type(kind), constants.best(kinds == kind), seed, draws)
+        for kind in scored.scores.type_names
+    }
+    everything = _group(scored.scores, constants.best(), seed, draws)
+    return ScoreReport(**everything.model_dump(), rows=scored.rows, types=types)
+
+
+def _group(scores: QuestionScores, constant: ConstantScore, seed: int, draws: int) -> ScoreGroup:
+    values_QM = np.stack([scores.metrics[name] for name in answers.METRICS], axis=1)
+    bounds = (
+        [(interval.low, interval.high) for interval in bootstrap_intervals(values_QM, seed, draws)] if draws else []
+    )
+    return ScoreGroup(
+        n=len(values_QM),
+        metrics={name: float(scores.metrics[name].mean()) for name in answers.METRICS},
+        intervals=dict(zip(answers.METRICS, bounds, strict=True)) if draws else None,
+        constant=constant,
+    )
+
+
+def report_comparison(run: ScoredFile, other: ScoredFile, seed: int, draws: int) -> ComparisonReport:
+    """Return ``run`` minus ``other``, question by question, also by the question types of ``run``.
+
+    Raises:
+        CheckFailedError: the files answer different questions, or questions with different golden answers.
+    """
+    first_ids, second_ids = set(run.scores.question_ids), set(other.scores.question_ids)
+    if first_ids != second_ids:
+        raise CheckFailedError(
+            f"{run.path} and {other.path} answer different questions, so they cannot be compared question by question: "
+            f"{_count(first_ids - second_ids)} only in the first, {_count(second_ids - first_ids)} only in the second."
+        )
+    golds = zip(run.scores.question_ids, run.golds.spelled, other.golds.spelled, strict=True)
+    if differing := [name for name, first, second in golds if set(first) != set(second)]:
+        raise CheckFailedError(f"{run.path} and {other.path} have other golden answers for {_count(differing)}.")
+
+    def group(first: QuestionScores, second: QuestionScores) -> ComparisonGroup:
+        differences = paired_differences(first, second, seed, draws, answers.METRICS)
+        return ComparisonGroup(n=len(first.question_ids), differences=differences)
+
+    # The first file's types decide for both: the second may not know them.
+    typed = QuestionScores(other.scores.question_ids, run.scores.question_types, other.scores.metrics)
+    types = {kind: group(run.scores.of_type(kind), typed.of_type(kind)) for kind in run.scores.type_names}
+    everything = group(run.scores, other.scores)
+    return ComparisonReport(n=everything.n, differences=everything.differences, types=types)
+
+
+def _count(ids: Iterable[str]) -> str:
+    names = sorted(ids)
+    return f"{len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else "none"

@@ -1,14 +1,18 @@
-"""``deepsearch summary``: the F1 table of a profile, where time and memory went, and where to look next."""
+"""``deepsearch table`` and ``deepsearch summary``: the F1 table of a profile, and where time and memory went."""
 
+from collections.abc import Iterable, Iterator
+from itertools import groupby, zip_longest
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field
 
-from deepsearch_rl.commands.table import ProfileName, read_table
+from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_jsonl
-from deepsearch_rl.profile import dvc_file
+from deepsearch_rl.profile import dvc_file, require_profile
 
+ProfileName = Annotated[str, typer.Argument(help="`tiny` (the root params.yaml) or a folder of profiles/.")]
 TIMINGS = Path("work", "timings.jsonl")
 
 
@@ -23,9 +27,43 @@ class StageRun(BaseModel):
     peak_mb: int = Field(ge=0, description="peak resident memory of the stage's process and its largest child, MiB")
 
 
+def table_command(profile: ProfileName = "tiny") -> None:
+    """Print the F1 table of a profile as it was last reported."""
+    typer.echo(read_table(Path(), profile))
+
+
 def summary_command(profile: ProfileName = "tiny") -> None:
     """Print the F1 table, each stage's time and peak memory, and where to look next."""
     typer.echo(render(Path(), profile))
+
+
+def read_table(root: Path, profile: str) -> str:
+    """Return the F1 table of a profile in Markdown.
+
+    Raises:
+        UnknownNameError: there is no such profile.
+        ArtifactError: the profile has no report yet.
+    """
+    require_profile(root, profile)
+    table = root / "reports" / profile / "f1_table.md"
+    if not table.is_file():
+        raise ArtifactError(f"{table} does not exist yet; `dvc repro {dvc_file(profile)}` makes it.")
+    return align_tables(table.read_text(encoding="utf-8").rstrip())
+
+
+def align_tables(markdown: str) -> str:
+    """Return Markdown with the cells of each table padded to the width of their column, for reading as plain text."""
+    blocks = groupby(markdown.splitlines(), key=lambda line: line.startswith("|"))
+    return "\n".join(line for is_table, lines in blocks for line in (_align(lines) if is_table else lines))
+
+
+def _align(lines: Iterable[str]) -> Iterator[str]:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    for row in rows:
+        is_rule = all(cell == "---" for cell in row)
+        cells = [("-" * width if is_rule else cell.ljust(width)) for cell, width in zip(row, widths, strict=False)]
+        yield f"| {' | '.join(cells)} |"
 
 
 def latest_runs(root: Path, profile: str) -> list[StageRun]:
@@ -44,17 +82,10 @@ def render(root: Path, profile: str) -> str:
     """Return what `make repro` prints at its end."""
     parts = [read_table(root, profile)]
     if runs := latest_runs(root, profile):
-        parts.append(f"Where the time went (last run of each stage):\n\n{_render_runs(runs)}")
-    return "\n\n".join([*parts, _render_hints(root, profile)])
-
-
-def _render_runs(runs: list[StageRun]) -> str:
-    rows = [(run.stage, run.seconds, run.peak_mb) for run in runs]
-    rows.append(("total / highest", sum(run.seconds for run in runs), max(run.peak_mb for run in runs)))
-    return "\n".join(f"{stage:<22}{seconds:>9.1f} s{peak_mb:>8,} MiB" for stage, seconds, peak_mb in rows)
-
-
-def _render_hints(root: Path, profile: str) -> str:
+        rows = [(run.stage, run.seconds, run.peak_mb) for run in runs]
+        rows.append(("total / highest", sum(run.seconds for run in runs), max(run.peak_mb for run in runs)))
+        lines = [f"{stage:<22}{seconds:>9.1f} s{peak_mb:>8,} MiB" for stage, seconds, peak_mb in rows]
+        parts.append("\n".join(["Where the time went (last run of each stage):", "", *lines]))
     dvc_yaml = dvc_file(profile)
     waiting = len(list((root / "work" / profile / "outbox").glob("[!.]*")))
     hints = {
@@ -66,4 +97,4 @@ def _render_hints(root: Path, profile: str) -> str:
         "deepsearch doctor": "what the other profiles need",
     }
     lines = [f"  {command:<{max(map(len, hints))}}   {meaning}" for command, meaning in hints.items() if meaning]
-    return "\n".join(["Where to look next:", *lines])
+    return "\n\n".join([*parts, "\n".join(["Where to look next:", *lines])])

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from deepsearch_rl.commands.table import ProfileName
+from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.profile import require_profile
 
@@ -26,16 +26,17 @@ def track_command(
         deepsearch track
         MLFLOW_TRACKING_URI=http://tracking:5000 deepsearch track gpu
     """
-    from deepsearch_rl.tracking.outbox import FailedUpload, Uploaded, upload_all  # noqa: PLC0415
+    from deepsearch_rl.tracking.outbox import Uploaded, upload_all  # noqa: PLC0415
     from deepsearch_rl.tracking.store import local_store, public_uri  # noqa: PLC0415 - mlflow takes seconds to load
 
     require_profile(Path(), profile)
     uri = to or local_store(Path("mlruns"))
     outcomes = upload_all(Path("data", profile, "track"), Path("work", profile, "outbox"), uri, timeout_s)
-    for report in (outcome for outcome in outcomes if isinstance(outcome, Uploaded)):
-        typer.echo(f"{report.name}: {'sent to' if report.now else 'already at'} {public_uri(uri)}")
-    failures = [
-        f"{outcome.folder} was not sent: {outcome.error}" for outcome in outcomes if isinstance(outcome, FailedUpload)
-    ]
+    failures: list[str] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Uploaded):
+            typer.echo(f"{outcome.name}: {'sent to' if outcome.now else 'already at'} {public_uri(uri)}")
+        else:
+            failures.append(f"{outcome.folder} was not sent: {outcome.error}")
     if failures:
         raise DeepsearchError("\n".join(failures))

@@ -1,10 +1,117 @@
 """``deepsearch trajectories``: statistics of rollouts, and files for other trainers."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from deepsearch_rl.commands.trajectories_convert import convert_command
-from deepsearch_rl.commands.trajectories_stats import stats_command
+from deepsearch_rl.commands.terminal import print_table
+from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.trajectories.statistics import Spread, TrajectoryStatistics, read_statistics
 
+Table = tuple[str, list[str], list[list[str]]]
+"""Title, header, rows."""
 app = typer.Typer(no_args_is_help=True, help="What became of rollouts, and files for other trainers.")
-app.command("convert")(convert_command)
-app.command("stats")(stats_command)
+
+
+@app.command("convert")
+def convert_command(
+    source: Annotated[Path, typer.Argument(help="Trajectories, questions, or another system's results.")],
+    out: Annotated[Path, typer.Argument(help="File to write.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="ms-swift | ms-swift-turns | trl (of trajectories), search-r1 | verl | rlinf (of questions), or "
+            "trajectories (of another system's results)."
+        ),
+    ],
+    dataset: Annotated[
+        str, typer.Option(help="search-r1, verl: name of the question set, kept as data_source.")
+    ] = "multihoprag",
+    split: Annotated[str, typer.Option(help="search-r1, verl: split of the questions.")] = "train",
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="The instruction, a file of agent/prompts.",
+            show_default="search-r1: search_tags, verl: multihoprag_nothink",
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="trajectories: the model that made the results.")] = "imported",
+) -> None:
+    """Write rows for another trainer, or read FlashRAG's and DeepSearch-RL's results back as trajectories.
+
+    Rows are checked before the file gets its name. Failed rollouts are left out of training rows. ms-swift and trl have
+    a row per trajectory, with the reasoning of all its turns; ms-swift-turns has a row per turn, with the reasoning of
+    that turn alone, for models whose history is sent back without it.
+
+        deepsearch trajectories convert data/tiny/trajectories/teacher.jsonl rows.jsonl --to trl
+        deepsearch trajectories convert data/tiny/questions/multihoprag/train.jsonl train.parquet --to verl
+        deepsearch trajectories convert results.jsonl trajectories.jsonl --to trajectories --model kimi-k2
+    """
+    from deepsearch_rl.trajectories.exchange import Source, export_rows  # noqa: PLC0415 - pandera
+    from deepsearch_rl.trajectories.results import import_results  # noqa: PLC0415
+
+    if out.exists() and out.samefile(source):
+        raise ConfigError(f"{out} is the source itself; name another file to write.")
+    if to == "trajectories":
+        count = import_results(source, out, model)
+    else:
+        count = export_rows(source, out, to, Source(dataset, split, prompt))
+    typer.echo(f"{count} rows in {out}")
+
+
+@app.command("stats")
+def stats_command(
+    trajectories: Annotated[Path, typer.Argument(help="JSON Lines of trajectories.")],
+    questions: Annotated[Path | None, typer.Option(help="Their questions, for the figures on gold evidence.")] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show rounds, tool calls, tokens, evidence and outcomes of all rollouts, of the successes, and of the failures.
+
+    A success has an F1 of 0.8 or more; a failure is anything else, a wrong answer as well as no answer. Cells are mean
+    ± standard deviation over the rollouts that have the figure. `last_..._tokens` are those of the last model call, the
+    other tokens those of all calls of a rollout together; `answered_without_evidence` is the share that gave an answer
+    although some gold evidence had not been shown.
+
+        deepsearch trajectories stats data/tiny/trajectories/teacher.jsonl
+        deepsearch trajectories stats teacher.jsonl --questions data/tiny/questions/multihoprag/train.jsonl --markdown
+    """
+    statistics = read_statistics(trajectories, questions)
+    if as_json:
+        typer.echo(statistics.model_dump_json(indent=2))
+        return
+    for title, header, rows in _tables(statistics):
+        if as_markdown:
+            lines = [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+            typer.echo("\n".join([f"## {title}", "", *lines, ""]))
+        else:
+            print_table(title, header, rows)
+
+
+def _tables(statistics: TrajectoryStatistics) -> Iterator[Table]:
+    groups, total = statistics.groups, statistics.groups["all"].rollouts
+    names = [f"{name} ({group.rollouts})" for name, group in groups.items()]
+    figures = [
+        [figure, *(_spread(group.figures.get(figure)) for group in groups.values())] for figure in groups["all"].figures
+    ]
+    yield f"Rollouts of {statistics.questions} questions", ["mean ± std", *names], figures
+    for counted in ("rounds", "tool_calls"):
+        label = counted.replace("_", " ")
+        counts = {name: getattr(group, counted) for name, group in groups.items()}
+        rows = [
+            [str(value), *(_share(counts[name].get(value, 0), group.rollouts) for name, group in groups.items())]
+            for value in counts["all"]
+        ]
+        yield f"Rollouts by {label}", [label, *names], rows
+    outcomes = [[name, _share(count, total)] for name, count in statistics.outcomes.items()]
+    yield "How rollouts ended", ["outcome", "rollouts"], outcomes
+
+
+def _spread(spread: Spread | None) -> str:
+    return f"{spread.mean:.3f} ± {spread.std:.3f}" if spread else "-"
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count} ({count / total:.1%})" if total else "-"

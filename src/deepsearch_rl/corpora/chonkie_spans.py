@@ -26,7 +26,7 @@ class PieceTokenizer(Tokenizer):
         super().__init__()
         self._counter = counter
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # abstract in chonkie
         return f"PieceTokenizer({self._counter!r})"
 
     def encode(self, text: str) -> list[Any]:  # chonkie's type is int, but it only slices and counts tokens
@@ -35,7 +35,7 @@ class PieceTokenizer(Tokenizer):
         return [text[start:end] for start, end in pairwise([0, *starts, len(text)])] if text.strip() else []
 
     def decode(self, tokens: Sequence[Any]) -> str:
-        """Return the text that pieces are of."""
+        """Return the text that pieces make up."""
         return "".join(tokens)
 
     tokenize = encode
@@ -45,17 +45,18 @@ class PieceTokenizer(Tokenizer):
         return sum(1 for _ in self._counter.spans(text))
 
 
-def token_chunker(counter: TokenCounter, chunk_size: int, overlap: int) -> SpanChunker:
-    """Return chonkie's ``TokenChunker``: every chunk has ``chunk_size`` tokens and repeats the last ``overlap``."""
-    return _spans_of(TokenChunker(PieceTokenizer(counter), chunk_size=chunk_size, chunk_overlap=overlap))
+def span_chunker(name: str, counter: TokenCounter, chunk_size: int, overlap: int) -> SpanChunker:
+    """Return one of chonkie's chunkers.
 
+    ``chonkie_token``: every chunk has ``chunk_size`` tokens and repeats the last ``overlap``. ``chonkie_recursive``
+    cuts at paragraphs, else sentences, marks, blanks, tokens; its chunks do not overlap.
+    """
+    chunker: TokenChunker | RecursiveChunker
+    if name == "chonkie_token":
+        chunker = TokenChunker(PieceTokenizer(counter), chunk_size=chunk_size, chunk_overlap=overlap)
+    else:
+        chunker = RecursiveChunker(PieceTokenizer(counter), chunk_size=chunk_size)
 
-def recursive_chunker(counter: TokenCounter, chunk_size: int, overlap: int) -> SpanChunker:  # noqa: ARG001 - it has none
-    """Return chonkie's ``RecursiveChunker``: cut at paragraphs, else sentences, marks, blanks, tokens; no overlap."""
-    return _spans_of(RecursiveChunker(PieceTokenizer(counter), chunk_size=chunk_size))
-
-
-def _spans_of(chunker: TokenChunker | RecursiveChunker) -> SpanChunker:
     def spans(text: str) -> Iterator[Span]:
         for chunk in chunker.chunk(text):
             start = chunk.start_index + len(chunk.text) - len(chunk.text.lstrip())

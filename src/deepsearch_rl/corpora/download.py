@@ -4,16 +4,18 @@ Whatever the source, the result is the same: ``corpora/<corpus>.jsonl`` of Docum
 ``questions/<dataset>/<split>.jsonl`` of Question records.
 """
 
+import itertools
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from deepsearch_rl.corpora.folder import FolderConfig, open_corpora, read_question_sets
+from deepsearch_rl.corpora.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.corpora.hub import HubConfig, fetch
 from deepsearch_rl.corpora.world.generate import WorldConfig, generate
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError, look_up
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Document, Question, Record
 
@@ -21,8 +23,32 @@ SOURCES = ("world", "folder", "hub")
 
 SectionT = TypeVar("SectionT", bound=Record)
 RecordT = TypeVar("RecordT", Document, Question)
-Corpora = Mapping[str, Iterable[Document]]
-QuestionSets = Mapping[str, Mapping[str, Iterable[Question]]]
+
+
+class CorpusSource(Record):
+    """One corpus."""
+
+    format: str = Field(description="a key of CORPUS_FORMATS; `deepsearch datasets` lists them")
+    path: Path = Field(description="file (multihoprag: folder) below the root")
+
+
+class QuestionSource(Record):
+    """Splits cut from one file of questions."""
+
+    format: str = Field(description="a key of QUESTION_FORMATS; `deepsearch datasets` lists them")
+    path: Path = Field(description="file (multihoprag: folder) below the root")
+    shuffle_seed: int | None = Field(description="seed of a shuffle before splitting; null keeps the file's order")
+    splits: dict[str, Annotated[int, Field(ge=1)] | None] = Field(
+        description="split -> number of questions, cut one after the other; null, in the last place, takes the rest"
+    )
+
+
+class FolderConfig(Record):
+    """Files and their formats."""
+
+    root: Path = Field(description="folder that the paths start from")
+    corpora: dict[str, CorpusSource] = Field(description="corpus -> its source")
+    questions: dict[str, tuple[QuestionSource, ...]] = Field(description="question set -> the sources of its splits")
 
 
 class DownloadConfig(Record):
@@ -45,14 +71,14 @@ def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) 
         EndpointError, CheckFailedError: the hub did not answer, or not with the expected files.
     """
     if config.source == "world":
-        made = generate(_section(config.world, "world", config.source), seed)
-        return write_corpora(made.corpora, corpora) | write_questions(made.questions, questions)
+        world = generate(_section(config.world, "world", config.source), seed)
+        return _write_corpora(world.corpora, corpora) | _write_questions(world.questions, questions)
     if config.source not in SOURCES:
         raise UnknownNameError("source", config.source, SOURCES)
     folder = _section(config.folder, "folder", config.source)
     if config.source == "hub":
         fetch(_section(config.hub, "hub", config.source), folder.root)
-    return write_corpora(open_corpora(folder), corpora) | write_questions(read_question_sets(folder), questions)
+    return _write_corpora(open_corpora(folder), corpora) | _write_questions(read_question_sets(folder), questions)
 
 
 def _section(section: SectionT | None, name: str, source: str) -> SectionT:
@@ -61,28 +87,74 @@ def _section(section: SectionT | None, name: str, source: str) -> SectionT:
     return section
 
 
-def write_corpora(documents: Corpora, folder: Path) -> dict[str, int]:
-    """Write ``folder/<corpus>.jsonl`` for every corpus."""
-    return {name: _write(folder / f"{name}.jsonl", records) for name, records in documents.items()}
+def _write_corpora(corpora: Mapping[str, Iterable[Document]], folder: Path) -> dict[str, int]:
+    return {name: _write(folder / f"{name}.jsonl", documents) for name, documents in corpora.items()}
 
 
-def write_questions(questions: QuestionSets, folder: Path) -> dict[str, int]:
-    """Write ``folder/<dataset>/<split>.jsonl`` for every split of every question set."""
+def _write_questions(sets: Mapping[str, Mapping[str, Iterable[Question]]], folder: Path) -> dict[str, int]:
     return {
-        f"{dataset}/{split}": _write(folder / dataset / f"{split}.jsonl", records)
-        for dataset, splits in questions.items()
-        for split, records in splits.items()
+        f"{dataset}/{split}": _write(folder / dataset / f"{split}.jsonl", questions)
+        for dataset, splits in sets.items()
+        for split, questions in splits.items()
     }
 
 
 def _write(path: Path, records: Iterable[RecordT]) -> int:
-    return write_jsonl(path, _at_least_one(records, path))
+    def at_least_one() -> Iterator[RecordT]:
+        record = None
+        for record in records:
+            yield record
+        if record is None:
+            raise ArtifactError(f"{path} was not written: its source holds no record.")
+
+    return write_jsonl(path, at_least_one())
 
 
-def _at_least_one(records: Iterable[RecordT], path: Path) -> Iterator[RecordT]:
-    empty = True
-    for record in records:
-        empty = False
-        yield record
-    if empty:
-        raise ArtifactError(f"{path} was not written: its source holds no record.")
+def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:
+    """Return the documents of each corpus, read while they are iterated.
+
+    Raises:
+        UnknownNameError: a format that does not exist.
+    """
+    return {
+        name: look_up("corpus format", source.format, CORPUS_FORMATS)(config.root / source.path)
+        for name, source in config.corpora.items()
+    }
+
+
+def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Question]]]:
+    """Return the questions by question set and split.
+
+    Raises:
+        UnknownNameError: a format that does not exist.
+        ConfigError: two sources give the same split, or a file has too few questions.
+        ArtifactError, RecordError: a file is missing or malformed, or repeats an id.
+    """
+    sets: dict[str, dict[str, list[Question]]] = {name: {} for name in config.questions}
+    for name, sources in config.questions.items():
+        for source in sources:
+            for split, questions in _read_splits(config.root, source):
+                if split in sets[name]:
+                    raise ConfigError(f"download.folder.questions.{name}: two sources give the split {split!r}.")
+                sets[name][split] = questions
+    return sets
+
+
+def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list[Question]]]:
+    path = root / source.path
+    questions = list(look_up("question format", source.format, QUESTION_FORMATS)(path))
+    for first, second in itertools.pairwise(sorted(question.id for question in questions)):
+        if first == second:
+            raise ArtifactError(f"{path}: two questions have the id {first!r}; ids must differ within a file.")
+    if source.shuffle_seed is not None:
+        random.Random(source.shuffle_seed).shuffle(questions)
+    start = 0
+    for split, count in source.splits.items():
+        end = len(questions) if count is None else start + count
+        if end > len(questions) or end == start:
+            raise ConfigError(
+                f"{path} has {len(questions)} questions, {start} of them taken by earlier splits: "
+                f"the split {split!r} cannot have {'the rest' if count is None else count}."
+            )
+        yield split, questions[start:end]
+        start = end

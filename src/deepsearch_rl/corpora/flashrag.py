@@ -4,17 +4,25 @@ r"""Corpora and question sets in FlashRAG's layout.
     questions  {"id", "question", "golden_answers": [...], "metadata"?}
 
 Keys beside these count as metadata. https://github.com/RUC-NLPIR/FlashRAG#rocket-quick-start
+
+Files are plain or gzipped JSON Lines, or a gzipped tar of them. No file is unpacked to disk or held in memory.
 """
 
-from collections.abc import Iterator
+import gzip
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, BinaryIO, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from deepsearch_rl.corpora.lines import read_lines
+from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import parse_record
+from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Document, Evidence, NonEmpty, Question, QuestionMetadata
+
+LINES_PER_REPORT = 4096
 
 
 class Row(BaseModel):
@@ -49,7 +57,7 @@ class DocumentRow(Row):
         return self
 
     def document(self) -> Document:
-        """The row as a record, its other keys as metadata."""
+        """Return the row as a record, its other keys as metadata."""
         contents = self.contents if self.contents is not None else f"{self.title}\n{self.text}"
         return Document(id=self.id, contents=contents, metadata=self.model_extra or {})
 
@@ -63,20 +71,9 @@ class QuestionRow(Row):
     evidence_list: tuple[Evidence, ...] | None = None
 
     def record(self, **details: object) -> Question:
-        """The row as a record with ``details`` as its metadata."""
+        """Return the row as a record with ``details`` as its metadata."""
         metadata = QuestionMetadata.model_validate(details)
         return Question(id=self.id, question=self.question, golden_answers=self.golden_answers, metadata=metadata)
-
-
-def read_rows(path: Path, model: type[RowT]) -> Iterator[RowT]:
-    """Yield the rows of a JSON Lines file (plain or gzipped) one by one.
-
-    Raises:
-        ArtifactError: the file is missing or damaged.
-        RecordError: a line does not fit; names file, line and field.
-    """
-    for number, line in read_lines(path):
-        yield parse_record(model, line, path, number)
 
 
 def read_documents(path: Path) -> Iterator[Document]:
@@ -90,7 +87,44 @@ def read_questions(path: Path) -> Iterator[Question]:
         yield row.record(question_type=row.question_type, evidence_list=row.evidence_list, **(row.model_extra or {}))
 
 
-def read_typed_questions(path: Path, question_type: str) -> Iterator[Question]:
-    """Yield the questions of a file that are all of one type, with their other keys."""
-    for row in read_rows(path, QuestionRow):
-        yield row.record(question_type=question_type, **(row.model_extra or {}))
+def read_rows(path: Path, model: type[RowT]) -> Iterator[RowT]:
+    """Yield the rows of a file one by one.
+
+    Raises:
+        ArtifactError: the file is missing or damaged.
+        RecordError: a line does not fit; names file, line and field.
+    """
+    for number, line in read_lines(path):
+        yield parse_record(model, line, path, number)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the number (from 1) and the bytes of every line that is not blank, showing progress through the file.
+
+    Raises:
+        ArtifactError: the file is missing or its compression is damaged.
+    """
+    if not path.is_file():
+        raise ArtifactError(f"{path} does not exist.")
+    try:
+        with path.open("rb") as raw, ProgressBar(f"read {path.name}", path.stat().st_size, "bytes") as bar:
+            read_bytes = 0
+            for number, line in enumerate(_unpacked_lines(raw) if path.suffix == ".gz" else raw, 1):
+                if number % LINES_PER_REPORT == 0:
+                    bar.advance(raw.tell() - read_bytes)
+                    read_bytes = raw.tell()
+                if line.strip():
+                    yield number, line
+    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
+        raise ArtifactError(f"{path} is damaged or not complete: {error}. Delete it and get it again.") from error
+
+
+def _unpacked_lines(raw: BinaryIO) -> Iterable[bytes]:
+    is_tar = gzip.GzipFile(fileobj=raw).read(512)[257:262] == b"ustar"  # the magic number of a tar's first block
+    raw.seek(0)
+    if not is_tar:
+        yield from gzip.GzipFile(fileobj=raw)
+        return
+    with tarfile.open(fileobj=raw, mode="r|gz") as archive:
+        for member in archive:
+            yield from archive.extractfile(member) or ()

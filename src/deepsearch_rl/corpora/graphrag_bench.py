@@ -13,29 +13,10 @@ from pathlib import Path
 from pydantic import Field
 
 from deepsearch_rl.corpora.card import DatasetCard
-from deepsearch_rl.corpora.flashrag import Row
-from deepsearch_rl.corpora.lines import read_lines
+from deepsearch_rl.corpora.flashrag import Row, read_lines
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import parse_record
 from deepsearch_rl.records import Document, NonEmpty, Question, QuestionMetadata, Record
-
-CARD = DatasetCard(
-    name="graphrag_bench",
-    holds="questions over a medical handbook and twenty novels, with their corpora",
-    paper="arXiv 2506.05690",
-    repository="GraphRAG-Bench/GraphRAG-Bench",
-    revision=None,
-    files=(),
-    licence="MIT (the authors' repository)",
-    sample={
-        "id": "Medical-73586ddc",
-        "source": "Medical",
-        "question": "What is the most common type of skin cancer?",
-        "answer": "Basal cell carcinoma (BCC) is the most common type of skin cancer.",
-        "question_type": "Fact Retrieval",
-        "evidence": "Basal cell carcinoma (BCC) is the most common type of skin cancer.",
-    },
-)
 
 
 class CorpusRow(Record):
@@ -77,19 +58,38 @@ def read_questions(path: Path) -> Iterator[Question]:
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Rows as JSON with their numbers from 1."""
-    return _parquet_rows(path) if path.suffix == ".parquet" else read_lines(path)
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield rows as JSON with their numbers from 1."""
+    if path.suffix != ".parquet":
+        yield from read_lines(path)
+        return
     # Half a second to import, needed for this source alone.
     import pyarrow.parquet as parquet  # noqa: PLC0415
     from pyarrow import ArrowException  # noqa: PLC0415
 
     try:
-        batches = parquet.ParquetFile(path).iter_batches()
-        rows = (row for batch in batches for row in batch.to_pylist())
+        rows = (row for batch in parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist())
         for number, row in enumerate(rows, 1):
             yield number, json.dumps(row).encode()
     except (OSError, ArrowException) as error:
         raise ArtifactError(f"{path} cannot be read as a Parquet file: {error}.") from error
+
+
+CARD = DatasetCard(
+    name="graphrag_bench",
+    holds="questions over a medical handbook and twenty novels, with their corpora",
+    paper="arXiv 2506.05690",
+    repository="GraphRAG-Bench/GraphRAG-Bench",
+    revision=None,
+    files=(),
+    licence="MIT (the authors' repository)",
+    sample={
+        "id": "Medical-73586ddc",
+        "source": "Medical",
+        "question": "What is the most common type of skin cancer?",
+        "answer": "Basal cell carcinoma (BCC) is the most common type of skin cancer.",
+        "question_type": "Fact Retrieval",
+        "evidence": "Basal cell carcinoma (BCC) is the most common type of skin cancer.",
+    },
+    read_questions=read_questions,
+    read_documents=read_documents,
+)

@@ -23,7 +23,6 @@ from deepsearch_rl.retries import retry
 
 logger = logging.getLogger(__name__)
 
-BLOCK_BYTES = 1 << 20
 TIMEOUT_S = 30.0
 RECONNECT_WAIT_S = 2.0
 
@@ -60,7 +59,11 @@ def fetch(config: HubConfig, root: Path) -> None:
                 repository.repository, name, repo_type="dataset", revision=repository.revision, endpoint=config.endpoint
             )
             try:
-                expected = digest or _published_digest(url, config.endpoint)
+                expected = digest or get_hf_file_metadata(url, endpoint=config.endpoint).etag or ""
+                if not re.fullmatch(DIGEST_PATTERN, expected):
+                    raise EndpointError(
+                        f"{url}: the server names no digest ({expected!r}); give the SHA-256 in the parameters."
+                    )
                 _fetch_file(url, root / folder / name, expected, config.attempts)
             except httpx.HTTPError as error:
                 raise EndpointError(
@@ -69,21 +72,18 @@ def fetch(config: HubConfig, root: Path) -> None:
                 ) from error
 
 
-def _published_digest(url: str, endpoint: str) -> str:
-    """Return the digest that the hub publishes for a file at its revision."""
-    digest = get_hf_file_metadata(url, endpoint=endpoint).etag or ""
-    if not re.fullmatch(DIGEST_PATTERN, digest):
-        raise EndpointError(f"{url}: the server names no digest ({digest!r}); give the SHA-256 in the parameters.")
-    return digest
-
-
 def _fetch_file(url: str, path: Path, expected: str, attempts: int) -> None:
+    """Append the rest of a file, reconnecting after a break until no attempt is left, and check its digest."""
+
+    def warn(error: BaseException, attempt: int) -> None:
+        logger.warning("%s broke off (%s); %d attempts left", url, error, attempts - attempt)
+
     if path.is_file() and file_digest(path, expected) == expected:
         return
     # With the digest in its name, a partial file of another revision is never continued with this one.
     partial = path.with_name(f"{path.name}.{expected[:12]}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
-    _complete(url, partial, attempts)
+    retry(attempts, RECONNECT_WAIT_S, httpx.TransportError, warn, max_wait_s=RECONNECT_WAIT_S)(_append)(url, partial)
     digest = file_digest(partial, expected)
     if digest != expected:
         partial.unlink()
@@ -92,15 +92,6 @@ def _fetch_file(url: str, path: Path, expected: str, attempts: int) -> None:
             "if it happens again, the server has another file or the digest in the parameters is wrong."
         )
     partial.replace(path)
-
-
-def _complete(url: str, partial: Path, attempts: int) -> None:
-    """Append the rest of a file, reconnecting after a break until no attempt is left."""
-
-    def warn(error: BaseException, attempt: int) -> None:
-        logger.warning("%s broke off (%s); %d attempts left", url, error, attempts - attempt)
-
-    retry(attempts, RECONNECT_WAIT_S, httpx.TransportError, warn, max_wait_s=RECONNECT_WAIT_S)(_append)(url, partial)
 
 
 def _append(url: str, partial: Path) -> None:
@@ -113,19 +104,17 @@ def _append(url: str, partial: Path) -> None:
         if response.status_code != httpx.codes.PARTIAL_CONTENT:
             have_bytes = 0  # the server sends the whole file
         total_bytes = have_bytes + int(response.headers.get("Content-Length", 0))
-        with partial.open("ab" if have_bytes else "wb") as out, ProgressBar(url, total_bytes, "bytes") as meter:
-            meter.advance(have_bytes)
+        with partial.open("ab" if have_bytes else "wb") as out, ProgressBar(url, total_bytes, "bytes") as bar:
+            bar.advance(have_bytes)
             for block in response.iter_raw():
                 out.write(block)
-                meter.advance(len(block))
+                bar.advance(len(block))
 
 
 def file_digest(path: Path, like: str) -> str:
     """Return the SHA-256 of a file or, where ``like`` has 40 digits, its git blob SHA-1."""
-    digest = hashlib.sha256()
-    if len(like) == 40:
-        digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
     with path.open("rb") as data:
-        while block := data.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        if len(like) != 40:
+            return hashlib.file_digest(data, "sha256").hexdigest()
+        header = f"blob {path.stat().st_size}\0".encode()
+        return hashlib.file_digest(data, lambda: hashlib.sha1(header, usedforsecurity=False)).hexdigest()

@@ -8,38 +8,20 @@ files, as in the splits of the published runs.
 """
 
 import datetime
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from deepsearch_rl.corpora.card import DatasetCard
-from deepsearch_rl.errors import ArtifactError, RecordError
-from deepsearch_rl.files import first_problem
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.files import parse_record
 from deepsearch_rl.records import Document, Evidence, NonEmpty, Question, QuestionMetadata
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-
-
-CARD = DatasetCard(
-    name="multihoprag",
-    holds="609 news articles, and questions over two to four of them with gold evidence",
-    paper="Tang & Yang 2024, arXiv 2401.15391",
-    repository="yixuantt/MultiHopRAG",
-    revision="71ac0d0bd1f951d2d6b70311f7d2ae404e1ffa82",
-    files=("README.md", "corpus.json", "MultiHopRAG.json"),
-    licence="ODC-BY 1.0",
-    sample={
-        "query": "Who ...?",
-        "answer": "Sam Bankman-Fried",
-        "question_type": "inference_query",
-        "evidence_list": [
-            {"title": "...", "source": "The Verge", "published_at": "2023-10-04T12:00:00+00:00", "fact": "..."}
-        ],
-    },
-)
 
 
 class Article(BaseModel):
@@ -65,16 +47,14 @@ class Query(BaseModel):
 
 def read_documents(folder: Path) -> Iterator[Document]:
     """Yield the articles, in the order of the file."""
-    for number, row in enumerate(_load(folder, "corpus")):
-        article = _parse(Article, row, folder / "corpus.json", number)
+    for number, article in enumerate(_load(folder, "corpus", Article)):
         yield Document(id=str(number), contents=f"{article.title}\n{article.body}", metadata=article.model_extra or {})
 
 
 def read_questions(folder: Path) -> Iterator[Question]:
     """Yield the questions, in the order of the file; evidence names its document by title and by id."""
     ids = {document.title: document.id for document in read_documents(folder)}
-    for number, row in enumerate(_load(folder, "MultiHopRAG")):
-        query = _parse(Query, row, folder / "MultiHopRAG.json", number)
+    for number, query in enumerate(_load(folder, "MultiHopRAG", Query)):
         evidence = None
         if query.evidence_list is not None:
             facts = (fact | {"doc_id": ids.get(str(fact.get("title")))} for fact in query.evidence_list)
@@ -83,8 +63,7 @@ def read_questions(folder: Path) -> Iterator[Question]:
         yield Question(id=str(number), question=query.query, golden_answers=(query.answer,), metadata=metadata)
 
 
-def _load(folder: Path, configuration: str) -> Iterator[dict[str, Any]]:
-    """The rows of a configuration, with times as text."""
+def _load(folder: Path, configuration: str, model: type[ModelT]) -> Iterator[ModelT]:
     # Heavy, and needed for this source alone.
     from datasets import disable_progress_bars, load_dataset  # noqa: PLC0415
     from datasets.exceptions import DatasetGenerationError  # noqa: PLC0415
@@ -99,24 +78,32 @@ def _load(folder: Path, configuration: str) -> Iterator[dict[str, Any]]:
             raise ArtifactError(
                 f"{folder} cannot be read as configuration {configuration!r} of yixuantt/MultiHopRAG: {error}."
             ) from error
-        for row in rows:
-            yield _with_text_times(row)
+        for number, row in enumerate(rows, 1):
+            text = json.dumps(row, default=_time_text)
+            yield parse_record(model, text, f"{folder / configuration}.json (counted in rows)", number)
 
 
-def _with_text_times(value: Any) -> Any:
-    """Times, which ``datasets`` parses, as ISO 8601 text again (they are UTC)."""
-    if isinstance(value, dict):
-        return {key: _with_text_times(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_text_times(item) for item in value]
-    if isinstance(value, datetime.datetime):
-        return value.replace(tzinfo=value.tzinfo or datetime.UTC).isoformat()
-    return value
+def _time_text(time: datetime.datetime) -> str:
+    """Return a time, which ``datasets`` parses, as ISO 8601 text again (they are UTC)."""
+    return time.replace(tzinfo=time.tzinfo or datetime.UTC).isoformat()
 
 
-def _parse(model: type[ModelT], row: dict[str, Any], path: Path, number: int) -> ModelT:
-    try:
-        return model.model_validate(row)
-    except ValidationError as error:
-        field, problem = first_problem(error)
-        raise RecordError(path, number + 1, field, f"(row, not line) {problem}") from error
+CARD = DatasetCard(
+    name="multihoprag",
+    holds="609 news articles, and questions over two to four of them with gold evidence",
+    paper="Tang & Yang 2024, arXiv 2401.15391",
+    repository="yixuantt/MultiHopRAG",
+    revision="71ac0d0bd1f951d2d6b70311f7d2ae404e1ffa82",
+    files=("README.md", "corpus.json", "MultiHopRAG.json"),
+    licence="ODC-BY 1.0",
+    sample={
+        "query": "Who ...?",
+        "answer": "Sam Bankman-Fried",
+        "question_type": "inference_query",
+        "evidence_list": [
+            {"title": "...", "source": "The Verge", "published_at": "2023-10-04T12:00:00+00:00", "fact": "..."}
+        ],
+    },
+    read_questions=read_questions,
+    read_documents=read_documents,
+)

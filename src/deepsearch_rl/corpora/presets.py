@@ -12,9 +12,8 @@ from pathlib import Path
 
 from deepsearch_rl.corpora import multihoprag
 from deepsearch_rl.corpora.catalogue import CARDS, CORPUS_FORMATS, QUESTION_FORMATS
-from deepsearch_rl.corpora.download import DownloadConfig
-from deepsearch_rl.corpora.folder import CorpusSource, FolderConfig, QuestionSource
-from deepsearch_rl.corpora.hub import HubConfig, HubRepository
+from deepsearch_rl.corpora.download import CorpusSource, DownloadConfig, FolderConfig, QuestionSource
+from deepsearch_rl.corpora.hub import HubConfig
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 
 HUB = "https://huggingface.co"
@@ -30,10 +29,7 @@ SHUFFLE_SEED = 42
 def source_of(dataset: str, folder: Path | None, fetched: Path) -> DownloadConfig:
     """Return where to read a question set and its corpus from; both get the set's name.
 
-    Args:
-        dataset: a name of ``deepsearch datasets`` with questions.
-        folder: files at hand; None for the hub.
-        fetched: folder for files from the hub.
+    It is read from a folder with its files, or fetched from the hub into ``fetched`` where ``folder`` is None.
 
     Raises:
         UnknownNameError: there is no such set.
@@ -53,35 +49,28 @@ def source_of(dataset: str, folder: Path | None, fetched: Path) -> DownloadConfi
         )
     corpus, questions = _only(folder, ("corpus",)), _only(folder, QUESTION_FILES)
     corpus_format = dataset if dataset in CORPUS_FORMATS else "flashrag"
+    corpora = {dataset: CorpusSource(format=corpus_format, path=Path(corpus.name))}
     source = QuestionSource(format=dataset, path=Path(questions.name), shuffle_seed=None, splits={SPLIT: None})
-    return DownloadConfig(
-        source="folder",
-        folder=FolderConfig(
-            root=folder,
-            corpora={dataset: CorpusSource(format=corpus_format, path=Path(corpus.name))},
-            questions={dataset: (source,)},
-        ),
-    )
+    files = FolderConfig(root=folder, corpora=corpora, questions={dataset: (source,)})
+    return DownloadConfig(source="folder", folder=files)
 
 
 def _multihoprag(folder: Path | None, fetched: Path) -> DownloadConfig:
-    name, card = multihoprag.CARD.name, multihoprag.CARD
-    root, path = (fetched, Path(name)) if folder is None else (folder, Path())
-    questions = QuestionSource(format=name, path=path, shuffle_seed=SHUFFLE_SEED, splits=PUBLISHED_SPLIT)
-    corpora = {name: CorpusSource(format=name, path=path)}
-    files_at_hand = FolderConfig(root=root, corpora=corpora, questions={name: (questions,)})
-    if folder is not None:
-        missing = [file for file in card.files if not (folder / file).is_file()]
-        if missing:
-            raise ArtifactError(
-                f"{folder} lacks {', '.join(missing)}; put the files of {card.repository} there, or leave --data out "
-                "to fetch them."
-            )
-        return DownloadConfig(source="folder", folder=files_at_hand)
-    assert card.revision is not None
-    files = HubRepository(repository=card.repository, revision=card.revision, files=dict.fromkeys(card.files))
-    hub = HubConfig(endpoint=HUB, attempts=ATTEMPTS, repositories={name: files})
-    return DownloadConfig(source="hub", folder=files_at_hand, hub=hub)
+    card = multihoprag.CARD
+    root, path = (fetched, Path(card.name)) if folder is None else (folder, Path())
+    questions = QuestionSource(format=card.name, path=path, shuffle_seed=SHUFFLE_SEED, splits=PUBLISHED_SPLIT)
+    corpora = {card.name: CorpusSource(format=card.name, path=path)}
+    files = FolderConfig(root=root, corpora=corpora, questions={card.name: (questions,)})
+    if folder is None:
+        repository = {"repository": card.repository, "revision": card.revision, "files": dict.fromkeys(card.files)}
+        hub = {"endpoint": HUB, "attempts": ATTEMPTS, "repositories": {card.name: repository}}
+        return DownloadConfig(source="hub", folder=files, hub=HubConfig.model_validate(hub))
+    if missing := [file for file in card.files if not (folder / file).is_file()]:
+        raise ArtifactError(
+            f"{folder} lacks {', '.join(missing)}; put the files of {card.repository} there, or leave --data out "
+            "to fetch them."
+        )
+    return DownloadConfig(source="folder", folder=files)
 
 
 def _only(folder: Path, beginnings: tuple[str, ...]) -> Path:

@@ -90,7 +90,9 @@ def sentence_blocks(text: str, start: int = 0) -> Iterator[Sentences]:
 def _find_sentences(text: str, start: int, end: int) -> Sentences:
     """Return the sentences of ``text[start:end]``, as if the text ended there."""
     classes = _classes(text[start:end])
-    words_T = np.flatnonzero(_word_starts(classes))
+    # Bits: a sign always begins a word, a word character does unless the one before it is one as well.
+    begins = ((classes[_MARGIN - 1 : -_MARGIN - 1] & _WORD_CHARACTER) ^ _VISIBLE) & classes[_MARGIN:-_MARGIN]
+    words_T = np.flatnonzero(begins != 0)
     first_words_M = _first_words(text, start, classes, words_T)
     starts_N, ends_N, words_N = _between(first_words_M, words_T, classes)
     if len(starts_N) and int((ends_N - starts_N).max()) > MAX_SENTENCE_CHARS:
@@ -128,15 +130,6 @@ def _tables() -> tuple[NDArray[np.uint8], bytes]:
     return table, bytes(table[:128]).ljust(256, b"\0")
 
 
-def _word_starts(classes: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return for each character of the block whether a word begins there."""
-    # Bits: a sign always begins a word, a word character does unless the one before it is one as well.
-    begins = classes[_MARGIN - 1 : -_MARGIN - 1] & _WORD_CHARACTER
-    begins ^= _VISIBLE
-    begins &= classes[_MARGIN:-_MARGIN]
-    return begins != 0
-
-
 def _first_words(text: str, start: int, classes: NDArray[np.uint8], words_T: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the positions in ``words_T`` of the words that begin a sentence after another, some more than once."""
     stops_M = np.flatnonzero((classes[_MARGIN:-_MARGIN] & _STOP) != 0)
@@ -153,20 +146,16 @@ def _first_words(text: str, start: int, classes: NDArray[np.uint8], words_T: NDA
     next_M = _MARGIN + words_T[firsts_M]
     next_M += (classes[next_M] & (_OPENING | _BEGINNING)) == _OPENING
     ends_M = certain_M | ((classes[next_M] & _BEGINNING) != 0)
-    for position in np.flatnonzero(ends_M & ~certain_M & _perhaps_abbreviated(classes, stops_M)).tolist():
+    # The word before the stop is perhaps an abbreviation: as short as one, and begins like one.
+    perhaps_M = np.zeros(len(stops_M), dtype=np.bool_)
+    for length in range(1, _LONGEST_ABBREVIATION + 1):
+        begin_M = stops_M + (_MARGIN - length)
+        is_first_M = (classes[begin_M - 1] & _WORD_CHARACTER) == 0
+        perhaps_M |= is_first_M & ((classes[begin_M] & _ABBREVIATING) != 0)
+    for position in np.flatnonzero(ends_M & ~certain_M & perhaps_M).tolist():
         stop = start + int(stops_M[position])
         ends_M[position] = text[stop] != "." or _FULL_STOP.match(text, stop) is not None
     return firsts_M[ends_M]
-
-
-def _perhaps_abbreviated(classes: NDArray[np.uint8], stops_M: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return for each stop whether the word before it is as short as an abbreviation and begins like one."""
-    perhaps_M = np.zeros(len(stops_M), dtype=np.bool_)
-    for length in range(1, _LONGEST_ABBREVIATION + 1):
-        first_M = stops_M + (_MARGIN - length)
-        begun_M = (classes[first_M - 1] & _WORD_CHARACTER) == 0
-        perhaps_M |= begun_M & ((classes[first_M] & _ABBREVIATING) != 0)
-    return perhaps_M
 
 
 def _between(
@@ -178,11 +167,7 @@ def _between(
     filled_N = words_N > 0
     starts_N = words_T[bounds[:-1][filled_N]]
     ends_N = np.concatenate([starts_N[1:], [len(classes) - 2 * _MARGIN][: len(starts_N)]]).astype(np.int64)
-    return starts_N, _without_blanks(ends_N, classes), words_N[filled_N]
-
-
-def _without_blanks(ends_N: NDArray[np.int64], classes: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Move each end back to the last visible character before it; there is one."""
+    # Move each end back to the last visible character before it; there is one.
     before = classes[_MARGIN - 1 :]
     for _ in range(3):
         ends_N = ends_N - ((before[ends_N] & _VISIBLE) == 0)
@@ -191,7 +176,7 @@ def _without_blanks(ends_N: NDArray[np.int64], classes: NDArray[np.uint8]) -> ND
         while not (visible := classes[max(0, end - back) : end] & _VISIBLE).any():
             back *= 2
         ends_N[number] = end - len(visible) + np.flatnonzero(visible)[-1] + 1 - _MARGIN
-    return ends_N
+    return starts_N, ends_N, words_N[filled_N]
 
 
 def _cuts_of_long(block: str, starts_N: NDArray[np.int64], ends_N: NDArray[np.int64]) -> Iterator[int]:

@@ -2,7 +2,8 @@
 
 import json
 import string
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -62,7 +63,10 @@ class HfCounter:
         texts = [text[start:end] for start, end in spans]
         words = self._words
         if words is None or any(separator in text for separator in _SEPARATORS):
-            return np.fromiter(self._encoded_counts(texts), np.int64, len(texts))
+            encode = self._tokenizer.encode_batch_fast
+            batches = (texts[start : start + SENTENCES_AT_ONCE] for start in range(0, len(texts), SENTENCES_AT_ONCE))
+            encodings = chain.from_iterable(encode(batch, add_special_tokens=False) for batch in batches)
+            return np.fromiter(map(len, encodings), np.int64, len(texts))
         if len(words) > MAX_KNOWN_WORDS:
             words.clear()
         counts = (sum(map(words.__getitem__, sentence.split())) for sentence in texts)
@@ -71,11 +75,6 @@ class HfCounter:
     def spans(self, text: str) -> Iterable[Span]:
         """Return the offsets of a text's tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False).offsets
-
-    def _encoded_counts(self, texts: Sequence[str]) -> Iterator[int]:
-        for start in range(0, len(texts), SENTENCES_AT_ONCE):
-            batch = list(texts[start : start + SENTENCES_AT_ONCE])
-            yield from map(len, self._tokenizer.encode_batch_fast(batch, add_special_tokens=False))
 
 
 def splits_at_white_space(tokenizer: "Tokenizer") -> bool:
@@ -123,26 +122,24 @@ def load_tokenizer(name: str) -> TokenCounter:
 
     Raises:
         UnknownNameError: no such kind of tokenizer.
+        ConfigError: no folder or repository is named.
         UnavailableError: the folder or repository cannot be read.
     """
     if name == "words":
         return WordCounter()
-    if not name.startswith("hf:"):
+    kind, _, source = name.partition(":")
+    if kind != "hf":
         raise UnknownNameError("tokenizer", name, ["words", "hf:<folder or repository>"])
-    return HfCounter(_load_hf_tokenizer(name.removeprefix("hf:")))
-
-
-def _load_hf_tokenizer(source: str) -> "Tokenizer":
-    from tokenizers import Tokenizer  # noqa: PLC0415 - only profiles that count by a model's tokens load it
-
     if not source:
         raise ConfigError("tokenizer 'hf:' needs a folder or a repository after it, e.g. 'hf:intfloat/e5-base-v2'.")
+    from tokenizers import Tokenizer  # noqa: PLC0415 - only profiles that count by a model's tokens load it
+
     repository, _, revision = source.partition("@")
     file = Path(source, "tokenizer.json")
     try:
         if file.is_file():
-            return Tokenizer.from_file(str(file))
-        return Tokenizer.from_pretrained(repository, revision=revision or "main")
+            return HfCounter(Tokenizer.from_file(str(file)))
+        return HfCounter(Tokenizer.from_pretrained(repository, revision=revision or "main"))
     except Exception as error:  # the library raises bare Exception for whatever goes wrong
         raise UnavailableError(
             f"no tokenizer at {source!r}: there is no {file}, and the hub did not give one ({error}). "

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import faiss
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
-from deepsearch_rl.files import atomic_directory, full_disk_named, only_writer, sha256_file
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError, full_disk_named
+from deepsearch_rl.files import atomic_directory, only_writer, sha256_file
 from deepsearch_rl.records import Question, Record
 from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.chunk_store import ChunkStore

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.commands.score_report import report_comparison, report_scores
+from deepsearch_rl.commands.score import report_comparison, report_scores
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, RecordError
 from deepsearch_rl.evaluation.scoring.predictions import score_predictions
 from deepsearch_rl.files import write_jsonl

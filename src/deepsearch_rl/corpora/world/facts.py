@@ -1,4 +1,4 @@
-"""Entities of a world and the facts between them, drawn at random."""
+"""Facts of a world, drawn at random, and the articles that state them."""
 
 import itertools
 import math
@@ -8,19 +8,27 @@ from dataclasses import dataclass
 
 from deepsearch_rl.corpora.world.grammar import YEAR, Grammar, Relation
 from deepsearch_rl.errors import ConfigError, UnknownNameError
+from deepsearch_rl.records import Document, Evidence
+
+MAX_PARAGRAPHS = 6
+"""Of an article."""
+Fact = tuple[str, str]
+"""Subject and relation name."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The facts of a generated world.
-
-    ``objects`` maps (subject, relation name) to the object. A missing pair is a missing fact, which no article states.
-    """
+    """The facts and articles of a generated world."""
 
     grammar: Grammar
     entities: Mapping[str, tuple[str, ...]]
     """Kind -> names, in a fixed order."""
-    objects: Mapping[tuple[str, str], str]
+    objects: Mapping[Fact, str]
+    """A fact that is not here is missing: no article states it."""
+    documents: tuple[Document, ...]
+    """One article per entity, sorted by id."""
+    evidence: Mapping[Fact, Evidence]
+    """Sentence and document of each fact."""
 
     def follow(self, chain: Sequence[str], head: str) -> list[str] | None:
         """Return the entities that a chain of relations visits after ``head``; None where a fact is missing."""
@@ -33,10 +41,10 @@ class World:
 
 
 def build_world(grammar: Grammar, counts: Mapping[str, int], missing: float, rng: random.Random) -> World:
-    """Draw ``counts[kind]`` entities of each kind and one object per relation and subject, then remove some facts.
+    """Draw ``counts[kind]`` entities of each kind and one object per relation and subject, and write the articles.
 
-    A fact is removed with probability ``missing``. Where a relation has a reverse, both directions are removed, so that
-    the other entity's article does not state the missing fact.
+    A fact is missing with probability ``missing``. Where a relation has a reverse, both directions are, so that the
+    other entity's article does not state the missing fact.
 
     Raises:
         ConfigError: an unknown kind, or more entities than the kind has names.
@@ -46,11 +54,18 @@ def build_world(grammar: Grammar, counts: Mapping[str, int], missing: float, rng
     pools = entities | years
     if kinds := sorted(set(grammar.kinds) - set(pools)):
         raise ConfigError(f"the generated world needs a number of entities for {', '.join(kinds)}.")
-    objects: dict[tuple[str, str], str] = {}
+    objects: dict[Fact, str] = {}
     # Relations with a reverse come last: they replace what was drawn for the reverse relation on its own.
     for relation in sorted(grammar.relations.values(), key=lambda relation: bool(relation.reverse)):
         objects |= _draw_facts(relation, pools, rng)
-    return World(grammar, entities, _without_some(grammar, objects, missing, rng))
+    removed = {fact for fact in objects if rng.random() < missing}
+    for (subject, name), object_ in objects.items():
+        reverse = grammar.relations[name].reverse
+        both = {(subject, name), (object_, reverse)}
+        if reverse and both & removed:
+            removed |= both
+    kept = {fact: object_ for fact, object_ in objects.items() if fact not in removed}
+    return World(grammar, entities, kept, *_write_articles(grammar, entities, kept, rng))
 
 
 def _draw_names(grammar: Grammar, kind: str, count: int, rng: random.Random) -> tuple[str, ...]:
@@ -63,34 +78,57 @@ def _draw_names(grammar: Grammar, kind: str, count: int, rng: random.Random) -> 
     return tuple(rng.sample([" ".join(name) for name in itertools.product(*word_lists)], count))
 
 
-def _draw_facts(
-    relation: Relation, pools: Mapping[str, tuple[str, ...]], rng: random.Random
-) -> dict[tuple[str, str], str]:
+def _draw_facts(relation: Relation, pools: Mapping[str, tuple[str, ...]], rng: random.Random) -> dict[Fact, str]:
     subjects, candidates = pools[relation.subject_kind], pools[relation.object_kind]
+    facts: dict[Fact, str] = {}
     if not relation.reverse:
-        return {(subject, relation.name): _draw_other(subject, candidates, rng) for subject in subjects}
-    drawn = rng.sample(candidates, min(len(candidates), len(subjects)))
-    pairs = zip(drawn[::2], drawn[1::2], strict=False) if subjects == candidates else zip(subjects, drawn, strict=False)
-    facts: dict[tuple[str, str], str] = {}
-    for subject, drawn_object in pairs:
-        facts[subject, relation.name] = drawn_object
-        facts[drawn_object, relation.reverse] = subject
+        for subject in subjects:
+            while (drawn := rng.choice(candidates)) == subject:
+                pass
+            facts[subject, relation.name] = drawn
+        return facts
+    partners = rng.sample(candidates, min(len(candidates), len(subjects)))
+    pairs = zip(*((partners[::2], partners[1::2]) if subjects == candidates else (subjects, partners)), strict=False)
+    for subject, partner in pairs:
+        facts[subject, relation.name] = partner
+        facts[partner, relation.reverse] = subject
     return facts
 
 
-def _draw_other(subject: str, candidates: Sequence[str], rng: random.Random) -> str:
-    while (drawn := rng.choice(candidates)) == subject:
-        pass
-    return drawn
+def _write_articles(
+    grammar: Grammar, entities: Mapping[str, Sequence[str]], objects: Mapping[Fact, str], rng: random.Random
+) -> tuple[tuple[Document, ...], dict[Fact, Evidence]]:
+    """Return the articles, and the sentence of each fact; every fact is one sentence of its subject's article."""
+    documents: list[Document] = []
+    evidence: dict[Fact, Evidence] = {}
+    for kind, names in sorted(entities.items()):
+        relations = [relation for relation in grammar.relations.values() if relation.subject_kind == kind]
+        for number, name in enumerate(names):
+            doc_id = f"{kind}-{number:04d}"
+            sentences: list[str] = []
+            for relation in relations:
+                if object_ := objects.get((name, relation.name)):
+                    sentences.append(rng.choice(relation.statements).format(subject=name, object=object_))
+                    evidence[name, relation.name] = Evidence(fact=sentences[-1], doc_id=doc_id, title=name)
+            paragraphs = _write_paragraphs(sentences, grammar.kinds[kind].fillers, rng)
+            metadata = {"generated": True, "kind": kind}
+            documents.append(Document(id=doc_id, contents="\n".join([name, *paragraphs]), metadata=metadata))
+    return tuple(documents), evidence
 
 
-def _without_some(
-    grammar: Grammar, objects: Mapping[tuple[str, str], str], missing: float, rng: random.Random
-) -> dict[tuple[str, str], str]:
-    removed = {fact for fact in objects if rng.random() < missing}
-    for (subject, name), object_ in objects.items():
-        reverse = grammar.relations[name].reverse
-        both = {(subject, name), (object_, reverse)}
-        if reverse and both & removed:
-            removed |= both
-    return {fact: object_ for fact, object_ in objects.items() if fact not in removed}
+def _write_paragraphs(facts: Sequence[str], fillers: Sequence[str], rng: random.Random) -> list[str]:
+    """Spread the facts over one to six paragraphs, at most two in each, and add one or two fillers to each.
+
+    An article has no filler twice, so a kind needs as many of them as an article can have paragraphs.
+    """
+    count = rng.randint(max(1, -(-len(facts) // 2)), MAX_PARAGRAPHS)
+    paragraphs: list[list[str]] = [[] for _ in range(count)]
+    places = rng.sample([place for place in range(count) for _ in range(2)], len(facts))
+    for fact, place in zip(facts, places, strict=True):
+        paragraphs[place].append(fact)
+    padding = rng.sample(fillers, rng.randint(count, min(2 * count, len(fillers))))
+    for number, filler in enumerate(padding):
+        paragraphs[number % count].append(filler)
+    for sentences in paragraphs:
+        rng.shuffle(sentences)
+    return [" ".join(sentences) for sentences in paragraphs]

@@ -1,13 +1,11 @@
 """Both generated worlds from one config and one seed."""
 
 import random
-from collections.abc import Mapping
 
 from pydantic import Field
 
-from deepsearch_rl.corpora.world.articles import Library, write_articles
-from deepsearch_rl.corpora.world.facts import World, build_world
-from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, Grammar
+from deepsearch_rl.corpora.world.facts import build_world
+from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN
 from deepsearch_rl.corpora.world.questions import in_domain_questions, out_of_domain_questions
 from deepsearch_rl.records import Document, Question, Record
 
@@ -37,21 +35,12 @@ def generate(config: WorldConfig, seed: int) -> Generated:
         ConfigError: sizes that do not fit together, or an unknown kind or question type.
     """
     rng = random.Random(f"in-domain {seed}")
-    world, library = _build(IN_DOMAIN, config.in_domain, config.missing, rng)
-    splits = in_domain_questions(world, library, config.questions, config.mix, rng)
-
+    world = build_world(IN_DOMAIN, config.in_domain, config.missing, rng)
+    splits = in_domain_questions(world, config.questions, config.mix, rng)
     rng = random.Random(f"out-of-domain {seed}")
-    outworld, outlibrary = _build(OUT_OF_DOMAIN, config.out_of_domain, config.missing, rng)
-    sets = out_of_domain_questions(outworld, outlibrary, config.out_of_domain_questions, rng)
+    outworld = build_world(OUT_OF_DOMAIN, config.out_of_domain, config.missing, rng)
+    sets = out_of_domain_questions(outworld, config.out_of_domain_questions, rng)
     return Generated(
-        corpora={"world": library.documents, "outworld": outlibrary.documents},
-        questions={
-            "multihoprag": {split: tuple(questions) for split, questions in splits.items()},
-            **{dataset: {"val": tuple(questions)} for dataset, questions in sets.items()},
-        },
+        corpora={"world": world.documents, "outworld": outworld.documents},
+        questions={"multihoprag": splits, **{dataset: {"val": questions} for dataset, questions in sets.items()}},
     )
-
-
-def _build(grammar: Grammar, counts: Mapping[str, int], missing: float, rng: random.Random) -> tuple[World, Library]:
-    world = build_world(grammar, counts, missing, rng)
-    return world, write_articles(world, rng)

@@ -27,15 +27,11 @@ _OBJECT = r"([A-Z]\w*(?: [A-Z]\w*)*|\d{4})"
 """An object in running text: capitalised words, or a year."""
 
 
-def _split(text: object) -> object:
-    return text.split() if isinstance(text, str) else text
-
-
 class Kind(Record):
     """A kind of entity; its names are one word of each list, in order, separated by spaces."""
 
     name: str
-    word_lists: tuple[Annotated[tuple[str, ...], BeforeValidator(_split)], ...] = Field(alias="names")
+    word_lists: tuple[Annotated[tuple[str, ...], BeforeValidator(str.split)], ...] = Field(alias="names")
     fillers: tuple[str, ...] = Field(default=(), description="sentences without a fact that pad this kind's articles")
 
 
@@ -71,11 +67,9 @@ class Grammar(Record):
     @model_validator(mode="before")
     @classmethod
     def _name_items(cls, values: dict[str, Any]) -> dict[str, Any]:
-        items = {
-            group: {name: {"name": name, **item} for name, item in values[group].items()}
-            for group in ("kinds", "relations")
-        }
-        return values | items
+        for group in ("kinds", "relations"):
+            values[group] = {name: {"name": name, **item} for name, item in values[group].items()}
+        return values
 
     def path(self, chain: tuple[str, ...], head: str) -> str:
         """Return the noun phrase for the end of a chain of relation names from the entity ``head``."""
@@ -85,12 +79,10 @@ class Grammar(Record):
         return phrase
 
 
-def _read(name: str) -> Grammar:
-    return Grammar.model_validate(tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8")))
-
-
-IN_DOMAIN = _read("in_domain.toml")
-OUT_OF_DOMAIN = _read("out_of_domain.toml")
+IN_DOMAIN, OUT_OF_DOMAIN = (
+    Grammar.model_validate(tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8")))
+    for name in ("in_domain.toml", "out_of_domain.toml")
+)
 GRAMMARS: Mapping[str, Grammar] = {"in_domain": IN_DOMAIN, "out_of_domain": OUT_OF_DOMAIN}
 
 

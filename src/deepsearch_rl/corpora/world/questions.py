@@ -1,14 +1,15 @@
-"""Question sets of the generated worlds and their splits."""
+"""Question sets of the generated worlds: questions about chains of facts, and comparisons of two entities."""
 
+import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from deepsearch_rl.corpora.world.articles import Library
-from deepsearch_rl.corpora.world.chains import Chain, Draft, ask, chains
-from deepsearch_rl.corpora.world.comparisons import earlier_questions, same_object_questions
+from deepsearch_rl import answers
 from deepsearch_rl.corpora.world.facts import World
+from deepsearch_rl.corpora.world.grammar import Grammar
 from deepsearch_rl.errors import ConfigError, UnknownNameError
-from deepsearch_rl.records import Question
+from deepsearch_rl.records import Evidence, Question, QuestionMetadata
 
 IN_DOMAIN_HOPS: Mapping[str, tuple[int, ...]] = {"1_hop": (1,), "2_hop": (2,), "3_hop": (3,), "null": (1, 2, 3)}
 """Lengths of the chains of each question type, in equal parts."""
@@ -19,11 +20,27 @@ OUT_OF_DOMAIN_SETS: Mapping[str, Mapping[str, tuple[float, int]]] = {
     "hotpotqa": {"bridge": (0.8, 2), "comparison": (0.2, 0)},
 }
 """Share and chain length (0: no chain) of each question type of each set, as in the sets that they stand for."""
+COMPARED_YEAR = "opening_year"
+MAX_DRAWS = 50_000
+Comparison = tuple[str, str, str]
+"""A relation and the two names, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A head and the relations to follow from it, one after the other.
+
+    ``visited`` holds the entities after the head, the answer last; None where a fact of the chain is missing.
+    """
+
+    head: str
+    relations: tuple[str, ...]
+    visited: tuple[str, ...] | None
 
 
 def in_domain_questions(
-    world: World, library: Library, sizes: Mapping[str, int], mix: Mapping[str, float], rng: random.Random
-) -> dict[str, list[Question]]:
+    world: World, sizes: Mapping[str, int], mix: Mapping[str, float], rng: random.Random
+) -> dict[str, tuple[Question, ...]]:
     """Return ``sizes[split]`` questions per split of the types in ``mix``; no entity heads questions of two splits.
 
     Raises:
@@ -33,22 +50,36 @@ def in_domain_questions(
     for question_type in mix:
         if question_type not in {*IN_DOMAIN_HOPS, "comparison"}:
             raise UnknownNameError("question type", question_type, [*IN_DOMAIN_HOPS, "comparison"])
-    heads = split_heads(world, sizes, rng)
+    heads: dict[str, dict[str, list[str]]] = {split: {} for split in sizes}
+    for kind, names in world.entities.items():
+        shuffled = iter(rng.sample(names, len(names)))
+        for split, count in apportion(len(names), sizes).items():
+            heads[split][kind] = list(itertools.islice(shuffled, count))
     return {
-        split: _split_questions(world, library, split, size, heads[split], mix, rng) for split, size in sizes.items()
+        split: _number(_split_questions(world, size, heads[split], mix, rng), f"multihoprag-{split}", rng)
+        for split, size in sizes.items()
     }
 
 
-def split_heads(world: World, sizes: Mapping[str, int], rng: random.Random) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Divide every kind's entities among the splits in proportion to their sizes: split -> kind -> names."""
-    heads: dict[str, dict[str, tuple[str, ...]]] = {split: {} for split in sizes}
-    for kind, names in world.entities.items():
-        shuffled = rng.sample(names, len(names))
-        start = 0
-        for split, count in apportion(len(names), sizes).items():
-            heads[split][kind] = tuple(shuffled[start : start + count])
-            start += count
-    return heads
+def out_of_domain_questions(world: World, size: int, rng: random.Random) -> dict[str, tuple[Question, ...]]:
+    """Return the three stand-in sets, ``size`` questions each.
+
+    Raises:
+        ConfigError: the world is too small for so many different questions.
+    """
+    sets: dict[str, tuple[Question, ...]] = {}
+    for dataset, types in OUT_OF_DOMAIN_SETS.items():
+        questions: list[Question] = []
+        for question_type, count in apportion(size, {name: share for name, (share, _) in types.items()}).items():
+            if hops := types[question_type][1]:
+                chains = _draw_chains(world, world.entities, hops, count, False, rng)
+                questions += [
+                    _ask(world, chain, world.grammar.questions[dataset], question_type, rng) for chain in chains
+                ]
+            else:
+                questions += _earlier_questions(world, dataset, count, rng)
+        sets[dataset] = _number(questions, f"{dataset}-val", rng)
+    return sets
 
 
 def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
@@ -62,30 +93,27 @@ def apportion(total: int, weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def _split_questions(
-    world: World,
-    library: Library,
-    split: str,
-    size: int,
-    heads: Mapping[str, Sequence[str]],
-    mix: Mapping[str, float],
-    rng: random.Random,
+    world: World, size: int, heads: Mapping[str, Sequence[str]], mix: Mapping[str, float], rng: random.Random
 ) -> list[Question]:
-    drafts: list[Draft] = []
+    questions: list[Question] = []
     for question_type, count in apportion(size, mix).items():
         if question_type == "comparison":
-            drafts += same_object_questions(world, library, heads, count, rng)
+            questions += _same_object_questions(world, heads, count, rng)
             continue
-        lengths = IN_DOMAIN_HOPS[question_type]
-        for hops, part in apportion(count, {str(length): 1.0 for length in lengths}).items():
-            drawn = _draw_chains(world, heads, int(hops), part, question_type == "null", rng)
-            drafts += [_ask_in_domain(world, library, chain, question_type, rng) for chain in drawn]
-    return _number(drafts, f"multihoprag-{split}", rng)
+        for hops, part in apportion(count, {str(length): 1.0 for length in IN_DOMAIN_HOPS[question_type]}).items():
+            for chain in _draw_chains(world, heads, int(hops), part, question_type == "null", rng):
+                answer_kind = world.grammar.relations[chain.relations[-1]].object_kind
+                templates = world.grammar.questions["person" if answer_kind == "person" else "other"]
+                questions.append(_ask(world, chain, templates, question_type, rng))
+    return questions
 
 
-def _ask_in_domain(world: World, library: Library, chain: Chain, question_type: str, rng: random.Random) -> Draft:
-    answer_kind = world.grammar.relations[chain.relations[-1]].object_kind
-    templates = world.grammar.questions["person" if answer_kind == "person" else "other"]
-    return ask(chain, library, world.grammar, rng.choice(templates), question_type)
+def _number(questions: list[Question], prefix: str, rng: random.Random) -> tuple[Question, ...]:
+    """Shuffle, so that the first n questions are a fair sample, and number from 0."""
+    rng.shuffle(questions)
+    return tuple(
+        question.model_copy(update={"id": f"{prefix}-{number:05d}"}) for number, question in enumerate(questions)
+    )
 
 
 def _draw_chains(
@@ -95,7 +123,7 @@ def _draw_chains(
     candidates = [
         chain
         for kind, names in heads.items()
-        for chain in chains(world, names, kind, hops)
+        for chain in _chains(world, names, kind, hops)
         if (chain.visited is None) == broken
     ]
     if len(candidates) < count:
@@ -107,30 +135,123 @@ def _draw_chains(
     return rng.sample(candidates, count)
 
 
-def out_of_domain_questions(world: World, library: Library, size: int, rng: random.Random) -> dict[str, list[Question]]:
-    """Return the three stand-in sets, ``size`` questions each.
+def _chains(world: World, heads: Sequence[str], kind: str, hops: int) -> Iterator[Chain]:
+    """Yield every chain of ``hops`` relations from the heads that visits no entity twice.
 
-    Raises:
-        ConfigError: the world is too small for so many different questions.
+    Others would ask for what the question names ("the spouse of the spouse of ...").
     """
-    return {dataset: _set_questions(world, library, dataset, size, rng) for dataset in OUT_OF_DOMAIN_SETS}
+    shapes = list(_chain_shapes(world.grammar, kind, hops))
+    reverse_pairs = {(relation.name, relation.reverse) for relation in world.grammar.relations.values()}
+    for head in heads:
+        for relations in shapes:
+            visited = world.follow(relations, head)
+            if visited is None:
+                if reverse_pairs.isdisjoint(itertools.pairwise(relations)):
+                    yield Chain(head, relations, None)
+            elif len({head, *visited}) == hops + 1:
+                yield Chain(head, relations, tuple(visited))
 
 
-def _set_questions(world: World, library: Library, dataset: str, size: int, rng: random.Random) -> list[Question]:
-    shape = OUT_OF_DOMAIN_SETS[dataset]
-    templates = world.grammar.questions[dataset]
-    drafts: list[Draft] = []
-    for question_type, count in apportion(size, {name: share for name, (share, _) in shape.items()}).items():
-        hops = shape[question_type][1]
-        if hops == 0:
-            drafts += earlier_questions(world, library, dataset, count, rng)
-            continue
-        for chain in _draw_chains(world, world.entities, hops, count, False, rng):
-            drafts.append(ask(chain, library, world.grammar, rng.choice(templates), question_type))
-    return _number(drafts, f"{dataset}-val", rng)
+def _chain_shapes(grammar: Grammar, kind: str, hops: int) -> Iterator[tuple[str, ...]]:
+    """Yield every sequence of ``hops`` matching relations that starts at ``kind``, in the grammar's order."""
+    if hops == 0:
+        yield ()
+        return
+    for relation in grammar.relations.values():
+        if relation.subject_kind == kind:
+            for rest in _chain_shapes(grammar, relation.object_kind, hops - 1):
+                yield (relation.name, *rest)
 
 
-def _number(drafts: list[Draft], prefix: str, rng: random.Random) -> list[Question]:
-    """Shuffle, so that the first n questions are a fair sample, and number from 0."""
-    rng.shuffle(drafts)
-    return [draft.number(f"{prefix}-{number:05d}") for number, draft in enumerate(drafts)]
+def _ask(world: World, chain: Chain, templates: Sequence[str], question_type: str, rng: random.Random) -> Question:
+    """Ask for a chain's end; a missing fact makes the answer INSUFFICIENT."""
+    text = rng.choice(templates).format(path=world.grammar.path(chain.relations, chain.head))
+    if chain.visited is None:
+        return _question(text, answers.INSUFFICIENT, question_type, [chain.relations], ())
+    facts = zip((chain.head, *chain.visited), chain.relations, strict=False)
+    evidence = tuple(world.evidence[fact] for fact in facts)
+    return _question(text, chain.visited[-1], question_type, [chain.relations], evidence)
+
+
+def _question(
+    text: str, answer: str, question_type: str, plan: Sequence[tuple[str, ...]], evidence: tuple[Evidence, ...]
+) -> Question:
+    """Return a question without a number; ``plan`` holds a chain of relation names per entity that the text names."""
+    metadata = {
+        "question_type": question_type,
+        "evidence_list": evidence,
+        "generated": True,
+        "hops": sum(map(len, plan)),
+        "plan": [list(chain) for chain in plan],
+    }
+    return Question(
+        id="unnumbered",
+        question=text,
+        golden_answers=(answer,),
+        metadata=QuestionMetadata.model_validate(metadata),
+    )
+
+
+def _same_object_questions(
+    world: World, heads: Mapping[str, Sequence[str]], count: int, rng: random.Random
+) -> list[Question]:
+    """Ask whether two heads of a kind share an object ("yes" and "no" in turn)."""
+    relations = [relation for relation in world.grammar.relations.values() if not relation.reverse]
+
+    def draw(done: int) -> tuple[Comparison, Question] | None:
+        """Return the next comparison, None where the drawn one has another answer than its turn needs."""
+        relation = rng.choice(relations)
+        names = heads.get(relation.subject_kind, ())
+        if len(names) < 2:
+            return None
+        first, second = rng.sample(names, 2)
+        objects = [world.objects.get((name, relation.name)) for name in (first, second)]
+        answer = "yes" if done % 2 == 0 else "no"
+        if None in objects or (objects[0] == objects[1]) != (answer == "yes"):
+            return None
+        template = rng.choice(world.grammar.comparisons["multihoprag"])
+        text = template.format(first=first, second=second, noun=relation.noun)
+        return _compare(world, text, answer, relation.name, first, second)
+
+    return _draw_distinct(draw, count)
+
+
+def _earlier_questions(world: World, dataset: str, count: int, rng: random.Random) -> list[Question]:
+    """Ask which of two crossings opened first; the answer is its name."""
+    years = {subject: year for (subject, relation), year in world.objects.items() if relation == COMPARED_YEAR}
+    names = sorted(years)
+
+    def draw(_done: int) -> tuple[Comparison, Question] | None:
+        """Return the next comparison, None where the two opened in the same year."""
+        if len(names) < 2:
+            return None
+        first, second = rng.sample(names, 2)
+        if years[first] == years[second]:
+            return None
+        answer = min(first, second, key=years.__getitem__)
+        text = rng.choice(world.grammar.comparisons[dataset]).format(first=first, second=second)
+        return _compare(world, text, answer, COMPARED_YEAR, first, second)
+
+    return _draw_distinct(draw, count)
+
+
+def _compare(
+    world: World, text: str, answer: str, relation: str, first: str, second: str
+) -> tuple[Comparison, Question]:
+    evidence = (world.evidence[first, relation], world.evidence[second, relation])
+    question = _question(text, answer, "comparison", [(relation,), (relation,)], evidence)
+    return (relation, min(first, second), max(first, second)), question
+
+
+def _draw_distinct(draw: Callable[[int], tuple[Comparison, Question] | None], count: int) -> list[Question]:
+    """Draw until there are ``count`` different comparisons; ``draw`` is told how many there are."""
+    questions: dict[Comparison, Question] = {}
+    for _ in range(MAX_DRAWS):
+        if len(questions) == count:
+            return list(questions.values())
+        if drawn := draw(len(questions)):
+            questions.setdefault(*drawn)
+    raise ConfigError(
+        f"the generated world has entities for {len(questions)} comparison questions, not {count}; "
+        "raise the numbers of entities or lower the share of comparisons (download.world)."
+    )

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.files import full_disk_named, read_record, write_json
+from deepsearch_rl.errors import ArtifactError, ConfigError, full_disk_named
+from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import Chunk, Record
 from deepsearch_rl.retrieval.chunk_store import open_column
