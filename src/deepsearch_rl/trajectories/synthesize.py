@@ -22,8 +22,6 @@ from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint
 from deepsearch_rl.trajectories.collect import collect, log_path
 
 TEACHERS = ("scripted", "endpoint")
-MODEL_NAME = "teacher"
-"""The model that a teacher's trajectories name."""
 
 
 class SynthesizeConfig(Record):
@@ -86,7 +84,7 @@ def synthesize(
     with serve_index(source.index, source.chunks, retrieval) as url:
 
         def make_agent() -> SearchAgent:
-            return SearchAgent(agent, teacher, url, config.temperature, model_name=MODEL_NAME, seed=seed)
+            return SearchAgent(agent, teacher, url, config.temperature, model_name="teacher", seed=seed)
 
         artifact = collect(questions, config.samples, make_agent, log, agent.concurrency, "synthesize", out)
     if not artifact.server_failures:
