@@ -6,7 +6,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-
 from deepsearch_rl.records import Message, Question, StopReason, TokenUsage, Trajectory
 from deepsearch_rl.trajectories.collect import collect
 

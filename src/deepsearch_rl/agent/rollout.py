@@ -15,6 +15,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 import openai
@@ -230,10 +231,9 @@ class SearchAgent:
             if isinstance(self._model, Endpoint):
                 self._client = await opening.enter_async_context(open_client(self._model, timeout_s))
             session = await opening.enter_async_context(open_session(self._retrieval_url, timeout_s))
-            self._tool = SearchTool(
-                lambda query, _: search_over_mcp(session, query, self._backoff_s), self._config, self._protocol
-            )
             self._open = opening.pop_all()
+        search = partial(search_over_mcp, session, self._backoff_s)
+        self._tool = SearchTool(search, self._config, self._protocol)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -125,7 +125,9 @@ class SearchTool:
         return observation.text
 
 
-async def search_over_mcp(session: Client, query: str, backoff_s: float) -> tuple[ShownPassage, ...]:
+async def search_over_mcp(
+    session: Client, backoff_s: float, query: str, _question: Question
+) -> tuple[ShownPassage, ...]:
     """Ask the retrieval server, up to :data:`ATTEMPTS` times; ``backoff_s`` is the first wait, and each one doubles.
 
     Raises:

@@ -11,9 +11,9 @@ not corrected; giving up early.
 
 import random
 from collections.abc import Generator, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from deepsearch_rl.agent.policy import Reply, RolloutPolicy
 from deepsearch_rl.agent.tool import search_call
@@ -23,11 +23,9 @@ from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.records import Message, Question, Record
 
 Plan: TypeAlias = tuple[tuple[str, ...], ...]
-ResultT = TypeVar("ResultT")
+_PLAN = TypeAdapter[Plan](Annotated[Plan, Field(min_length=1, max_length=2)])
 MAX_SEARCHES = 5
 ATTEMPTS_PER_FACT = 2
-Searches = Generator[str, str, ResultT]
-"""Yields queries, receives the passages of each, returns a result."""
 
 
 class TeacherConfig(Record):
@@ -40,12 +38,6 @@ class TeacherConfig(Record):
     give_up: float = Field(ge=0, le=1, description="the first passages without the fact end the search")
 
 
-class _Plan(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    plan: Plan = Field(min_length=1, max_length=2)
-
-
 def read_plan(question: Question) -> Plan:
     """Return the plan of a question of the in-domain world: a chain of relation names per entity that it names.
 
@@ -53,7 +45,7 @@ def read_plan(question: Question) -> Plan:
         ConfigError: the question has none, or its plan has an unknown relation.
     """
     try:
-        plan = _Plan.model_validate(question.metadata.model_extra).plan
+        plan = _PLAN.validate_python((question.metadata.model_extra or {}).get("plan"))
     except ValidationError as error:
         raise ConfigError(
             f"question {question.id} has no plan, so the scripted teacher cannot answer it; "
@@ -85,8 +77,11 @@ class ScriptedTeacher(RolloutPolicy):
         self._searches += 1
         return Reply(Message(role="assistant", tool_calls=(search_call(query, self._searches),)))
 
-    def _answer(self, question: str, plan: Plan) -> Searches[str]:
-        """Follow every chain from the entity that it starts at; two chains are compared."""
+    def _answer(self, question: str, plan: Plan) -> Generator[str, str, str]:
+        """Follow every chain from the entity that it starts at; two chains are compared.
+
+        Yields queries, receives the passages of each and returns the answer.
+        """
         ends: list[str] = []
         for head, chain in zip(find_entities(question), plan, strict=False):
             subject: str | None = head
@@ -99,7 +94,7 @@ class ScriptedTeacher(RolloutPolicy):
             return INSUFFICIENT
         return ends[0] if len(ends) == 1 else ("yes" if ends[0] == ends[1] else "no")
 
-    def _look_up(self, relation: str, subject: str) -> Searches[str | None]:
+    def _look_up(self, relation: str, subject: str) -> Generator[str, str, str | None]:
         """Search for one fact, a second time in other words if necessary; return its object, None if not found."""
         for query in self._queries(relation, subject)[: MAX_SEARCHES - self._searches]:
             passages = yield query

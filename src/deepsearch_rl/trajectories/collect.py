@@ -47,7 +47,7 @@ MakeAgent: TypeAlias = Callable[[], AbstractAsyncContextManager[Agent]]
 
 
 def log_path(stage: str, determined_by: JsonValue) -> Path:
-    """Return where a stage keeps its log: ``work/<stage>/<digest of what determines the result>.jsonl``."""
+    """Return where a stage keeps its log, by a digest of what determines the result."""
     return Path("work", stage, f"{sha256_json(determined_by)[:16]}.jsonl")
 
 
@@ -78,14 +78,8 @@ def collect(
 ) -> TrajectoryFile:
     """Answer every question ``samples`` times and write the trajectories to ``out``, sorted by question id and sample.
 
-    Args:
-        questions: with distinct ids.
-        samples: answers per question.
-        make_agent: opens the agent; not called where the log already holds everything.
-        log: finished rollouts are read from it and appended to it. The caller removes it.
-        concurrency: rollouts at once.
-        label: name of the progress line.
-        out: the artifact; it appears by one rename when every rollout is done.
+    At most ``concurrency`` rollouts run at once. Finished ones are read from ``log`` and appended to it; the caller
+    removes it. The agent is not made where the log holds everything. ``label`` names the progress line.
 
     Raises:
         ArtifactError: two questions have the same id.
@@ -103,11 +97,9 @@ def collect(
                 asyncio.run(_Collection(rollouts, figures, meter).run(make_agent, concurrency))
         artifact = TrajectoryFile(out, write_jsonl(out, rollouts.rollouts()), figures.server_failures)
     if artifact.server_failures:
+        counts = f"{artifact.server_failures} of {artifact.count} rollouts"
         _LOG.warning(
-            "%s: %d of %d rollouts ended because a server failed, and count as failed; a forced run makes them again",
-            label,
-            artifact.server_failures,
-            artifact.count,
+            "%s: %s ended because a server failed, and count as failed; a forced run makes them again", label, counts
         )
     return artifact
 
