@@ -11,8 +11,7 @@ import pytest
 from deepsearch_rl.agent import policy
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.agent.rollout_model import NO_ROOM_LEFT
+from deepsearch_rl.agent.rollout import NO_ROOM_LEFT, SearchAgent
 from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import EndpointError, UnknownNameError

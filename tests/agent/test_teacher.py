@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.agent.teacher import MAX_SEARCHES, ScriptedTeacher, TeacherConfig, read_plan
-from deepsearch_rl.agent.tool import format_passages
 from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, extract_answer, f1
 from deepsearch_rl.corpora.world.grammar import find_entities
 from deepsearch_rl.errors import ConfigError
@@ -16,6 +15,7 @@ from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Chunk, Message, Question
 from deepsearch_rl.retrieval.build import IndexSection, build_index
+from deepsearch_rl.retrieval.passages import format_passages
 from deepsearch_rl.retrieval.searcher import Searcher, open_index
 from deepsearch_rl.trajectories.synthesize import Source, SynthesizeConfig
 from tests.worlds import smoke, world

@@ -28,7 +28,7 @@ PARTS = {
     "src/deepsearch_rl/serving/": "train",
     "src/deepsearch_rl/tracking/": "track",
     "src/deepsearch_rl/training/": "train",
-    "src/deepsearch_rl/trajectories/proof.py": "train",
+    "src/deepsearch_rl/trajectories/training_set.py": "train",
     "flows/": "orchestrate",
     "stages/": "all",
 }

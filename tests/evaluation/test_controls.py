@@ -4,9 +4,10 @@ import pytest
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL, format_passages
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
 from deepsearch_rl.records import Chunk, ChunkMetadata, Evidence, Question, QuestionMetadata, StopReason, Trajectory
+from deepsearch_rl.retrieval.passages import format_passages
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 
 CONFIG = AgentConfig(

@@ -8,11 +8,14 @@ from pathlib import Path
 
 from deepsearch_rl.records import Message, Question, StopReason, TokenUsage, Trajectory
 from deepsearch_rl.trajectories.collect import collect
-from deepsearch_rl.trajectories.rollout_log import rollout_id
 
 SAMPLES = 2
 CONCURRENCY = 5
 ANNOUNCEMENT_BYTES = 64
+
+
+def rollout_id(question_id: str, sample: int) -> str:
+    return f"{question_id}#{sample}"
 
 
 def make_questions(count: int) -> list[Question]:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.agent.chat_messages import chat_messages
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.agent.protocols.search_tags import SearchTags
+from deepsearch_rl.agent.protocols import SearchTags
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.cli import app
 from deepsearch_rl.errors import CheckFailedError, RecordError, UnknownNameError

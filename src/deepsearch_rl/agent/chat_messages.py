@@ -33,21 +33,18 @@ def split_thought(message: Message) -> Thought:
     Only a block at the very beginning of the text is reasoning; it is dropped if it is empty or repeats the field. A
     text without such a block stays as it is.
     """
+    block = Thought(None, message.content)
     if message.role != "assistant":
-        return Thought(None, message.content)
-    block, reasoning = _leading_block(message.content), (message.reasoning or "").strip()
+        return block
+    before, closed, after = message.content.partition(CLOSE_THINK)
+    start = before.lstrip()
+    if closed and (OPEN_THINK not in start or start.startswith(OPEN_THINK)):
+        block = Thought(start.removeprefix(OPEN_THINK).strip() or None, after.lstrip("\n"))
+    reasoning = (message.reasoning or "").strip()
     if not reasoning:
         return block
     text = block.text if block.reasoning in (None, reasoning) else message.content
     return Thought(reasoning, text.lstrip("\n"))
-
-
-def _leading_block(content: str) -> Thought:
-    before, closed, after = content.partition(CLOSE_THINK)
-    start = before.lstrip()
-    if not closed or (OPEN_THINK in start and not start.startswith(OPEN_THINK)):
-        return Thought(None, content)
-    return Thought(start.removeprefix(OPEN_THINK).strip() or None, after.lstrip("\n"))
 
 
 def chat_messages(messages: Iterable[Message], *, with_reasoning: bool = False) -> list[dict[str, JsonValue]]:
@@ -56,19 +53,18 @@ def chat_messages(messages: Iterable[Message], *, with_reasoning: bool = False) 
     Every assistant turn has a text, even if empty, because some servers refuse a content of ``null``. Without
     reasoning there is neither a field for it, which some servers refuse, nor a block in the text.
     """
-    return [_chat_message(message, with_reasoning) for message in messages]
-
-
-def _chat_message(message: Message, with_reasoning: bool) -> dict[str, JsonValue]:
-    reasoning, text = split_thought(message)
-    chat_message: dict[str, JsonValue] = {"role": message.role, "content": text}
-    if with_reasoning and reasoning is not None:
-        chat_message |= {"reasoning": reasoning, "reasoning_content": reasoning}
-    if message.tool_call_id is not None:
-        chat_message["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        chat_message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    return chat_message
+    chat: list[dict[str, JsonValue]] = []
+    for message in messages:
+        reasoning, text = split_thought(message)
+        fields: dict[str, JsonValue] = {"role": message.role, "content": text}
+        if with_reasoning and reasoning is not None:
+            fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        if message.tool_call_id is not None:
+            fields["tool_call_id"] = message.tool_call_id
+        if message.tool_calls:
+            fields["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in message.tool_calls
+            ]
+        chat.append(fields)
+    return chat

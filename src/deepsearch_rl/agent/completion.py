@@ -26,18 +26,14 @@ class _ServerRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
-class CalledFunction(_ServerRecord):
-    """Name and arguments of a tool call."""
-
+class _CalledFunction(_ServerRecord):
     name: StorableText
     arguments: StorableText
 
 
-class ServerToolCall(_ServerRecord):
-    """A tool call with the id that the server gave it."""
-
+class _ToolCall(_ServerRecord):
     id: StorableText | None = None
-    function: CalledFunction
+    function: _CalledFunction
 
 
 class AssistantMessage(_ServerRecord):
@@ -47,7 +43,7 @@ class AssistantMessage(_ServerRecord):
     refusal: StorableText | None = None
     reasoning: StorableText | None = None
     reasoning_content: StorableText | None = None
-    tool_calls: list[ServerToolCall] | None = None
+    tool_calls: list[_ToolCall] | None = None
 
     @property
     def text(self) -> str:
@@ -86,17 +82,16 @@ class Completion(_ServerRecord):
     @property
     def usage(self) -> TokenUsage | None:
         """Tokens of the call; None where the server counts none, which some report as zeros."""
-        usage = self.reported_usage or _Usage()
-        prompt_tokens, completion_tokens = usage.prompt_tokens or 0, usage.completion_tokens or 0
-        if not prompt_tokens + completion_tokens:
+        usage = self.reported_usage
+        if not usage or not (usage.prompt_tokens or usage.completion_tokens):
             return None
-        return TokenUsage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+        return TokenUsage(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0)
 
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the turn, where the server names it (vLLM: stop_reason, SGLang: matched_stop)."""
-        choice = self.choices[0]
-        return next((reason for reason in (choice.stop_reason, choice.matched_stop) if isinstance(reason, str)), None)
+        reasons = (self.choices[0].stop_reason, self.choices[0].matched_stop)
+        return next((reason for reason in reasons if isinstance(reason, str)), None)
 
     def truncated(self, max_tokens: int) -> bool:
         """Return whether the limit of tokens ended the turn.

@@ -1,18 +1,16 @@
 """The agent's settings, one section of params."""
 
-from typing import Literal, Self
+from typing import Final, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from deepsearch_rl.agent.prompts import load_prompt, require_prompt_name
+from deepsearch_rl.agent.prompts import load_prompt, prompt_path
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import UnknownNameError
 from deepsearch_rl.files import sha256_json
 from deepsearch_rl.records import ProtocolName, Record
 
-FUNCTION_CALLING: Literal["function_calling"] = "function_calling"
-SEARCH_TAGS: Literal["search_tags"] = "search_tags"
-PROTOCOLS: tuple[ProtocolName, ...] = (FUNCTION_CALLING, SEARCH_TAGS)
+FUNCTION_CALLING: Final = "function_calling"
 
 
 class AgentConfig(Record):
@@ -52,24 +50,19 @@ class AgentConfig(Record):
     @field_validator("protocol", mode="before")
     @classmethod
     def _known_protocol(cls, name: object) -> object:
-        if name not in PROTOCOLS:
-            raise UnknownNameError("agent protocol", str(name), PROTOCOLS)
-        return name
-
-    @field_validator("prompt")
-    @classmethod
-    def _known_prompt(cls, name: str) -> str:
-        require_prompt_name(name)
+        if name not in get_args(ProtocolName):
+            raise UnknownNameError("agent protocol", str(name), get_args(ProtocolName))
         return name
 
     @model_validator(mode="after")
-    def _room_for_prompt_and_answer(self) -> Self:
+    def _settings_fit(self) -> Self:
+        prompt_path(self.prompt)  # refuses an unknown name
         if self.max_tokens >= self.context_tokens:
             raise ValueError(f"max_tokens {self.max_tokens} leaves no room for a prompt in {self.context_tokens}")
         if self.call_timeout_s > self.timeout_s:
             raise ValueError(f"call_timeout_s {self.call_timeout_s:g} is more than timeout_s {self.timeout_s:g}")
         if self.answer_tokens > self.max_tokens:
             raise ValueError(f"answer_tokens {self.answer_tokens} is more than max_tokens {self.max_tokens}")
-        if self.history_reasoning and self.protocol == SEARCH_TAGS:
+        if self.history_reasoning and self.protocol == "search_tags":
             raise ValueError("history_reasoning is for function_calling: search_tags always sends all text back")
         return self

@@ -1,7 +1,6 @@
 """Address, model name and key of a model server."""
 
 import base64
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
@@ -15,10 +14,7 @@ NO_KEY = "none"
 class Endpoint:
     """An OpenAI Chat Completions server and the model to ask it for; no secret appears in its repr.
 
-    Args:
-        base_url: address up to and including ``/v1``; may hold a user and a password.
-        model: name of the model as the server lists it.
-        api_key: bearer token; any non-empty text for a local server.
+    ``base_url`` goes up to and including ``/v1`` and may hold a user and a password.
     """
 
     base_url: str = field(repr=False)
@@ -27,12 +23,6 @@ class Endpoint:
 
     def redact(self, text: str) -> str:
         """Replace the key, user and password, which a server may repeat in an error, by asterisks."""
-        return redact(text, self._secrets())
-
-    def _secrets(self) -> Iterator[str]:
         user = urlsplit(self.base_url).netloc.rpartition("@")[0]
-        if user:
-            yield user
-            yield base64.b64encode(unquote(user).encode()).decode()  # as the header spells them
-        if self.api_key not in {"", NO_KEY}:
-            yield self.api_key
+        as_header = base64.b64encode(unquote(user).encode()).decode()
+        return redact(text, (user, as_header, None if self.api_key == NO_KEY else self.api_key))

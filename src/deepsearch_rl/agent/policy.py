@@ -7,13 +7,13 @@ capture rollouts there (openpipe-art does) see every call.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import openai
 
 from deepsearch_rl.agent.completion import read_completion
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.protocols.protocol import AgentProtocol
+from deepsearch_rl.agent.protocols import AgentProtocol
 from deepsearch_rl.records import Message, StopReason, TokenUsage
 
 MODEL_RETRIES = 3
@@ -53,15 +53,9 @@ def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
 
 @dataclass(frozen=True, slots=True)
 class EndpointPolicy(RolloutPolicy):
-    """A model behind an endpoint.
+    """A model behind an endpoint; ``logprobs`` asks for the log-probabilities of the sampled tokens.
 
-    Args:
-        client: of the endpoint.
-        model: name of the model.
-        protocol: writes requests and reads completions.
-        temperature: of sampling.
-        seed: of sampling, where the server honours seeds; None leaves it to the server.
-        logprobs: ask for the log-probabilities of the sampled tokens.
+    ``seed`` is that of sampling, where the server honours seeds; None leaves it to the server.
     """
 
     client: openai.AsyncOpenAI
@@ -78,15 +72,13 @@ class EndpointPolicy(RolloutPolicy):
             openai.APIError: the endpoint failed in all attempts.
             EndpointError: its response is not a completion.
         """
-        options: dict[str, Any] = {} if self.seed is None else {"seed": self.seed}
+        options = self.protocol.request(messages)
+        if self.seed is not None:
+            options["seed"] = self.seed
         if self.logprobs:
             options["logprobs"] = True
         response = await self.client.chat.completions.create(
-            model=self.model,
-            temperature=self.temperature,
-            max_tokens=max_tokens,
-            **self.protocol.request(messages),
-            **options,
+            model=self.model, temperature=self.temperature, max_tokens=max_tokens, **options
         )
         completion = read_completion(response)
         turn = self.protocol.turn(completion, messages)

@@ -3,35 +3,41 @@
 Teachers, trained models and reinforcement learning use the same loop, the OpenAI Agents SDK's (model call, tool calls,
 model call, ...). This module gives it one model, one tool and hard limits, and turns every failure into a
 :class:`Trajectory` with a stop reason: a bad rollout is data, scores zero and stays in the denominator.
+
+Every turn goes through :class:`RolloutModel` and is recorded. Before each call the prompt's tokens are estimated. If a
+whole turn of ``max_tokens`` does not fit the context, the model is told to answer now and gets the room that is left;
+if not even ``answer_tokens`` fit, the last passages are dropped first. Another search after that ends the rollout, and
+so does one after the notice that no searches are left.
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Self, TypeAlias
+from functools import partial
+from typing import Any, Self, TypeAlias
 
 import openai
-from agents import Agent, RunConfig, Runner
+from agents import Agent, Model, ModelResponse, RunConfig, Runner, Usage
+from agents.items import TResponseOutputItem, TResponseStreamEvent
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
+from deepsearch_rl.agent.chat_messages import split_thought
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.policy import EndpointPolicy, RolloutPolicy, model_failure, open_client
+from deepsearch_rl.agent.policy import EndpointPolicy, Reply, RolloutPolicy, model_failure, open_client
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.agent.protocols.function_calling import FunctionCalling
-from deepsearch_rl.agent.protocols.protocol import AgentProtocol
-from deepsearch_rl.agent.protocols.search_tags import SearchTags
-from deepsearch_rl.agent.rollout_model import RolloutModel
-from deepsearch_rl.agent.search_session import open_session
-from deepsearch_rl.agent.search_tool import McpSearch, SearchTool
+from deepsearch_rl.agent.protocols import AgentProtocol, FunctionCalling, SearchTags
+from deepsearch_rl.agent.search_tool import SearchTool, open_session, parse_search, search_over_mcp
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped, Transcript
+from deepsearch_rl.answers import has_answer_tags
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.records import Question, StopReason, Trajectory
 
 _LOG = logging.getLogger(__name__)
-
+NO_ROOM_LEFT = "No room left. Answer now."
+"""What the model reads after the passages or instead of them when its context is nearly full."""
 PolicyPerRollout: TypeAlias = Callable[[Question, int], RolloutPolicy]
 """Makes the policy of one rollout from the question and the sample's number, e.g. a scripted teacher."""
 
@@ -49,34 +55,133 @@ def rollout_seed(seed: int, question: Question, sample: int) -> int:
     return random.Random(f"{seed}/{question.id}/{sample}").getrandbits(31)
 
 
+class RolloutModel(Model):
+    """A rollout's model for the Agents SDK: records a policy's turns and stops the rollout at a limit."""
+
+    def __init__(
+        self, policy: RolloutPolicy, protocol: AgentProtocol, config: AgentConfig, transcript: Transcript
+    ) -> None:
+        self._policy, self._protocol, self._config, self._transcript = policy, protocol, config, transcript
+        self._count = transcript.prompt_count
+
+    async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:  # noqa: ARG002
+        """Return the next turn of the transcript, which is the conversation; the SDK's own input is not read.
+
+        Raises:
+            RolloutStopped: the turn is the last one, and no answer.
+            openai.APIError, EndpointError: the endpoint failed.
+        """
+        transcript = self._transcript
+        transcript.settle()
+        while True:
+            max_tokens = self._make_room()
+            transcript.show()
+            characters = self._protocol.characters(transcript.messages)
+            reply = await self._ask(max_tokens)
+            if reply.usage is not None:
+                self._count.learn(characters, reply.usage.prompt_tokens)
+                transcript.usage.append(reply.usage)
+            transcript.messages.append(reply.turn)
+            transcript.show()
+            self._check(reply, max_tokens)
+            correction = self._protocol.correction(reply.turn)
+            if correction is None:
+                break
+            self._require_another_turn()
+            transcript.add_observation(correction)
+        output: list[TResponseOutputItem] = [
+            ResponseFunctionToolCall(call_id=call.id, name=call.name, arguments=call.arguments, type="function_call")
+            for call in reply.turn.tool_calls
+        ]
+        if not output:
+            text = ResponseOutputText(text=reply.turn.content, type="output_text", annotations=[])
+            output.append(
+                ResponseOutputMessage(id="", content=[text], role="assistant", status="completed", type="message")
+            )
+        return ModelResponse(output=output, usage=Usage(), response_id=None)
+
+    def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[TResponseStreamEvent]:  # noqa: ARG002
+        """Part of the SDK's interface; ``Runner.run`` does not call it."""
+        raise AssertionError("the agent does not stream")
+
+    async def _ask(self, max_tokens: int) -> Reply:
+        """Ask for a turn; if the server reports that it does not fit, ask for less and drop the last passages."""
+        try:
+            return await self._policy.reply(self._transcript.messages, max_tokens)
+        except openai.APIStatusError as error:
+            too_long = model_failure(error) is StopReason.TOKEN_BUDGET
+            has_passages = bool(self._transcript.unanswered)
+            if not too_long or not (has_passages or max_tokens > self._config.answer_tokens):
+                raise
+        if has_passages:
+            self._tell_to_answer(drop_passages=True)
+        return await self._policy.reply(self._transcript.messages, min(max_tokens, self._config.answer_tokens))
+
+    def _make_room(self) -> int:
+        """Return the tokens that the next turn may have."""
+        config, has_passages = self._config, bool(self._transcript.unanswered)
+        if has_passages and self._room() < config.max_tokens:
+            self._tell_to_answer(drop_passages=False)
+        if has_passages and self._room() < config.answer_tokens:
+            self._tell_to_answer(drop_passages=True)
+        room = self._room()
+        if room < config.answer_tokens and self._count.counted:
+            detail = f"about {config.context_tokens - room} prompt tokens leave no room to answer in"
+            raise RolloutStopped(StopReason.TOKEN_BUDGET, f"{detail} {config.context_tokens}")
+        return max(config.answer_tokens, min(room, config.max_tokens))  # the server decides where this is a guess
+
+    def _room(self) -> int:
+        characters = self._protocol.characters(self._transcript.messages)
+        return self._config.context_tokens - self._count.prompt(characters)
+
+    def _tell_to_answer(self, *, drop_passages: bool) -> None:
+        """Write the request for an answer after the last observation, or in place of all of the last turn."""
+        messages, unanswered = self._transcript.messages, self._transcript.unanswered
+        for place in unanswered if drop_passages else unanswered[-1:]:
+            text = self._protocol.notice(NO_ROOM_LEFT, "" if drop_passages else messages[place].content)
+            messages[place] = messages[place].model_copy(update={"content": text})
+        if drop_passages:
+            self._transcript.forget_passages()
+        self._transcript.told_to_answer = StopReason.TOKEN_BUDGET
+
+    def _check(self, reply: Reply, max_tokens: int) -> None:
+        """End the rollout at a turn that is truncated, cannot be carried out, or searches after a notice."""
+        if reply.truncated:
+            raise RolloutStopped(StopReason.TOKEN_BUDGET, f"cut after {max_tokens} tokens")
+        for call in reply.turn.tool_calls:
+            parse_search(call)
+        if reply.turn.tool_calls:
+            if reason := self._transcript.told_to_answer:
+                raise RolloutStopped(reason, "searched on when told to answer")
+            self._require_another_turn()
+
+    def _require_another_turn(self) -> None:
+        """End the rollout if no turn is left to read what comes next."""
+        turns = sum(message.role == "assistant" for message in self._transcript.messages)
+        if turns >= self._config.max_turns:
+            raise RolloutStopped(StopReason.TURN_BUDGET, f"no answer after {self._config.max_turns} turns")
+
+
 async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcript) -> tuple[StopReason, str | None]:
     """Let model and tool take turns until the rollout ends; return why it ended, and the error if there was one."""
-    timeout_s = tool.config.timeout_s
-    limit = asyncio.timeout(timeout_s)
+    agent = Agent[Transcript]("search agent", tools=[tool.for_agent()])
+    run_config = RunConfig(model=model, tracing_disabled=True)
+    question, limit = transcript.question, asyncio.timeout(tool.config.timeout_s)
     try:
         async with limit:
-            await _take_turns(model, tool, transcript)
-    except TimeoutError as error:
-        if limit.expired():
-            return StopReason.DEADLINE, f"not finished after {timeout_s:g} s"
-        return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}"
+            await Runner.run(agent, question.question, context=transcript, max_turns=None, run_config=run_config)
     except RolloutStopped as stop:
         return stop.reason, stop.detail
-    except openai.APIError as error:
-        return model_failure(error), f"{type(error).__name__}: {error}"
     except EndpointError as error:
         return StopReason.MODEL_ERROR, str(error)
     except Exception as error:  # noqa: BLE001 - any other error that a server's reply causes is this rollout's
-        _LOG.debug("rollout of %s failed", transcript.question.id, exc_info=True)
-        return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}"
-    return (StopReason.ANSWERED if transcript.has_answer_tags else StopReason.NO_ANSWER_TAG), None
-
-
-async def _take_turns(model: RolloutModel, tool: SearchTool, transcript: Transcript) -> None:
-    agent = Agent[Transcript]("search agent", tools=[tool.for_agent()])
-    run_config = RunConfig(model=model, tracing_disabled=True)
-    question = transcript.question.question
-    await Runner.run(agent, question, context=transcript, max_turns=None, run_config=run_config)
+        if limit.expired() and isinstance(error, TimeoutError):
+            return StopReason.DEADLINE, f"not finished after {tool.config.timeout_s:g} s"
+        _LOG.debug("rollout of %s failed", question.id, exc_info=True)
+        reason = model_failure(error) if isinstance(error, openai.APIError) else StopReason.MODEL_ERROR
+        return reason, f"{type(error).__name__}: {error}"
+    has_answer = has_answer_tags(split_thought(transcript.messages[-1]).text)
+    return (StopReason.ANSWERED if has_answer else StopReason.NO_ANSWER_TAG), None
 
 
 class SearchAgent:
@@ -86,11 +191,10 @@ class SearchAgent:
         config: limits, prompt and protocol.
         model: an endpoint, or a function that makes the policy of each rollout.
         retrieval_url: base URL of the retrieval server; MCP is at ``/mcp`` below it.
-        temperature: sampling temperature of every call.
+        temperature: of sampling.
         logprobs: ask the endpoint for the log-probabilities of the tokens it draws.
         model_name: the model that trajectories name; None: the endpoint's own name.
-        seed: every rollout samples with a seed drawn from this one, its question and its number; None leaves it to the
-            server.
+        seed: a rollout's seed is drawn from it, the question and the sample's number; None leaves it to the server.
         backoff_s: pause before the second attempt of a failing search; doubled for each further one.
         observer: called with every message of every rollout.
 
@@ -122,18 +226,17 @@ class SearchAgent:
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        timeout_s = self._config.call_timeout_s
         async with AsyncExitStack() as opening:
             if isinstance(self._model, Endpoint):
-                client = open_client(self._model, self._config.call_timeout_s)
-                self._client = await opening.enter_async_context(client)
-            session = await opening.enter_async_context(open_session(self._retrieval_url, self._config.call_timeout_s))
-            self._tool = SearchTool(McpSearch(session, self._backoff_s), self._config, self._protocol)
+                self._client = await opening.enter_async_context(open_client(self._model, timeout_s))
+            session = await opening.enter_async_context(open_session(self._retrieval_url, timeout_s))
             self._open = opening.pop_all()
+        search = partial(search_over_mcp, session, self._backoff_s)
+        self._tool = SearchTool(search, self._config, self._protocol)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self._open.aclose()
 
     async def answer(self, question: Question, sample: int) -> Trajectory:
@@ -148,7 +251,6 @@ class SearchAgent:
     def _policy(self, question: Question, sample: int) -> RolloutPolicy:
         if not isinstance(self._model, Endpoint):
             return self._model(question, sample)
-        assert self._client is not None
         seed = None if self._seed is None else rollout_seed(self._seed, question, sample)
         return EndpointPolicy(
             self._client, self._model.model, self._protocol, self._key.temperature, seed, self._logprobs

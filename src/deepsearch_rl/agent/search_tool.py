@@ -1,31 +1,41 @@
-"""The search tool of the agent loop, over one MCP session.
+"""The search tool of the agent loop, and the MCP session that all rollouts of an agent search through.
 
 A search that fails is an error of the rollout, never "no results": a model that reads an empty result from a broken
 server learns that the corpus holds nothing.
+
+The session is MCP's own client, because the Agents SDK's sends the calls of a session one after the other: a hundred
+rollouts would wait for each other, and the server would never see two queries at once. A broken connection must cost
+one search, not the session. MCP's client raises such an error in the task that opened the session, which ends every
+rollout in it. So a broken connection becomes a response of status 503, which is an error of that one call.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
+import httpx2
 from agents import FunctionTool
 from agents.tool_context import ToolContext
 from mcp import Client
-from mcp.types import CallToolResult, TextContent
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import TextContent
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.protocols.protocol import AgentProtocol
+from deepsearch_rl.agent.protocols import AgentProtocol
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
 from deepsearch_rl.agent.transcript import Observation, RolloutStopped, Transcript
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
-from deepsearch_rl.records import Question, Retrieval, StopReason, ToolCall
+from deepsearch_rl.records import Question, Record, Retrieval, StopReason, ToolCall
 from deepsearch_rl.retries import retry
 from deepsearch_rl.retrieval.server.bodies import MAX_QUERY_CHARS
 
 _LOG = logging.getLogger(__name__)
+_CONNECTIONS = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+"""No limit: ``agent.concurrency`` and the calls of one turn limit the searches at once."""
 ATTEMPTS = 3
 """How often a failing search is tried."""
 NO_SEARCHES_LEFT = "No searches left. Answer now."
@@ -33,20 +43,19 @@ NO_SEARCHES_LEFT = "No searches left. Answer now."
 
 
 class ShownPassage(BaseModel):
-    """A passage for the model: its text, title first, and the id of its chunk."""
+    """A passage for the model: its text (``chunk`` in JSON), title first, and the id of its chunk."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    chunk: str
+    contents: str = Field(alias="chunk")
     chunk_id: str
 
-    @property
-    def contents(self) -> str:
-        """The text under the name that protocols read."""
-        return self.chunk
+
+RolloutSearch: TypeAlias = Callable[[str, Question], Awaitable[Sequence[ShownPassage]]]
+"""Returns the passages for a query of a rollout, best first; raises RolloutStopped where the search failed."""
 
 
-class SearchResult(BaseModel):
+class _SearchResult(BaseModel):
     """The structured content of the MCP tool's result, best passage first."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -54,10 +63,8 @@ class SearchResult(BaseModel):
     result: tuple[ShownPassage, ...]
 
 
-class SearchArguments(BaseModel):
+class _SearchArguments(Record):
     """The arguments of a search as the model wrote them."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS)
 
@@ -71,61 +78,16 @@ def parse_search(call: ToolCall) -> str:
     if call.name != RETRIEVE_TOOL_NAME:
         raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, f"there is no tool named {call.name!r}")
     try:
-        return SearchArguments.model_validate_json(call.arguments).query
+        return _SearchArguments.model_validate_json(call.arguments).query
     except ValidationError as error:
         field, problem = first_problem(error)
         detail = f"arguments {call.arguments!r} of {call.name!r}: {field}{': ' if field else ''}{problem}"
         raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, detail) from error
 
 
-class RolloutSearch(Protocol):
-    """Finds passages for a query of a rollout."""
-
-    async def __call__(self, query: str, question: Question) -> Sequence[ShownPassage]:
-        """Return the passages, best first.
-
-        Raises:
-            RolloutStopped: the search failed in all attempts.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class McpSearch:
-    """Searches over MCP.
-
-    Args:
-        session: with the retrieval server.
-        backoff_s: pause before the second attempt of a failing search; doubled for each further one.
-    """
-
-    session: Client
-    backoff_s: float
-
-    async def __call__(self, query: str, question: Question) -> tuple[ShownPassage, ...]:  # noqa: ARG002 - for other searches
-        """Ask the retrieval server, up to :data:`ATTEMPTS` times."""
-
-        async def search() -> tuple[ShownPassage, ...]:
-            return _read_result(await self.session.call_tool(RETRIEVE_TOOL_NAME, {"query": query}))
-
-        def warn(error: BaseException, attempt: int) -> None:
-            _LOG.warning("search failed (%s), attempt %d of %d", error, attempt, ATTEMPTS)
-
-        try:
-            return await retry(ATTEMPTS, self.backoff_s, Exception, warn)(search)()
-        except Exception as error:  # MCP's client raises its own, and those of the streams that it is made of
-            raise RolloutStopped(StopReason.TOOL_ERROR, f"{type(error).__name__}: {error}") from error
-
-
 @dataclass(frozen=True, slots=True)
 class SearchTool:
-    """Carries out the calls of all rollouts of an agent.
-
-    Args:
-        search: finds the passages.
-        config: how many searches a rollout may make, and how long a result may be.
-        protocol: writes a result for the model.
-    """
+    """Carries out the calls of all rollouts of an agent, within the limits of ``config``."""
 
     search: RolloutSearch
     config: AgentConfig
@@ -151,26 +113,85 @@ class SearchTool:
         else:
             transcript.searches += 1  # before the first await: calls of one turn count in their order
             query = parse_search(call)
-            passages = self._that_fit(await self.search(query, transcript.question), transcript)
+            passages = await self.search(query, transcript.question)
+            limit, tokens_of = self.config.max_observation_tokens, transcript.prompt_count.of
+            text = self.protocol.observation(passages)
+            while limit is not None and len(passages) > 1 and tokens_of(len(text)) > limit:
+                passages = passages[:-1]
+                text = self.protocol.observation(passages)
             retrieval = Retrieval(query=query, chunk_ids=tuple(passage.chunk_id for passage in passages))
-            observation = Observation(self.protocol.observation(passages), retrieval)
+            observation = Observation(text, retrieval)
         transcript.keep(call, observation)
         return observation.text
 
-    def _that_fit(self, passages: Sequence[ShownPassage], transcript: Transcript) -> Sequence[ShownPassage]:
-        """Return the first passages that fit into an observation, at least one."""
-        limit, tokens_of = self.config.max_observation_tokens, transcript.prompt_count.of
-        while limit is not None and len(passages) > 1 and tokens_of(len(self.protocol.observation(passages))) > limit:
-            passages = passages[:-1]
-        return passages
 
+async def search_over_mcp(
+    session: Client, backoff_s: float, query: str, _question: Question
+) -> tuple[ShownPassage, ...]:
+    """Ask the retrieval server, up to :data:`ATTEMPTS` times; ``backoff_s`` is the first wait, and each one doubles.
 
-def _read_result(result: CallToolResult) -> tuple[ShownPassage, ...]:
-    if result.is_error:
-        text = "".join(part.text for part in result.content if isinstance(part, TextContent))
-        raise EndpointError(text or "the search tool failed without saying why")
+    Raises:
+        RolloutStopped: the search failed in all attempts.
+    """
+
+    async def search() -> tuple[ShownPassage, ...]:
+        result = await session.call_tool(RETRIEVE_TOOL_NAME, {"query": query})
+        if result.is_error:
+            text = "".join(part.text for part in result.content if isinstance(part, TextContent))
+            raise EndpointError(text or "the search tool failed without saying why")
+        try:
+            return _SearchResult.model_validate(result.structured_content).result
+        except ValidationError as error:
+            field, problem = first_problem(error)
+            raise EndpointError(f"the search tool does not say which chunks it found ({field}: {problem})") from error
+
+    def warn(error: BaseException, attempt: int) -> None:
+        _LOG.warning("search failed (%s), attempt %d of %d", error, attempt, ATTEMPTS)
+
     try:
-        return SearchResult.model_validate(result.structured_content).result
-    except ValidationError as error:
-        field, problem = first_problem(error)
-        raise EndpointError(f"the search tool does not say which chunks it found ({field}: {problem})") from error
+        return await retry(ATTEMPTS, backoff_s, Exception, warn)(search)()
+    except Exception as error:  # MCP's client raises its own, and those of the streams that it is made of
+        raise RolloutStopped(StopReason.TOOL_ERROR, f"{type(error).__name__}: {error}") from error
+
+
+@asynccontextmanager
+async def open_session(retrieval_url: str, timeout_s: float) -> AsyncIterator[Client]:
+    """Open a session with the retrieval server at ``retrieval_url`` (MCP is at ``/mcp`` below it).
+
+    ``timeout_s`` applies to each call.
+
+    Raises:
+        EndpointError: no server answers there, or it has no tool ``retrieve``.
+    """
+    url = f"{retrieval_url.rstrip('/')}/mcp"
+    transport = _ErrorsAsResponses(limits=_CONNECTIONS)
+    async with httpx2.AsyncClient(transport=transport, timeout=timeout_s) as http:
+        session = Client(streamable_http_client(url, http_client=http), read_timeout_seconds=timeout_s)
+        try:
+            await session.__aenter__()
+        except Exception as error:
+            raise EndpointError(f"the retrieval server's MCP endpoint ({url}) does not answer: {error}") from error
+        try:
+            try:  # the client reads the list of tools here instead of in the first search of every rollout
+                tools = {tool.name for tool in (await session.list_tools()).tools}
+            except Exception as error:
+                raise EndpointError(f"the MCP server at {url} does not say which tools it has: {error}") from error
+            if RETRIEVE_TOOL_NAME not in tools:
+                raise EndpointError(f"the MCP server at {url} has no tool named {RETRIEVE_TOOL_NAME!r}.")
+            yield session
+        finally:
+            await session.__aexit__(None, None, None)
+
+
+class _ErrorsAsResponses(httpx2.AsyncHTTPTransport):
+    """Turns a connection that breaks or stalls into a response of status 503 with the error as its body."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request; the response to a call is read whole, because a connection may break in the middle of it."""
+        try:
+            response = await super().handle_async_request(request)
+            if request.method == "POST":
+                await response.aread()
+        except httpx2.TransportError as error:
+            return httpx2.Response(503, text=f"{type(error).__name__}: {error}")
+        return response

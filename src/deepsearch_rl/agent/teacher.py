@@ -11,9 +11,9 @@ not corrected; giving up early.
 
 import random
 from collections.abc import Generator, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from deepsearch_rl.agent.policy import Reply, RolloutPolicy
 from deepsearch_rl.agent.tool import search_call
@@ -22,11 +22,10 @@ from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, find_entities, read_o
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.records import Message, Question, Record
 
-ResultT = TypeVar("ResultT")
+Plan: TypeAlias = tuple[tuple[str, ...], ...]
+_PLAN = TypeAdapter[Plan](Annotated[Plan, Field(min_length=1, max_length=2)])
 MAX_SEARCHES = 5
 ATTEMPTS_PER_FACT = 2
-Searches = Generator[str, str, ResultT]
-"""Yields queries, receives the passages of each, returns a result."""
 
 
 class TeacherConfig(Record):
@@ -39,47 +38,35 @@ class TeacherConfig(Record):
     give_up: float = Field(ge=0, le=1, description="the first passages without the fact end the search")
 
 
-class Plan(BaseModel):
-    """One chain of relation names per entity named in the question."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    plan: tuple[tuple[str, ...], ...] = Field(min_length=1, max_length=2)
-
-
 def read_plan(question: Question) -> Plan:
-    """Return the plan of a question of the in-domain world.
+    """Return the plan of a question of the in-domain world: a chain of relation names per entity that it names.
 
     Raises:
         ConfigError: the question has none, or its plan has an unknown relation.
     """
     try:
-        plan = Plan.model_validate(question.metadata.model_extra)
+        plan = _PLAN.validate_python((question.metadata.model_extra or {}).get("plan"))
     except ValidationError as error:
         raise ConfigError(
             f"question {question.id} has no plan, so the scripted teacher cannot answer it; "
             "use generated questions or set synthesize.teacher to endpoint."
         ) from error
-    if unknown := {name for chain in plan.plan for name in chain} - set(IN_DOMAIN.relations):
+    if unknown := {name for chain in plan for name in chain} - set(IN_DOMAIN.relations):
         raise ConfigError(f"question {question.id} plans with unknown relations: {', '.join(sorted(unknown))}.")
     return plan
 
 
 class ScriptedTeacher(RolloutPolicy):
-    """The teacher for one rollout.
+    """The teacher for one rollout; each sample has its own mistakes.
 
-    Args:
-        question: the teacher uses its text and the plan in its metadata, nothing else.
-        sample: number of the rollout; each has its own mistakes.
-        config: how often it errs.
-        seed: of the mistakes.
+    Of a question it uses the text and the plan in its metadata, nothing else.
     """
 
     def __init__(self, question: Question, sample: int, config: TeacherConfig, seed: int) -> None:
         self._config = config
         self._rng = random.Random(f"{seed}/{question.id}/{sample}")
         self._searches = 0
-        self._turns = self._answer(question.question, read_plan(question).plan)
+        self._turns = self._answer(question.question, read_plan(question))
 
     async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:  # noqa: ARG002 - it writes little
         """Return the next query, or the answer, after the passages in the last message."""
@@ -90,8 +77,11 @@ class ScriptedTeacher(RolloutPolicy):
         self._searches += 1
         return Reply(Message(role="assistant", tool_calls=(search_call(query, self._searches),)))
 
-    def _answer(self, question: str, plan: tuple[tuple[str, ...], ...]) -> Searches[str]:
-        """Follow every chain from the entity that it starts at; two chains are compared."""
+    def _answer(self, question: str, plan: Plan) -> Generator[str, str, str]:
+        """Follow every chain from the entity that it starts at; two chains are compared.
+
+        Yields queries, receives the passages of each and returns the answer.
+        """
         ends: list[str] = []
         for head, chain in zip(find_entities(question), plan, strict=False):
             subject: str | None = head
@@ -104,12 +94,13 @@ class ScriptedTeacher(RolloutPolicy):
             return INSUFFICIENT
         return ends[0] if len(ends) == 1 else ("yes" if ends[0] == ends[1] else "no")
 
-    def _look_up(self, relation: str, subject: str) -> Searches[str | None]:
+    def _look_up(self, relation: str, subject: str) -> Generator[str, str, str | None]:
         """Search for one fact, a second time in other words if necessary; return its object, None if not found."""
         for query in self._queries(relation, subject)[: MAX_SEARCHES - self._searches]:
             passages = yield query
             if self._happens(self._config.misread):
-                return self._other_name(passages, subject)
+                names = [name for name in find_entities(passages) if name != subject]
+                return self._rng.choice(names) if names else None
             if name := read_object(IN_DOMAIN, relation, subject, passages):
                 return name
             if self._happens(self._config.give_up):
@@ -118,34 +109,23 @@ class ScriptedTeacher(RolloutPolicy):
 
     def _queries(self, relation: str, subject: str) -> list[str]:
         """Return the queries to try in turn: the wordings of the relation, sometimes after a bad query."""
-        wordings = IN_DOMAIN.relations[relation].queries
+        relations = IN_DOMAIN.relations
+        wordings = relations[relation].queries
         good = [wording.format(subject=subject) for wording in self._rng.sample(wordings, len(wordings))]
         if self._happens(self._config.wrong_relation):
-            other = self._rng.choice(_other_relations(relation))
-            bad = self._rng.choice(IN_DOMAIN.relations[other].queries).format(subject=subject)
+            kind = relations[relation].subject_kind
+            others = [name for name in relations if relations[name].subject_kind == kind and name != relation]
+            other = self._rng.choice(others or [relation])
+            bad = self._rng.choice(relations[other].queries).format(subject=subject)
         elif self._happens(self._config.partial_query):
             bad = wordings[0].format(subject=self._rng.choice(subject.split()))
         elif self._happens(self._config.misspelt_query):
-            bad = wordings[0].format(subject=_swap_letters(subject, self._rng))
+            pairs = [i for i in range(1, len(subject) - 2) if subject[i].isalpha() and subject[i + 1].isalpha()]
+            i = self._rng.choice(pairs)
+            bad = wordings[0].format(subject=subject[:i] + subject[i + 1] + subject[i] + subject[i + 2 :])
         else:
             return good[:ATTEMPTS_PER_FACT]
         return [bad, *good][:ATTEMPTS_PER_FACT]
 
-    def _other_name(self, passages: str, subject: str) -> str | None:
-        names = [name for name in find_entities(passages) if name != subject]
-        return self._rng.choice(names) if names else None
-
     def _happens(self, probability: float) -> bool:
         return self._rng.random() < probability
-
-
-def _other_relations(name: str) -> list[str]:
-    """Return the other relations of the same kind of subject; the relation itself where there is none."""
-    relations = IN_DOMAIN.relations
-    kind = relations[name].subject_kind
-    return [other for other in relations if relations[other].subject_kind == kind and other != name] or [name]
-
-
-def _swap_letters(name: str, rng: random.Random) -> str:
-    place = rng.choice([i for i in range(1, len(name) - 2) if name[i].isalpha() and name[i + 1].isalpha()])
-    return name[:place] + name[place + 1] + name[place] + name[place + 2 :]

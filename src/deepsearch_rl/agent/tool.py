@@ -3,7 +3,7 @@
 The schema is part of every prompt that a model is trained on and served with. So it is frozen here, and the MCP
 server's own schema, which is longer (titles, defaults, an argument for callers), is not used.
 
-The retrieval server's MCP tool answers twice: ``result.content[0].text`` is :func:`format_passages` of the hits, what
+The retrieval server's MCP tool answers twice: ``result.content[0].text`` is ``format_passages`` of the hits, what
 any MCP client's model reads; ``result.structured_content["result"]`` is a list of ``{"chunk": contents, "chunk_id": id,
 "score": float}``, best first, which the agent writes in the form of its protocol and records by id. A failed search
 has ``is_error`` set and no structured content, and its text is the error; it is never an empty list.
@@ -15,9 +15,6 @@ from typing import Final
 from pydantic import JsonValue
 
 from deepsearch_rl.records import ToolCall
-from deepsearch_rl.retrieval.passages import NO_PASSAGES, format_passages
-
-__all__ = ["NO_PASSAGES", "RETRIEVE_TOOL", "RETRIEVE_TOOL_NAME", "format_passages", "search_call"]
 
 RETRIEVE_TOOL_NAME: Final = "retrieve"
 RETRIEVE_TOOL: Final[dict[str, JsonValue]] = {

@@ -4,17 +4,15 @@ The transcript is the conversation: each request is built from it, so that a sto
 messages that the model saw.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 
 from agents.exceptions import AgentsException
 
 from deepsearch_rl.agent.chat_messages import split_thought
 from deepsearch_rl.agent.completion import replace_lone_surrogates
-from deepsearch_rl.agent.policy import Reply
-from deepsearch_rl.answers import extract_answer, has_answer_tags
+from deepsearch_rl.answers import extract_answer
 from deepsearch_rl.records import (
     Message,
     ProtocolName,
@@ -103,13 +101,6 @@ class Transcript:
     _first_retrieval: int = 0
     _observed: int = 0
 
-    def add_turn(self, reply: Reply) -> None:
-        """Record the model's reply to the conversation so far."""
-        if reply.usage is not None:
-            self.usage.append(reply.usage)
-        self.messages.append(reply.turn)
-        self.show()
-
     def add_observation(self, text: str) -> None:
         """Record a text that the model reads next although no call asked for it."""
         self._first_retrieval = len(self.retrievals)
@@ -130,18 +121,18 @@ class Transcript:
             if observation.notice:
                 self.told_to_answer = StopReason.SEARCH_BUDGET
 
-    def amend_observations(self, texts: Sequence[str], *, passages_dropped: bool) -> None:
-        """Replace the texts of the last messages; dropped passages are not recorded as shown."""
-        for place, text in zip(range(len(self.messages) - len(texts), len(self.messages)), texts, strict=True):
-            self.messages[place] = self.messages[place].model_copy(update={"content": text})
-        if passages_dropped:
-            self.retrievals[self._first_retrieval :] = map(_without_chunks, self.retrievals[self._first_retrieval :])
-
     @property
-    def observations(self) -> list[str]:
-        """The texts that the model has not replied to yet, as the tool wrote them."""
-        unanswered = itertools.takewhile(lambda message: message.role == "tool", reversed(self.messages))
-        return [message.content for message in unanswered][::-1]
+    def unanswered(self) -> range:
+        """Positions of the tool messages that the model has not replied to yet."""
+        start = len(self.messages)
+        while self.messages[start - 1].role == "tool":
+            start -= 1
+        return range(start, len(self.messages))
+
+    def forget_passages(self) -> None:
+        """Record the last turn's searches as such whose passages were not shown."""
+        unread = self.retrievals[self._first_retrieval :]
+        self.retrievals[self._first_retrieval :] = map(_without_chunks, unread)
 
     def show(self) -> None:
         """Call the observer with the messages that are new to it."""
@@ -150,22 +141,19 @@ class Transcript:
                 self.observer(message)
         self._observed = len(self.messages)
 
-    @property
-    def rounds(self) -> int:
-        """Turns that the model has written."""
-        return sum(message.role == "assistant" for message in self.messages)
-
-    @property
-    def has_answer_tags(self) -> bool:
-        """Whether the last message holds an opening answer tag and a closing one after it, outside its reasoning."""
-        return has_answer_tags(split_thought(self.messages[-1]).text)
-
     def finish(self, sample: int, key: RolloutKey, reason: StopReason, error: str | None) -> Trajectory:
-        """Return the record of the rollout, which has ended."""
+        """Return the record of the rollout, which has ended.
+
+        Calls are numbered from ``call_1``, because servers draw their ids at random.
+        """
         self.show()
-        self._record_unread_searches()
+        for call in self.messages[-1].tool_calls:  # searches that were executed, but whose passages no turn has read
+            observation = self._waiting.pop(call.id, None)
+            if observation is not None and observation.retrieval is not None:
+                self.retrievals.append(_without_chunks(observation.retrieval))
         question = self.question
-        answer = extract_answer(split_thought(self.messages[-1]).text)
+        calls = [call.id for message in self.messages for call in message.tool_calls]
+        names = {id_: f"call_{number}" for number, id_ in enumerate(calls, 1)}
         return Trajectory(
             id=f"{question.id}#{sample}",
             question_id=question.id,
@@ -173,37 +161,21 @@ class Transcript:
             question=question.question,
             golden_answers=question.golden_answers,
             question_type=question.metadata.question_type,
-            model=key.model,
-            prompt=key.prompt,
-            protocol=key.protocol,
-            temperature=key.temperature,
-            messages=self.numbered_messages(),
+            **asdict(key),
+            messages=tuple(_with_call_ids(message, names) for message in self.messages),
             retrievals=tuple(self.retrievals),
-            answer=answer if reason is StopReason.ANSWERED else "",
+            answer=extract_answer(split_thought(self.messages[-1]).text) if reason is StopReason.ANSWERED else "",
             stop_reason=reason,
             error=error and replace_lone_surrogates(error),
             usage=tuple(self.usage),
         )
-
-    def _record_unread_searches(self) -> None:
-        """Record searches that were executed, but whose passages no turn has read."""
-        for call in self.messages[-1].tool_calls:
-            observation = self._waiting.pop(call.id, None)
-            if observation is not None and observation.retrieval is not None:
-                self.retrievals.append(_without_chunks(observation.retrieval))
-
-    def numbered_messages(self) -> tuple[Message, ...]:
-        """Return the messages with call ids counted from ``call_1``, because servers draw them at random."""
-        calls = [call.id for message in self.messages for call in message.tool_calls]
-        names = {id_: f"call_{number}" for number, id_ in enumerate(calls, 1)}
-        return tuple(_renamed(message, names) for message in self.messages)
 
 
 def _without_chunks(retrieval: Retrieval) -> Retrieval:
     return retrieval.model_copy(update={"chunk_ids": ()})
 
 
-def _renamed(message: Message, names: dict[str, str]) -> Message:
+def _with_call_ids(message: Message, names: dict[str, str]) -> Message:
     calls = tuple(call.model_copy(update={"id": names[call.id]}) for call in message.tool_calls)
     answered_call = message.tool_call_id and names[message.tool_call_id]
     return message.model_copy(update={"tool_calls": calls, "tool_call_id": answered_call})

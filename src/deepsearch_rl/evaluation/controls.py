@@ -19,8 +19,7 @@ from typing import Self
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.policy import EndpointPolicy, open_client
-from deepsearch_rl.agent.rollout import open_protocol, rollout_seed, run_rollout
-from deepsearch_rl.agent.rollout_model import RolloutModel
+from deepsearch_rl.agent.rollout import RolloutModel, open_protocol, rollout_seed, run_rollout
 from deepsearch_rl.agent.search_tool import SearchTool, ShownPassage
 from deepsearch_rl.agent.transcript import Observation, RolloutKey, Transcript
 from deepsearch_rl.records import Chunk, Question, Retrieval, Trajectory

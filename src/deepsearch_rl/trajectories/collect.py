@@ -5,28 +5,32 @@ Finished rollouts go to an append-only log under ``work/``. Its name is a digest
 rollouts that a server failed; a run stops when many in a row show that a server is gone.
 
 Memory does not grow with the number of trajectories: a finished rollout is written and forgotten, and the artifact is
-read from the log in its order (:mod:`deepsearch_rl.trajectories.rollout_log`).
+read from the log line by line, by question id and sample. docs/evaluation.md, "Bulk runs", says what every kind of line
+means when the log is opened again.
 """
 
 import asyncio
 import logging
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from pydantic import JsonValue
 
-from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.files import only_writer, read_jsonl, sha256_json, write_jsonl
+from deepsearch_rl.answers import score_rollout
+from deepsearch_rl.errors import ArtifactError, EndpointError, RecordError
+from deepsearch_rl.files import AppendLog, only_writer, parse_record, read_jsonl, sha256_json, write_jsonl
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.trajectories.rollout_log import SERVER_FAILURES, RolloutLog
-from deepsearch_rl.trajectories.running_figures import RunningFigures
+from deepsearch_rl.records import Question, StopReason, Trajectory
 
 _LOG = logging.getLogger(__name__)
-WORK = Path("work")
+SERVER_FAILURES = frozenset({StopReason.MODEL_ERROR, StopReason.TOOL_ERROR})
+"""Stop reasons of rollouts that a server failed, whatever the model wrote."""
+_MISSING = -1
 FAILURES_IN_A_ROW = 16
 """After so many server failures in a row the server counts as gone."""
 
@@ -43,8 +47,8 @@ MakeAgent: TypeAlias = Callable[[], AbstractAsyncContextManager[Agent]]
 
 
 def log_path(stage: str, determined_by: JsonValue) -> Path:
-    """Return where a stage keeps its log: ``work/<stage>/<digest of what determines the result>.jsonl``."""
-    return WORK / stage / f"{sha256_json(determined_by)[:16]}.jsonl"
+    """Return where a stage keeps its log, by a digest of what determines the result."""
+    return Path("work", stage, f"{sha256_json(determined_by)[:16]}.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +78,8 @@ def collect(
 ) -> TrajectoryFile:
     """Answer every question ``samples`` times and write the trajectories to ``out``, sorted by question id and sample.
 
-    Args:
-        questions: with distinct ids.
-        samples: answers per question.
-        make_agent: opens the agent; not called where the log already holds everything.
-        log: from :func:`log_path`; finished rollouts are read from it and appended to it. The caller removes it.
-        concurrency: rollouts at once.
-        label: name of the progress line.
-        out: the artifact; it appears by one rename when every rollout is done.
+    At most ``concurrency`` rollouts run at once. Finished ones are read from ``log`` and appended to it; the caller
+    removes it. The agent is not made where the log holds everything. ``label`` names the progress line.
 
     Raises:
         ArtifactError: two questions have the same id.
@@ -89,21 +87,134 @@ def collect(
         EndpointError: a server failed many rollouts in a row.
         RecordError: a line of the log is not a trajectory, or repeats the rollout of another.
     """
-    with only_writer(log), RolloutLog(log, questions, samples) as rollouts:
-        figures = RunningFigures()
-        rollouts.replay(figures.add_resumed)
+    figures = RunningFigures()
+    with only_writer(log), AppendLog(log) as lines:
+        rollouts = RolloutLog(lines, questions, samples)
+        for trajectory in rollouts.replay():
+            figures.add(trajectory, resumed=True)
         if figures.finished < len(rollouts):
             with ProgressBar(label, len(rollouts), "rollouts", done=figures.finished) as meter:
                 asyncio.run(_Collection(rollouts, figures, meter).run(make_agent, concurrency))
         artifact = TrajectoryFile(out, write_jsonl(out, rollouts.rollouts()), figures.server_failures)
     if artifact.server_failures:
+        counts = f"{artifact.server_failures} of {artifact.count} rollouts"
         _LOG.warning(
-            "%s: %d of %d rollouts ended because a server failed, and count as failed; a forced run makes them again",
-            label,
-            artifact.server_failures,
-            artifact.count,
+            "%s: %s ended because a server failed, and count as failed; a forced run makes them again", label, counts
         )
     return artifact
+
+
+class RolloutLog:
+    """The rollouts of a run, ``samples`` per question: which are done, and where in the log their lines begin.
+
+    Raises:
+        ArtifactError: two questions have the same id.
+    """
+
+    def __init__(self, log: AppendLog, questions: Sequence[Question], samples: int) -> None:
+        self._log, self._questions, self._samples = log, questions, samples
+        self._positions: dict[str, int] = {}
+        for position, question in enumerate(questions):
+            first = self._positions.setdefault(question.id, position)
+            if first != position:
+                raise ArtifactError(
+                    f"questions {first + 1} and {position + 1} have the same id {question.id!r}, so that their "
+                    "rollouts could not be told apart; give every question of the set an id of its own."
+                )
+        self._offsets = array("q", [_MISSING]) * (len(questions) * samples)
+
+    def __len__(self) -> int:
+        """Rollouts of the run, done or not."""
+        return len(self._offsets)
+
+    def replay(self) -> Iterator[Trajectory]:
+        """Read what an earlier run left, and yield every rollout of this run that is done.
+
+        Raises:
+            RecordError: a line is not a trajectory of this schema version, its id is not its question's and
+                sample's, or an earlier line holds the same rollout.
+        """
+        offset = 0
+        with self._log.path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    trajectory = parse_record(Trajectory, line, self._log.path, number)
+                    if self._replay_line(trajectory, number, offset):
+                        yield trajectory
+                offset += len(line)
+
+    def _replay_line(self, trajectory: Trajectory, number: int, offset: int) -> bool:
+        """Take over one line; return whether it is a rollout of this run that is done."""
+        id_ = f"{trajectory.question_id}#{trajectory.sample}"
+        if trajectory.id != id_:
+            raise RecordError(self._log.path, number, "id", f"{trajectory.id!r} should be {id_!r}")
+        position = self._positions.get(trajectory.question_id)
+        if position is None or trajectory.sample >= self._samples or trajectory.stop_reason in SERVER_FAILURES:
+            return False
+        slot = position * self._samples + trajectory.sample
+        if self._offsets[slot] != _MISSING:
+            problem = f"an earlier line is rollout {id_!r}, too; remove one of them"
+            raise RecordError(self._log.path, number, "id", problem)
+        self._offsets[slot] = offset
+        return True
+
+    def missing(self) -> Iterator[tuple[Question, int]]:
+        """Yield the rollouts that are not done, question by question; each is looked up when it is taken."""
+        for slot, offset in enumerate(self._offsets):
+            if offset == _MISSING:
+                yield self._questions[slot // self._samples], slot % self._samples
+
+    def append(self, trajectory: Trajectory) -> None:
+        """Write a finished rollout as one line, flushed to the operating system."""
+        slot = self._positions[trajectory.question_id] * self._samples + trajectory.sample
+        self._offsets[slot] = self._log.append(trajectory)
+
+    def rollouts(self) -> Iterator[Trajectory]:
+        """Yield every rollout, sorted by question id and sample, read from the log one by one; all must be done."""
+        with self._log.path.open("rb") as lines:
+            for id_ in sorted(self._positions):
+                first = self._positions[id_] * self._samples
+                for offset in self._offsets[first : first + self._samples]:
+                    lines.seek(offset)
+                    yield Trajectory.model_validate_json(lines.readline())
+
+
+@dataclass(slots=True)
+class RunningFigures:
+    """Sums over the rollouts of a bulk run, those of earlier runs with them.
+
+    A failed rollout counts as zero in the running F1, as in the F1 table. Tokens per second are this run's alone.
+    """
+
+    finished: int = 0
+    _f1_sum: float = 0.0
+    _failures: Counter[StopReason] = field(default_factory=Counter)
+    _completion_tokens: int = 0
+
+    def add(self, trajectory: Trajectory, *, resumed: bool = False) -> None:
+        """Count a rollout of this run, or a resumed one that an earlier run made."""
+        self.finished += 1
+        self._f1_sum += score_rollout(trajectory).f1
+        if trajectory.failed:
+            self._failures[trajectory.stop_reason] += 1
+        if not resumed:
+            self._completion_tokens += trajectory.completion_tokens
+
+    @property
+    def server_failures(self) -> int:
+        """Rollouts that ended because a server failed."""
+        return sum(self._failures[reason] for reason in SERVER_FAILURES)
+
+    def note(self, elapsed_s: float) -> str:
+        """Return the figures in words, e.g. ``F1 0.512, 3 token_budget, 1 model_error, 812 tokens/s``.
+
+        ``elapsed_s`` is how long this run has been answering. The speed is ``-`` where the endpoint counts no tokens.
+        """
+        by_kind = sorted(self._failures.items(), key=lambda entry: (-entry[1], entry[0]))
+        failures = ", ".join(f"{count} {reason}" for reason, count in by_kind) or "none failed"
+        has_speed = self._completion_tokens > 0 < elapsed_s
+        speed = f"{self._completion_tokens / elapsed_s:.0f}" if has_speed else "-"
+        return f"F1 {self._f1_sum / max(1, self.finished):.3f}, {failures}, {speed} tokens/s"
 
 
 class _Collection:
@@ -111,14 +222,14 @@ class _Collection:
 
     def __init__(self, rollouts: RolloutLog, figures: RunningFigures, meter: ProgressBar) -> None:
         self._rollouts, self._figures, self._meter = rollouts, figures, meter
+        self._missing = rollouts.missing()
         self._server_failures = 0
 
     async def run(self, make_agent: MakeAgent, concurrency: int) -> None:
         """Answer what is missing, ``concurrency`` questions at once."""
-        missing = self._rollouts.missing()
         async with make_agent() as agent:
             count = min(concurrency, len(self._rollouts))
-            workers = [asyncio.create_task(self._work(agent, missing)) for _ in range(count)]
+            workers = [asyncio.create_task(self._work(agent)) for _ in range(count)]
             try:  # no TaskGroup: Python 3.11's leaves this task marked as cancelled, which ends the agent's session
                 await asyncio.gather(*workers)
             finally:
@@ -126,8 +237,8 @@ class _Collection:
                     worker.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _work(self, agent: Agent, missing: Iterator[tuple[Question, int]]) -> None:
-        for question, sample in missing:
+    async def _work(self, agent: Agent) -> None:
+        for question, sample in self._missing:
             self._add(await agent.answer(question, sample))
 
     def _add(self, trajectory: Trajectory) -> None:
@@ -135,7 +246,7 @@ class _Collection:
         self._figures.add(trajectory)
         self._meter.advance(note=self._figures.note(self._meter.elapsed_s))
         self._server_failures = self._server_failures + 1 if trajectory.stop_reason in SERVER_FAILURES else 0
-        nothing_else = self._figures.finished == len(self._rollouts) and self._figures.all_failed_by_servers
+        nothing_else = self._figures.server_failures == self._figures.finished == len(self._rollouts)
         if self._server_failures >= FAILURES_IN_A_ROW or nothing_else:
             raise EndpointError(
                 f"{self._server_failures} rollouts in a row ended in {trajectory.stop_reason} ({trajectory.error}); "

@@ -16,9 +16,9 @@ from typing import Literal
 
 from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
-from deepsearch_rl.records import Message, Record, Trajectory
+from deepsearch_rl.records import Record, Trajectory
 
-TOOLS = json.dumps([RETRIEVE_TOOL], ensure_ascii=False)
+_TOOLS = json.dumps([RETRIEVE_TOOL], ensure_ascii=False)
 
 
 class SwiftMessage(Record):
@@ -45,29 +45,22 @@ def row_targets(trajectory: Trajectory, flatten: bool) -> list[int | None]:
 def swift_row(trajectory: Trajectory, target: int | None = None) -> SwiftRow:
     """Return a training row of a trajectory of the function-calling protocol.
 
-    Args:
-        trajectory: the conversation.
-        target: position of the one message to train; the row ends with it, and earlier messages have no reasoning.
-            None: all messages, every turn with its reasoning.
+    ``target`` is the position of the one message to train; the row ends with it, and earlier messages have no
+    reasoning. None: all messages, every turn with its reasoning.
     """
     messages = trajectory.messages if target is None else trajectory.messages[: target + 1]
-    parts = [
-        part
-        for position, message in enumerate(messages)
-        for part in _swift_messages(message, with_reasoning=target in (None, position))
-    ]
-    return SwiftRow(tools=TOOLS, messages=tuple(parts))
-
-
-def _swift_messages(message: Message, with_reasoning: bool) -> list[SwiftMessage]:
-    if message.role == "tool":
-        return [SwiftMessage(role="tool_response", content=message.content)]
-    calls = [
-        SwiftMessage(role="tool_call", content=f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}')
-        for call in message.tool_calls
-    ]
-    reasoning, text = split_thought(message)
-    text = f"{text}\n" if calls and text else text
-    if with_reasoning and reasoning is not None:
-        text = f"{OPEN_THINK}\n{reasoning}\n{CLOSE_THINK}\n\n{text}"
-    return [*([SwiftMessage(role=message.role, content=text)] if text or not calls else []), *calls]
+    parts: list[SwiftMessage] = []
+    for position, message in enumerate(messages):
+        if message.role == "tool":
+            parts.append(SwiftMessage(role="tool_response", content=message.content))
+            continue
+        reasoning, text = split_thought(message)
+        text = f"{text}\n" if message.tool_calls and text else text
+        if reasoning is not None and target in (None, position):
+            text = f"{OPEN_THINK}\n{reasoning}\n{CLOSE_THINK}\n\n{text}"
+        if text or not message.tool_calls:
+            parts.append(SwiftMessage(role=message.role, content=text))
+        for call in message.tool_calls:
+            content = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}'
+            parts.append(SwiftMessage(role="tool_call", content=content))
+    return SwiftRow(tools=_TOOLS, messages=tuple(parts))

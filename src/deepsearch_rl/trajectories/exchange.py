@@ -1,28 +1,31 @@
-"""Files for other trainers, each row checked before writing.
+"""Files for other trainers (ms-swift, TRL, Search-R1, veRL, RLinf), each row checked before writing.
 
-What a trainer would refuse an hour into a run is refused here by pandera, by row and column.
+Field names are the trainers' (docs/contracts.md, section 2). Conversations come from trajectories, RL rows from
+questions. What a trainer would refuse an hour into a run is refused here by pandera, by row and column.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pandas as pd
 import pandera.pandas as pa
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
+from deepsearch_rl.agent.chat_messages import chat_messages
 from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
 from deepsearch_rl.errors import CheckFailedError, UnknownNameError
 from deepsearch_rl.files import atomic_file, read_distinct, write_jsonl
 from deepsearch_rl.frames import check_frame
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.trajectories.convert import row_targets, swift_row
-from deepsearch_rl.trajectories.exports import rlinf_row, search_r1_row, trl_row, verl_row
 from deepsearch_rl.trajectories.results import UNKNOWN
 
 CellCheck: TypeAlias = Callable[[pd.Series], pd.Series]
+ExportRow = RootModel[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +47,12 @@ def _ends_in(*roles: str) -> CellCheck:
     )
 
 
-def _columns(**columns: pa.Column) -> pa.DataFrameSchema:
-    return pa.DataFrameSchema(columns, strict=True)
-
-
 def _checked(check: CellCheck, name: str) -> pa.Column:
     return pa.Column(object, pa.Check(check, name=name))
 
 
 _NOT_EMPTY = pa.Check(lambda values: values.map(len) > 0, name="not empty")
-_TEXT = pa.Column(str, _NOT_EMPTY)
+_TEXT, _ANYTHING = pa.Column(str, _NOT_EMPTY), pa.Column(object)
 _CONVERSATION = _checked(_ends_in("assistant"), "ends in an assistant's answer")
 _RL = {
     "data_source": _TEXT,
@@ -61,28 +60,23 @@ _RL = {
     "reward_model": _checked(
         lambda rewards: rewards.map(lambda reward: len(reward["ground_truth"]["target"]) > 0), "has golden answers"
     ),
-    "extra_info": pa.Column(object),
+    "extra_info": _ANYTHING,
+}
+_COLUMNS: Mapping[str, dict[str, pa.Column]] = {
+    "ms-swift": {"tools": _TEXT, "messages": _CONVERSATION},
+    "ms-swift-turns": {
+        "tools": _TEXT,
+        "messages": _checked(_ends_in("assistant", "tool_call"), "ends in a turn of the model"),
+    },
+    "trl": {"tools": _ANYTHING, "messages": _CONVERSATION},
+    "search-r1": {**_RL, "prompt": _checked(_roles_are("user"), "one user message")},
+    "verl": {**_RL, "prompt": _checked(_roles_are("system", "user"), "system, then user")},
+    "rlinf": {"prompt": _TEXT, "solutions": pa.Column(object, _NOT_EMPTY)},
 }
 SCHEMAS: Mapping[str, pa.DataFrameSchema] = {
-    "ms-swift": _columns(tools=_TEXT, messages=_CONVERSATION),
-    "ms-swift-turns": _columns(
-        tools=_TEXT, messages=_checked(_ends_in("assistant", "tool_call"), "ends in a turn of the model")
-    ),
-    "trl": _columns(tools=pa.Column(object), messages=_CONVERSATION),
-    "search-r1": _columns(**_RL, prompt=_checked(_roles_are("user"), "one user message")),
-    "verl": _columns(**_RL, prompt=_checked(_roles_are("system", "user"), "system, then user")),
-    "rlinf": _columns(prompt=_TEXT, solutions=pa.Column(object, _NOT_EMPTY)),
+    name: pa.DataFrameSchema(columns, strict=True) for name, columns in _COLUMNS.items()
 }
-CONVERSATIONS: Mapping[str, Callable[[Trajectory], Iterable[BaseModel]]] = {
-    "ms-swift": lambda trajectory: [swift_row(trajectory)],
-    "ms-swift-turns": lambda trajectory: [
-        swift_row(trajectory, target) for target in row_targets(trajectory, flatten=True)
-    ],
-    "trl": lambda trajectory: [trl_row(trajectory)],
-}
-"""Formats of conversations; ms-swift-turns has a row per turn of the model, without the reasoning before it."""
 FORMATS = (*SCHEMAS, "trajectories")
-PARQUET = {"search-r1": search_r1_row, "verl": verl_row}
 PROMPTS: Mapping[str, str] = {"search-r1": "search_tags", "verl": "multihoprag_nothink"}
 """The prompt that fits how a trainer's model searches: by tags in its text, or by tool calls."""
 
@@ -90,8 +84,9 @@ PROMPTS: Mapping[str, str] = {"search-r1": "search_tags", "verl": "multihoprag_n
 def export_rows(source_path: Path, out: Path, to: str, source: Source) -> int:
     """Write rows for another trainer and return how many there are.
 
-    The formats of :data:`CONVERSATIONS` take a file of trajectories and leave failed ones out; the others take a file
-    of questions. search-r1 and verl are Parquet files, the others JSON Lines.
+    ms-swift, ms-swift-turns (a row per turn of the model, without the reasoning before it) and trl take a file of
+    trajectories and leave failed ones out; the others take a file of questions. search-r1 and verl are Parquet files,
+    the others JSON Lines.
 
     Raises:
         UnknownNameError: there is no such format or prompt.
@@ -101,30 +96,28 @@ def export_rows(source_path: Path, out: Path, to: str, source: Source) -> int:
     """
     if to not in SCHEMAS:
         raise UnknownNameError("format", to, FORMATS)
-    rows = list(_rows(source_path, to, source))
+    from_trajectories = to in ("ms-swift", "ms-swift-turns", "trl")
+    rows = list(_conversations(source_path, to) if from_trajectories else _rl_rows(source_path, to, source))
     if not rows:
         raise CheckFailedError(f"{source_path} gives no rows for {to}.")
     frame = check_frame(pd.DataFrame([row.model_dump(mode="json") for row in rows]), SCHEMAS[to], out.name)
-    if to not in PARQUET:
+    if to not in PROMPTS:
         return write_jsonl(out, rows)
     with atomic_file(out) as partial:
         frame.to_parquet(partial, index=False)
     return len(rows)
 
 
-def _rows(path: Path, to: str, source: Source) -> Iterator[BaseModel]:
-    if to in CONVERSATIONS:
-        for trajectory in read_distinct(path, Trajectory):
-            if not trajectory.failed:
-                _require_tool_calls(trajectory, to)
-                yield from CONVERSATIONS[to](trajectory)
-        return
-    instruction = load_prompt(source.prompt or PROMPTS[to]) if to in PARQUET else ""
-    for index, question in enumerate(read_distinct(path, Question)):
-        if to in PARQUET:
-            yield PARQUET[to](question, source.dataset, source.split, index, instruction)
+def _conversations(path: Path, to: str) -> Iterator[BaseModel]:
+    for trajectory in read_distinct(path, Trajectory):
+        if trajectory.failed:
+            continue
+        _require_tool_calls(trajectory, to)
+        if to == "trl":
+            yield _trl_row(trajectory)
         else:
-            yield rlinf_row(question)
+            for target in row_targets(trajectory, flatten=to == "ms-swift-turns"):
+                yield swift_row(trajectory, target)
 
 
 def _require_tool_calls(trajectory: Trajectory, to: str) -> None:
@@ -144,15 +137,57 @@ def _require_tool_calls(trajectory: Trajectory, to: str) -> None:
             "made of it would teach to answer without searching."
         )
     for call in (call for message in trajectory.messages for call in message.tool_calls):
-        if not _is_object(call.arguments):
+        try:
+            is_object = isinstance(json.loads(call.arguments), dict)
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object:
             raise CheckFailedError(
                 f"trajectory {trajectory.id}, {call.id}: its arguments are no JSON object, and a row for {to} needs "
                 "one; leave this trajectory out."
             )
 
 
-def _is_object(arguments: str) -> bool:
-    try:
-        return isinstance(json.loads(arguments), dict)
-    except (ValueError, RecursionError):
-        return False
+def _trl_row(trajectory: Trajectory) -> ExportRow:
+    """Return the conversation of a trajectory as TRL's SFT trainer reads it.
+
+    Arguments of a call are an object, not text. Every turn has its reasoning under both names that templates read.
+    """
+    messages = chat_messages(trajectory.messages, with_reasoning=True)
+    for message, chat_message in zip(trajectory.messages, messages, strict=True):
+        if message.tool_calls:
+            functions = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in message.tool_calls]
+            chat_message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": function}
+                for call, function in zip(message.tool_calls, functions, strict=True)
+            ]
+    return ExportRow({"messages": [*messages], "tools": [RETRIEVE_TOOL]})
+
+
+def _rl_rows(path: Path, to: str, source: Source) -> Iterator[ExportRow]:
+    instruction = load_prompt(source.prompt or PROMPTS[to]) if to in PROMPTS else ""
+    for index, question in enumerate(read_distinct(path, Question)):
+        if to == "rlinf":
+            yield ExportRow({"prompt": question.question, "solutions": [*question.golden_answers]})
+            continue
+        text, ground_truth = question.question, {"target": [*question.golden_answers]}
+        extra_info: dict[str, Any] = {"split": source.split, "index": index}
+        if to == "search-r1":
+            data_source = source.dataset
+            prompt = [{"role": "user", "content": f"{instruction}\n\nQuestion: {text}"}]
+        else:  # veRL calls its tool `search`, so the instruction does too, and the tool takes these arguments
+            data_source = f"searchR1_{source.dataset}"
+            renamed = instruction.replace(f"`{RETRIEVE_TOOL_NAME}`", "`search`")
+            prompt = [{"role": "system", "content": renamed}, {"role": "user", "content": text}]
+            arguments = {"ground_truth": ground_truth, "question": text, "data_source": data_source}
+            tools = {"search": {"create_kwargs": arguments}}
+            extra_info |= {"need_tools_kwargs": True, "question": text, "tools_kwargs": tools}
+        yield ExportRow(
+            {
+                "data_source": data_source,
+                "prompt": prompt,
+                "ability": "fact-reasoning",
+                "reward_model": {"style": "rule", "ground_truth": ground_truth},
+                "extra_info": extra_info,
+            }
+        )

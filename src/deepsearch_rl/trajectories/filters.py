@@ -1,20 +1,23 @@
-"""Named predicates that choose trajectories to train on.
+"""Named predicates that choose trajectories to train on, and the figures that they look at.
 
 A predicate sees one trajectory and its question. Predicates are applied in the order that params name them, and a
 trajectory that several of them would drop counts for the first.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from statistics import fmean
+from typing import TypeAlias
 
 from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
 from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, f1, normalise
-from deepsearch_rl.errors import ArtifactError, UnknownNameError
+from deepsearch_rl.errors import ArtifactError, look_up
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.retrieval.gold import gold_evidence
-from deepsearch_rl.trajectories.evidence import evidence_shown
+from deepsearch_rl.retrieval.gold import Gold, gold_evidence, without_space
 
 Predicate: TypeAlias = Callable[[Trajectory, Question], bool]
+_TITLE_LINE = r'^(?:\[\d+\] |(?:<information>)?Doc \d+\(Title: )"?{}"?(?:$|\) )'
+"""A passage's first line by its title, with or without wiki-18's quotes, in the form of either protocol."""
 
 
 def answered(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001
@@ -43,6 +46,23 @@ def repeated_queries(trajectory: Trajectory) -> int:
     return len(queries) - len(set(queries))
 
 
+def evidence_shown(trajectory: Trajectory, gold: Gold) -> float | None:
+    """Return the share of the gold evidence in the passages of a conversation, in [0, 1]; white space is ignored.
+
+    None where the evidence names documents by id, because passages do not.
+    """
+    texts = [message.content for message in trajectory.messages if message.role == "tool"]
+    match gold.kind:
+        case "facts":
+            passages = [without_space(text) for text in texts]
+            return fmean(any(without_space(fact) in passage for passage in passages) for fact in gold.items)
+        case "titles":
+            patterns = [_TITLE_LINE.format(re.escape(title)) for title in gold.items]
+            return fmean(re.search(pattern, "\n".join(texts), re.MULTILINE) is not None for pattern in patterns)
+        case "documents":
+            return None
+
+
 def evidence_found(trajectory: Trajectory, question: Question) -> bool:
     """The model was shown all gold evidence, so that the answer is not a lucky guess.
 
@@ -56,12 +76,10 @@ def evidence_found(trajectory: Trajectory, question: Question) -> bool:
 
 def reasoned(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001
     """Every turn has exactly one thought, as the chat template of a thinking model needs it."""
-    turns = [split_thought(message) for message in trajectory.messages if message.role == "assistant"]
-    return all(turn.reasoning is not None and not _holds_think_tag(turn.reasoning + turn.text) for turn in turns)
-
-
-def _holds_think_tag(text: str) -> bool:
-    return OPEN_THINK in text or CLOSE_THINK in text
+    for reasoning, text in (split_thought(message) for message in trajectory.messages if message.role == "assistant"):
+        if reasoning is None or any(tag in reasoning + text for tag in (OPEN_THINK, CLOSE_THINK)):
+            return False
+    return True
 
 
 PREDICATES: Mapping[str, Predicate] = {
@@ -70,35 +88,26 @@ PREDICATES: Mapping[str, Predicate] = {
 }
 
 
-class Filtered(NamedTuple):
-    """The trajectories that passed, and how many each predicate dropped, in order."""
-
-    trajectories: list[Trajectory]
-    dropped: dict[str, int]
-
-
 def find_predicates(names: Sequence[str]) -> dict[str, Predicate]:
     """Return the predicates of these names, in this order.
 
     Raises:
         UnknownNameError: there is no predicate of a name.
     """
-    for name in names:
-        if name not in PREDICATES:
-            raise UnknownNameError("filter predicate", name, PREDICATES)
-    return {name: PREDICATES[name] for name in names}
+    return {name: look_up("filter predicate", name, PREDICATES) for name in names}
 
 
 def apply_predicates(
     trajectories: Iterable[Trajectory], questions: Iterable[Question], predicates: Mapping[str, Predicate]
-) -> Filtered:
-    """Keep the trajectories that satisfy every predicate.
+) -> tuple[list[Trajectory], dict[str, int]]:
+    """Return the trajectories that satisfy every predicate, and how many each predicate dropped, in order.
 
     Raises:
         ArtifactError: a trajectory answers a question that is not there.
     """
     by_id = {question.id: question for question in questions}
-    filtered = Filtered([], dict.fromkeys(predicates, 0))
+    kept: list[Trajectory] = []
+    dropped = dict.fromkeys(predicates, 0)
     for trajectory in trajectories:
         question = by_id.get(trajectory.question_id)
         if question is None:
@@ -108,7 +117,7 @@ def apply_predicates(
             )
         reason = next((name for name, holds in predicates.items() if not holds(trajectory, question)), None)
         if reason is None:
-            filtered.trajectories.append(trajectory)
+            kept.append(trajectory)
         else:
-            filtered.dropped[reason] += 1
-    return filtered
+            dropped[reason] += 1
+    return kept, dropped

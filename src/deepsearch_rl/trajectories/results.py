@@ -1,7 +1,6 @@
 """Results of other systems, read as our trajectories."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,9 +14,7 @@ UNKNOWN = "unknown"
 """The prompt of results, which do not name theirs."""
 
 
-class Output(BaseModel):
-    """What FlashRAG and DeepSearch-RL keep of an answer."""
-
+class _Output(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     pred: str | None = None
@@ -33,7 +30,7 @@ class ForeignMetadata(BaseModel):
     question_type: str | None = None
 
 
-class ResultRow(BaseModel):
+class _ResultRow(BaseModel):
     """A row of FlashRAG's ``intermediate_data.json`` or of DeepSearch-RL's ``results.jsonl``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
@@ -42,7 +39,7 @@ class ResultRow(BaseModel):
     question: NonEmpty
     golden_answers: tuple[str, ...] = Field(min_length=1)
     metadata: ForeignMetadata | None = None
-    output: Output
+    output: _Output
 
     def trajectory(self, model: str) -> Trajectory:
         """Return the row as a rollout of a model, with sample number 0."""
@@ -80,8 +77,12 @@ def import_results(path: Path, out: Path, model: str) -> int:
     """
     if not model.strip():
         raise ConfigError("name the model that made the results (--model).")
+    rows = numbered_records(path, _ResultRow)
+    if path.is_file() and _is_array(path):
+        array = enumerate(read_json(path), 1)
+        rows = ((number, parse_record(_ResultRow, json.dumps(row), path, number)) for number, row in array)
     trajectories: dict[str, Trajectory] = {}
-    for number, row in _numbered_rows(path):
+    for number, row in rows:
         trajectory = row.trajectory(model)
         if trajectory.id in trajectories:
             raise RecordError(path, number, "id", f"{row.id!r} is the id of an earlier row too")
@@ -89,13 +90,6 @@ def import_results(path: Path, out: Path, model: str) -> int:
     if not trajectories:
         raise CheckFailedError(f"{path} holds no results.")
     return write_jsonl(out, (trajectories[name] for name in sorted(trajectories)))
-
-
-def _numbered_rows(path: Path) -> Iterator[tuple[int, ResultRow]]:
-    if path.is_file() and _is_array(path):
-        rows = enumerate(read_json(path), 1)
-        return ((number, parse_record(ResultRow, json.dumps(row), path, number)) for number, row in rows)
-    return numbered_records(path, ResultRow)
 
 
 def _is_array(path: Path) -> bool:

@@ -3,8 +3,7 @@
 The figures are those of DeepSearch-RL's analysis (rounds, tool calls, tokens of the last turn and of all turns, and the
 distributions of rounds and tool calls), each as mean and population standard deviation, for all rollouts, the successes
 and the rest. Further figures explain a score: why rollouts failed, how often a query was repeated, how much of the gold
-evidence was shown (:mod:`deepsearch_rl.trajectories.evidence`), and how often the model answered although some was
-missing.
+evidence was shown, and how often the model answered although some was missing.
 
 Trajectories are read one by one: of a rollout, only its question's id stays in memory. Means and deviations are updated
 as B. P. Welford, "Note on a method for calculating corrected sums of squares and products", Technometrics 4 (1962),
@@ -13,7 +12,6 @@ which keeps its precision where a sum of squares loses it.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import Field
@@ -24,8 +22,7 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_distinct
 from deepsearch_rl.records import Question, Record, Trajectory
 from deepsearch_rl.retrieval.gold import Gold, gold_evidence
-from deepsearch_rl.trajectories.evidence import evidence_shown
-from deepsearch_rl.trajectories.filters import repeated_queries
+from deepsearch_rl.trajectories.filters import evidence_shown, repeated_queries
 
 CORRECT, WRONG = "correct", "wrong"
 """Outcomes of answered rollouts; a failed one has its stop reason."""
@@ -113,61 +110,48 @@ class Tally:
         return TrajectoryStatistics(questions=len(self._questions), groups=groups, outcomes=dict(outcomes))
 
 
-@dataclass(slots=True)
-class _RunningSpread:
-    """Mean and sum of squared deviations so far (Welford)."""
-
-    n: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.n += 1
-        deviation = value - self.mean
-        self.mean += deviation / self.n
-        self.squares += deviation * (value - self.mean)
-
-
-@dataclass(slots=True)
 class _Group:
-    rollouts: int = 0
-    figures: dict[str, _RunningSpread] = field(default_factory=dict)
-    rounds: Counter[int] = field(default_factory=Counter)
-    tool_calls: Counter[int] = field(default_factory=Counter)
-    tokens: Counter[int] = field(default_factory=Counter)
+    """Running figures of a group: by name their number, mean and sum of squared deviations (Welford)."""
+
+    def __init__(self) -> None:
+        self._rollouts = 0
+        self._figures: dict[str, tuple[int, float, float]] = {}
+        self._rounds, self._tool_calls, self._tokens = Counter[int](), Counter[int](), Counter[int]()
 
     def add(self, trajectory: Trajectory, figures: Mapping[str, float | None]) -> None:
-        """Count one rollout with its figures."""
-        self.rollouts += 1
-        self.rounds[trajectory.rounds] += 1
-        self.tool_calls[trajectory.tool_calls] += 1
+        self._rollouts += 1
+        self._rounds[trajectory.rounds] += 1
+        self._tool_calls[trajectory.tool_calls] += 1
         if trajectory.usage:
             last = trajectory.usage[-1]
-            self.tokens[(last.prompt_tokens + last.completion_tokens) // TOKENS_BIN * TOKENS_BIN] += 1
+            self._tokens[(last.prompt_tokens + last.completion_tokens) // TOKENS_BIN * TOKENS_BIN] += 1
         for name, value in figures.items():
             if value is not None:
-                self.figures.setdefault(name, _RunningSpread()).add(value)
+                n, mean, squares = self._figures.get(name, (0, 0.0, 0.0))
+                new_mean = mean + (value - mean) / (n + 1)
+                self._figures[name] = (n + 1, new_mean, squares + (value - mean) * (value - new_mean))
 
     def statistics(self) -> GroupStatistics:
+        """Return what was counted so far; counts are sorted by what they count."""
         return GroupStatistics(
-            rollouts=self.rollouts,
+            rollouts=self._rollouts,
             figures={
-                name: Spread(n=running.n, mean=running.mean, std=(running.squares / running.n) ** 0.5)
-                for name, running in self.figures.items()
+                name: Spread(n=n, mean=mean, std=(squares / n) ** 0.5)
+                for name, (n, mean, squares) in self._figures.items()
             },
-            rounds=dict(sorted(self.rounds.items())),
-            tool_calls=dict(sorted(self.tool_calls.items())),
-            tokens=dict(sorted(self.tokens.items())),
+            rounds=dict(sorted(self._rounds.items())),
+            tool_calls=dict(sorted(self._tool_calls.items())),
+            tokens=dict(sorted(self._tokens.items())),
         )
 
 
 def _figures(trajectory: Trajectory, gold: Gold | None) -> dict[str, float | None]:
     """Return the figures of one rollout by name; one that is None counts in no mean."""
-    scores = score_rollout(trajectory)
     last = trajectory.usage[-1] if trajectory.usage else None
     evidence_share = evidence_shown(trajectory, gold) if gold else None
+    answered = not trajectory.failed and normalise(trajectory.answer) != normalise(INSUFFICIENT)
     return {
-        **scores._asdict(),
+        **score_rollout(trajectory)._asdict(),
         "rounds": trajectory.rounds,
         "tool_calls": trajectory.tool_calls,
         "executed_searches": len(trajectory.retrievals),
@@ -178,13 +162,5 @@ def _figures(trajectory: Trajectory, gold: Gold | None) -> dict[str, float | Non
         "prompt_tokens": trajectory.prompt_tokens if last else None,
         "completion_tokens": trajectory.completion_tokens if last else None,
         "evidence_shown": evidence_share,
-        "answered_without_evidence": _answered_without_evidence(trajectory, evidence_share),
+        "answered_without_evidence": None if evidence_share is None else float(answered and evidence_share < 1),
     }
-
-
-def _answered_without_evidence(trajectory: Trajectory, evidence_share: float | None) -> float | None:
-    """Return 1 for an answer, other than that there is none, without all of the evidence; 0 otherwise."""
-    if evidence_share is None:
-        return None
-    answered = not trajectory.failed and normalise(trajectory.answer) != normalise(INSUFFICIENT)
-    return float(answered and evidence_share < 1)

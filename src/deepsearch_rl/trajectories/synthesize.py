@@ -4,10 +4,11 @@ The teacher answers through the same agent, tool and retriever as any model.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, JsonValue
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
@@ -21,17 +22,9 @@ from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint
 from deepsearch_rl.trajectories.collect import collect, log_path
 
-TEACHERS = ("scripted", "endpoint")
-MODEL_NAME = "teacher"
-"""The model that a teacher's trajectories name."""
-
 
 class SynthesizeConfig(Record):
-    """Section ``synthesize``: the teacher and its questions.
-
-    Raises:
-        UnknownNameError: ``teacher`` is not a known name.
-    """
+    """Section ``synthesize``: the teacher and its questions."""
 
     teacher: str = Field(description="scripted (generated worlds only) or endpoint")
     dataset: NonEmpty
@@ -41,13 +34,6 @@ class SynthesizeConfig(Record):
     temperature: float = Field(ge=0)
     scripted: TeacherConfig | None = Field(description="mistakes of the scripted teacher")
     endpoint: RemoteConfig | None = Field(description="an OpenAI-compatible server and the variable that holds its key")
-
-    @field_validator("teacher")
-    @classmethod
-    def _known_teacher(cls, name: str) -> str:
-        if name not in TEACHERS:
-            raise UnknownNameError("teacher", name, TEACHERS)
-        return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +51,7 @@ def synthesize(
     """Write the teacher's trajectories to ``out``, sorted by id, and return how many there are.
 
     Raises:
-        ConfigError: the teacher has no settings, or cannot answer these questions.
+        ConfigError: the teacher is unknown, has no settings, or cannot answer these questions.
         ArtifactError: an input is missing or empty.
         EndpointError: a server does not answer.
     """
@@ -84,11 +70,8 @@ def synthesize(
     ]
     log = log_path("synthesize", determined_by)
     with serve_index(source.index, source.chunks, retrieval) as url:
-
-        def make_agent() -> SearchAgent:
-            return SearchAgent(agent, teacher, url, config.temperature, model_name=MODEL_NAME, seed=seed)
-
-        artifact = collect(questions, config.samples, make_agent, log, agent.concurrency, "synthesize", out)
+        agents = partial(SearchAgent, agent, teacher, url, config.temperature, model_name="teacher", seed=seed)
+        artifact = collect(questions, config.samples, agents, log, agent.concurrency, "synthesize", out)
     if not artifact.server_failures:
         log.unlink()  # the artifact is complete; a forced run must ask again
     return len(artifact)
@@ -104,6 +87,8 @@ def _teacher(
         endpoint = open_endpoint(config.endpoint)
         return endpoint, [endpoint.base_url, endpoint.model]
     scripted = config.scripted
+    if config.teacher != "scripted":
+        raise UnknownNameError("teacher", config.teacher, ("scripted", "endpoint"))
     if scripted is None:
         raise ConfigError("synthesize.teacher is 'scripted' but synthesize.scripted is null; give its error rates.")
     for question in questions:

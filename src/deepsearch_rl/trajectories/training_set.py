@@ -1,26 +1,42 @@
-"""Training rows from trajectories, every row proved.
+"""Training rows from trajectories, every row proved: the tokens trained are the tokens served.
 
 ``filter.flatten`` says whether rows hold the reasoning of earlier turns. It must fit ``agent.history_reasoning``, so
-that a model is trained on the prompts that it will be served.
+that a model is trained on the prompts that it will be served. Two renderings of every row must agree, token by token:
+
+- ms-swift's training encoding of the row: the tokens and the loss mask that ``swift sft`` computes;
+- the chat template in the model's tokenizer, which every server and the RL trainer use: all tokens of the conversation,
+  and the prompt of every trained turn as the server computes it from the agent's request.
+
+Only the tokens that the model must write are trained: each target turn from the first token after its prompt through
+``<|im_end|>``, and the newline after it, which ms-swift trains as part of its suffix and no server waits for. Where the
+prompt itself opens the thought (``<think>`` and a newline, as for Qwen3's Thinking models), the tag is not trained.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, model_validator
+from swift.model import get_processor
+from swift.template import get_template
 
-from deepsearch_rl.agent.chat_messages import split_thought
+from deepsearch_rl.agent.chat_messages import chat_messages, split_thought
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.errors import CheckFailedError, ConfigError
 from deepsearch_rl.files import read_distinct, write_json, write_jsonl
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import FilterReport, NonEmpty, Question, Record, TokenCounts, Trajectory
+from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.trajectories.convert import SwiftRow, row_targets, swift_row
 from deepsearch_rl.trajectories.filters import apply_predicates, find_predicates
-from deepsearch_rl.trajectories.proof import TokenProof
 
+IGNORED = -100
+"""Label of a token without loss."""
+NO_LIMIT = 1 << 24
+"""ms-swift refuses longer conversations; the limit on rows applies after the proof."""
 TOO_LONG = "too_long"
 LAST_TURN = "last_round"
 """ms-swift's loss scale that trains the last turn of a row alone."""
@@ -44,14 +60,9 @@ class FilterConfig(Record):
     agent_template: NonEmpty = Field(description="ms-swift's rendering of tools")
     loss_scale: NonEmpty = Field(description="ms-swift's name of the tokens that carry loss, the one that sft names")
 
-    @field_validator("predicates")
-    @classmethod
-    def _known_predicates(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        find_predicates(names)
-        return names
-
     @model_validator(mode="after")
-    def _loss_fits_rows(self) -> Self:
+    def _settings_fit(self) -> Self:
+        find_predicates(self.predicates)  # refuses an unknown name
         if self.flatten != (self.loss_scale.split("+")[0] == LAST_TURN):
             rows = "rows of single turns train" if self.flatten else "rows of whole trajectories train more than"
             raise ValueError(f"{rows} their last turn: {self.loss_scale!r} does not fit flatten: {self.flatten}")
@@ -72,10 +83,7 @@ class Paths:
 def build_training_set(config: FilterConfig, paths: Paths, history_reasoning: bool) -> int:
     """Write the training rows and the report of what was dropped; return the number of rows.
 
-    Args:
-        config: the section.
-        paths: inputs and outputs.
-        history_reasoning: whether the agent sends the reasoning of earlier turns back.
+    ``history_reasoning`` is whether the agent sends the reasoning of earlier turns back.
 
     Raises:
         ArtifactError: an input is missing.
@@ -83,18 +91,23 @@ def build_training_set(config: FilterConfig, paths: Paths, history_reasoning: bo
         CheckFailedError: nothing is left to train on, or a row's tokens are not the server's.
     """
     trajectories = list(read_distinct(paths.trajectories, Trajectory))
-    filtered = apply_predicates(
-        trajectories, read_distinct(paths.questions, Question), find_predicates(config.predicates)
-    )
-    for trajectory in filtered.trajectories:
+    questions = read_distinct(paths.questions, Question)
+    kept, dropped = apply_predicates(trajectories, questions, find_predicates(config.predicates))
+    for trajectory in kept:
         _require_served_prompts(trajectory, config.flatten, history_reasoning)
-    proved_rows = _prove(config, paths.model, filtered.trajectories)
-    rows = [proved for proved in proved_rows if proved.tokens <= config.max_tokens]
-    dropped = {**filtered.dropped, TOO_LONG: len(proved_rows) - len(rows)}
+    proof = TokenProof(paths.model, config.template, config.agent_template, config.loss_scale)
+    pairs = [(trajectory, target) for trajectory in kept for target in row_targets(trajectory, config.flatten)]
+    rows: list[_ProvedRow] = []
+    for trajectory, target in track(pairs, "filter", len(pairs), "rows"):
+        row = swift_row(trajectory, target)
+        tokens = proof.check(trajectory, row, target)
+        if tokens <= config.max_tokens:
+            rows.append(_ProvedRow(trajectory, row, tokens))
+    dropped[TOO_LONG] = len(pairs) - len(rows)
     if not rows:
         raise CheckFailedError(f"no trajectory is left to train on; dropped were {dropped}.")
     write_jsonl(paths.rows, (proved.row for proved in rows))
-    write_json(paths.report, _report(trajectories, dropped, rows))
+    write_json(paths.report, _report(trajectories, dropped, rows).model_dump(mode="json"))
     return len(rows)
 
 
@@ -105,7 +118,8 @@ def _require_served_prompts(trajectory: Trajectory, flatten: bool, history_reaso
             f"trajectory {trajectory.id} is of the protocol {trajectory.protocol!r}; ms-swift's rows hold tool calls. "
             "Collect the teacher's answers with agent.protocol: function_calling."
         )
-    if flatten == history_reasoning and _reasons_before_its_last_turn(trajectory):
+    turns = [message for message in trajectory.messages if message.role == "assistant"]
+    if flatten == history_reasoning and any(split_thought(turn).reasoning is not None for turn in turns[:-1]):
         raise ConfigError(
             f"filter.flatten and agent.history_reasoning are both {str(flatten).lower()}, but trajectory "
             f"{trajectory.id} holds reasoning: its rows would be prompts that the agent never sends. Set "
@@ -114,39 +128,100 @@ def _require_served_prompts(trajectory: Trajectory, flatten: bool, history_reaso
         )
 
 
-def _reasons_before_its_last_turn(trajectory: Trajectory) -> bool:
-    turns = [message for message in trajectory.messages if message.role == "assistant"]
-    return any(split_thought(turn).reasoning is not None for turn in turns[:-1])
-
-
 class _ProvedRow(NamedTuple):
     trajectory: Trajectory
     row: SwiftRow
     tokens: int
 
 
-def _prove(config: FilterConfig, model: Path, trajectories: list[Trajectory]) -> list[_ProvedRow]:
-    proof = TokenProof(model, config.template, config.agent_template, config.loss_scale)
-    pairs = [(trajectory, target) for trajectory in trajectories for target in row_targets(trajectory, config.flatten)]
-    proved_rows: list[_ProvedRow] = []
-    for trajectory, target in track(pairs, "filter", len(pairs), "rows"):
-        row = swift_row(trajectory, target)
-        proved_rows.append(_ProvedRow(trajectory, row, proof.check(trajectory, row, target)))
-    return proved_rows
-
-
-def _report(trajectories: list[Trajectory], dropped: dict[str, int], rows: list[_ProvedRow]) -> dict[str, Any]:
+def _report(trajectories: list[Trajectory], dropped: dict[str, int], rows: list[_ProvedRow]) -> FilterReport:
     types = sorted({trajectory.question_type for trajectory in trajectories})
     trained = {proved.trajectory.id: proved.trajectory for proved in rows}.values()
-    report = FilterReport(
+    tokens = [proved.tokens for proved in rows]
+    return FilterReport(
         trajectories=len(trajectories),
         f1=round(fmean(score_rollout(trajectory).f1 for trajectory in trajectories), 4),
         dropped=dropped,
         rows=len(rows),
         rows_by_type={name: sum(proved.trajectory.question_type == name for proved in rows) for name in types},
-        tokens=TokenCounts(
-            mean=round(fmean(proved.tokens for proved in rows), 1), max=max(proved.tokens for proved in rows)
-        ),
+        tokens=TokenCounts(mean=round(fmean(tokens), 1), max=max(tokens)),
         searches=round(fmean(len(trajectory.retrievals) for trajectory in trained), 3),
     )
-    return report.model_dump(mode="json")
+
+
+class TokenProof:
+    """Checks rows against one Hugging Face folder with tokenizer, chat template and config.
+
+    The names are ms-swift's: of the chat template, the rendering of tools and the tokens that carry loss.
+
+    Raises:
+        ConfigError: ms-swift does not know one of the names.
+    """
+
+    def __init__(self, folder: Path, template: str, agent_template: str, loss_scale: str) -> None:
+        self._chat_format = load_chat_format(folder)
+        processor = get_processor(str(folder), model_type="qwen3")
+        try:
+            self._training = get_template(
+                processor,
+                template_type=template,
+                agent_template=agent_template,
+                loss_scale=loss_scale,
+                preserve_thinking=True,  # as in `swift sft`: a row holds exactly what must be seen of earlier turns
+                max_length=NO_LIMIT,
+            )
+            _ = self._training.agent_template, self._training.loss_scale  # looked up at first use
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"ms-swift does not know filter.template {template!r}, filter.agent_template {agent_template!r} or "
+                f"filter.loss_scale {loss_scale!r}: {error}."
+            ) from error
+        self._training.set_mode("train")
+
+    def check(self, trajectory: Trajectory, row: SwiftRow, target: int | None = None) -> int:
+        """Prove the row of a trajectory (``swift_row`` with the same target) and return its length in tokens.
+
+        ``target`` is the position of the one message to train, after a prompt without reasoning; None: every assistant
+        turn, each after a prompt with reasoning.
+
+        Raises:
+            CheckFailedError: tokens or loss mask differ; says where and shows both sides.
+        """
+        messages = chat_messages(trajectory.messages, with_reasoning=True)
+        targets = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        if target is not None:  # the conversation as the server sees it, through the trained turn
+            messages, targets = [*chat_messages(trajectory.messages[:target]), messages[target]], [target]
+        encoded = self._training.encode({"tools": row.tools, "messages": [dict(message) for message in row.messages]})
+        tokens = self._render(messages)
+        self._compare(trajectory.id, "training tokens", encoded["input_ids"], tokens)
+        labels = [IGNORED] * len(tokens)
+        for turn in targets:
+            prompt = self._chat_format.prompt_ids(messages[:turn], [RETRIEVE_TOOL])
+            self._compare(trajectory.id, "tokens before a turn", tokens[: len(prompt)], prompt)
+            end = len(self._render(messages[: turn + 1]))
+            labels[len(prompt) : end] = tokens[len(prompt) : end]
+        self._compare(trajectory.id, "trained tokens", encoded["labels"], labels)
+        return len(tokens)
+
+    def _render(self, messages: list[dict[str, JsonValue]]) -> list[int]:
+        tokenizer = self._chat_format.tokenizer
+        text = tokenizer.apply_chat_template(messages, tools=[RETRIEVE_TOOL], tokenize=False)  # pyright: ignore
+        return tokenizer.encode(str(text), add_special_tokens=False)
+
+    def _compare(self, id_: str, what: str, swift: Sequence[int], tokenizer: Sequence[int]) -> None:
+        if list(swift) == list(tokenizer):
+            return
+        pairs = enumerate(zip(swift, tokenizer, strict=False))
+        place = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(swift), len(tokenizer)))
+        raise CheckFailedError(
+            f"trajectory {id_}: {what} differ at token {place}: ms-swift has {self._text(swift, place)}, the model's "
+            f"chat template {self._text(tokenizer, place)}. Choose the ms-swift template that fits the model "
+            "(filter.template, filter.agent_template, filter.loss_scale); if the turn lacks the reasoning that the "
+            "template wants of every turn, drop such trajectories (filter.predicates: reasoned)."
+        )
+
+    def _text(self, tokens: Sequence[int], place: int) -> str:
+        if tokens[place : place + 1] == [IGNORED]:
+            return "no trained token"
+        trained = [token for token in tokens[place : place + 8] if token != IGNORED]
+        return repr(self._chat_format.tokenizer.decode(trained))

@@ -20,7 +20,7 @@ from agents import RunContextWrapper
 from agents.mcp import MCPServer, MCPServerSse, MCPServerStreamableHttp, MCPUtil
 from mcp.client.sse import sse_client
 
-from deepsearch_rl.agent.tool import NO_PASSAGES
+from deepsearch_rl.retrieval.passages import NO_PASSAGES
 from deepsearch_rl.retrieval.server.guard import Guard
 from deepsearch_rl.retrieval.server.process import listen
 from deepsearch_rl.retrieval.server.service import RetrievalApp

@@ -10,7 +10,8 @@ from agents import RunContextWrapper
 from agents.mcp import MCPServerStreamableHttp, MCPUtil
 from mcp.client.sse import sse_client
 
-from deepsearch_rl.agent.tool import NO_PASSAGES, RETRIEVE_TOOL, format_passages
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.retrieval.passages import NO_PASSAGES, format_passages
 from deepsearch_rl.retrieval.searcher import Hit, open_index
 from deepsearch_rl.retrieval.server.batching import SearchQueue
 from deepsearch_rl.retrieval.server.bodies import MAX_QUERY_CHARS

@@ -7,7 +7,7 @@ whole context is a thousand tokens.
 
 from pathlib import Path
 
-from deepsearch_rl.errors import ArtifactError, UnknownNameError
+from deepsearch_rl.errors import ArtifactError, look_up
 
 _FOLDER = Path(__file__).parent
 
@@ -21,8 +21,7 @@ def load_prompt(name: str) -> str:
         UnknownNameError: there is no prompt of this name; carries the nearest ones.
         ArtifactError: there is no file of this path, or its text is empty or not UTF-8.
     """
-    require_prompt_name(name)
-    path = Path(name) if _is_path(name) else _FOLDER / f"{name}.txt"
+    path = prompt_path(name)
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -32,19 +31,15 @@ def load_prompt(name: str) -> str:
     return text
 
 
-def require_prompt_name(name: str) -> None:
-    """Check that a prompt of this name exists; the file of a path may still be made by a stage.
+def prompt_path(name: str) -> Path:
+    """Return the file of a prompt; that of a path may still be made by a stage.
 
     Raises:
-        UnknownNameError: there is none; carries the nearest ones.
+        UnknownNameError: there is no prompt of this name; carries the nearest ones.
     """
-    prompts = [path.stem for path in _FOLDER.glob("*.txt")]
-    if not _is_path(name) and name not in prompts:
-        raise UnknownNameError("prompt", name, prompts)
-
-
-def _is_path(name: str) -> bool:
-    return "/" in name or name.endswith(".txt")
+    if "/" in name or name.endswith(".txt"):
+        return Path(name)
+    return look_up("prompt", name, {path.stem: path for path in _FOLDER.glob("*.txt")})
 
 
 def load_chat_template() -> str:

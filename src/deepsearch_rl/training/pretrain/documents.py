@@ -22,10 +22,11 @@ from dataclasses import dataclass
 
 from pydantic import Field, JsonValue
 
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL, format_passages
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.world.grammar import Grammar, Relation
 from deepsearch_rl.records import Record
+from deepsearch_rl.retrieval.passages import format_passages
 from deepsearch_rl.training.pretrain.passage_set import Names, PassageSet, relations_of
 
 Turn = dict[str, JsonValue]

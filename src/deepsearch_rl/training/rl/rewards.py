@@ -22,7 +22,7 @@ from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, split_tho
 from deepsearch_rl.answers import normalise, score
 from deepsearch_rl.records import Message, Question, Record, Trajectory
 from deepsearch_rl.retrieval.gold import gold_evidence
-from deepsearch_rl.trajectories.evidence import evidence_shown
+from deepsearch_rl.trajectories.filters import evidence_shown
 
 _THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _ACTIONS = ("<tool_call>", "<search>", "<answer>")

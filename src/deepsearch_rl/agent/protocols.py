@@ -1,0 +1,200 @@
+"""How a model asks for searches and is shown their results.
+
+``function_calling`` has native tool calls, several in one turn if the model likes.
+
+``search_tags`` has Search-R1's tags (Jin et al. 2025; docs/contracts.md, section 4): one text that model and search
+engine write.
+
+    <think> ... </think> <search> query </search>
+
+    <information>Doc 1(Title: ...) ...
+    Doc 2(Title: ...) ...</information>
+
+    <think> ... </think> <answer> ... </answer>
+
+The instruction and the question are one user message; everything after it is one assistant message that grows. A
+request asks the server to continue it (``continue_final_message``, known to vLLM, SGLang and our own server) up to a
+closing tag; what a server writes after that is cut off. The first ``<search>`` or ``<answer>`` of a turn is its action;
+after a turn without one the model reads a correction. A turn has one search: there are no parallel calls.
+
+Every protocol records a rollout in the same form: an assistant message with the calls that were read from it, then a
+tool message per call. What the model saw is the content of the messages, character for character.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from deepsearch_rl.agent.chat_messages import chat_messages, split_thought
+from deepsearch_rl.agent.completion import Completion
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL, search_call
+from deepsearch_rl.agent.transcript import RolloutStopped
+from deepsearch_rl.answers import has_answer_tags
+from deepsearch_rl.records import Message, StopReason, ToolCall
+from deepsearch_rl.retrieval.passages import NO_PASSAGES, Found, format_passages
+
+_SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
+"""The tool's schema and the words that a template writes around it."""
+_MESSAGE_CHARACTERS = 24
+"""What a template writes around a message or a call."""
+_TAGS_CHARACTERS = 60
+"""What a template writes around the two messages of search_tags."""
+_RAW_CALL = re.compile(r"\s*<tool_call>.*?</tool_call>\s*", re.DOTALL)
+_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
+_STOPS = ("</search>", "</answer>")
+INVALID_ACTION = (
+    "\nThat was neither a search nor an answer. A query stands between <search> and </search>, "
+    "the final answer between <answer> and </answer>.\n"
+)
+"""What the model reads after a turn without an action."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCalling:
+    """The tool calls of Chat Completions. Objects of protocols are frozen and shared by all rollouts of an agent.
+
+    ``instruction`` is the system prompt, ``history_reasoning`` sends earlier turns back with their reasoning; without
+    ``offer_tool`` the model can only answer.
+    """
+
+    instruction: str
+    history_reasoning: bool = False
+    offer_tool: bool = True
+
+    def opening(self, question: str) -> list[Message]:
+        """Return the messages that a conversation begins with."""
+        return [Message(role="system", content=self.instruction), Message(role="user", content=question)]
+
+    def request(self, messages: Sequence[Message]) -> dict[str, Any]:
+        """Return the protocol's arguments of a chat completion: ``messages``, and tools or stop strings."""
+        tools = {"tools": [RETRIEVE_TOOL]} if self.offer_tool else {}
+        return {"messages": chat_messages(messages, with_reasoning=self.history_reasoning), **tools}
+
+    def characters(self, messages: Sequence[Message]) -> int:
+        """Return the length of a request, with an estimate of what a template writes around it."""
+        texts: list[str] = []
+        for message in chat_messages(messages, with_reasoning=self.history_reasoning):
+            texts.append(f"{message['content']}{message.get('reasoning', '')}")
+        texts += [call.name + call.arguments for message in messages for call in message.tool_calls]
+        return _SCHEMA_CHARACTERS * self.offer_tool + sum(_MESSAGE_CHARACTERS + len(text) for text in texts)
+
+    def turn(self, completion: Completion, messages: Sequence[Message]) -> Message:
+        """Return the model's reply to a conversation; its calls have ids that are new to the conversation."""
+        message = completion.message
+        content = message.text
+        if message.tool_calls:  # some servers repeat the calls as raw text; the template would render them twice
+            content = _RAW_CALL.sub("", content)
+        used_ids = {call.id for earlier in messages for call in earlier.tool_calls}
+        calls: list[ToolCall] = []
+        for call in message.tool_calls or ():
+            id_ = call.id
+            if not id_ or id_ in used_ids:
+                id_ = next(name for name in map("call_{}".format, itertools.count(1)) if name not in used_ids)
+            used_ids.add(id_)
+            calls.append(ToolCall(id=id_, name=call.function.name, arguments=_compact(call.function.arguments)))
+        return Message(role="assistant", content=content, reasoning=message.thought, tool_calls=tuple(calls))
+
+    def search(self, query: str) -> Message:
+        """Return a turn that searches, as a model would write it."""
+        return Message(role="assistant", tool_calls=(search_call(query, 1),))
+
+    def complete(self, turn: Message) -> bool:
+        """Return whether a turn can be carried out although its token limit ended it."""
+        return has_answer_tags(split_thought(turn).text)
+
+    def correction(self, turn: Message) -> None:
+        """Return what the model reads after a turn that is no valid action; None for a valid one.
+
+        Raises:
+            RolloutStopped: the turn ends the rollout.
+        """
+        text = split_thought(turn).text
+        if turn.tool_calls or has_answer_tags(text):
+            return
+        if "<tool_call>" in text:
+            raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse")
+        if not text:
+            raise RolloutStopped(StopReason.NO_ANSWER_TAG, "an empty turn")
+
+    def observation(self, passages: Sequence[Found]) -> str:
+        """Return what the model reads after a search: passages, best first."""
+        return format_passages(passages)
+
+    def notice(self, text: str, observation: str = "") -> str:
+        """Return what the model reads instead of passages, or after an observation."""
+        return f"{observation}\n\n{text}" if observation else text
+
+
+def _compact(arguments: str) -> str:
+    """Return arguments as `json.dumps` writes them, which is how training renders them.
+
+    What is no JSON, or none that can be written (too deep, thousands of digits, half a surrogate pair), stays as it
+    is, and is refused when the call is read.
+    """
+    try:
+        compact = json.dumps(json.loads(arguments), ensure_ascii=False)
+        compact.encode()
+    except (ValueError, RecursionError):
+        return arguments
+    return compact
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTags:
+    """Tags in plain text, with the methods of :class:`FunctionCalling`; ``instruction`` stands before the question."""
+
+    instruction: str
+
+    def opening(self, question: str) -> list[Message]:  # noqa: D102
+        return [Message(role="user", content=f"{self.instruction}\n\nQuestion: {question}")]
+
+    def request(self, messages: Sequence[Message]) -> dict[str, Any]:  # noqa: D102
+        chat = [{"role": "user", "content": messages[0].content}]
+        options: dict[str, Any] = {"include_stop_str_in_output": True}
+        if text := "".join(message.content for message in messages[1:]):
+            chat.append({"role": "assistant", "content": text})
+            options |= {"continue_final_message": True, "add_generation_prompt": False}
+        return {"messages": chat, "stop": list(_STOPS), "extra_body": options}
+
+    def characters(self, messages: Sequence[Message]) -> int:  # noqa: D102
+        return _TAGS_CHARACTERS + sum(len(message.content) for message in messages)
+
+    def turn(self, completion: Completion, messages: Sequence[Message]) -> Message:  # noqa: D102
+        text = completion.message.text
+        if end := re.search("|".join(_STOPS), text):
+            text = text[: end.end()]
+        elif (stop := completion.stop_string) in _STOPS:  # the server stopped at it and left it out
+            text += stop
+        if thought := completion.message.thought:  # a server's reasoning parser took it out of the text
+            text = f"<think>{thought}</think>{text}"
+        action = _ACTION.search(text)
+        query = action[2].strip() if action and action[1] == "search" else ""
+        calls = (search_call(query, len(messages)),) if query else ()
+        return Message(role="assistant", content=text, tool_calls=calls)
+
+    def search(self, query: str) -> Message:  # noqa: D102
+        call = search_call(query, 1)
+        return Message(role="assistant", content=f"<search>{query}</search>", tool_calls=(call,))
+
+    def complete(self, turn: Message) -> bool:  # noqa: D102
+        return _ACTION.search(turn.content) is not None
+
+    def correction(self, turn: Message) -> str | None:  # noqa: D102
+        action = _ACTION.search(turn.content)
+        return None if action and (turn.tool_calls or action[1] == "answer") else INVALID_ACTION
+
+    def observation(self, passages: Sequence[Found]) -> str:  # noqa: D102
+        documents: list[str] = []
+        for rank, passage in enumerate(passages, 1):
+            title, _, text = passage.contents.partition("\n")
+            documents.append(f"Doc {rank}(Title: {title}) {text}")
+        return self.notice("\n".join(documents) or NO_PASSAGES)
+
+    def notice(self, text: str, observation: str = "") -> str:  # noqa: D102
+        return f"{observation}\n\n<information>{text}</information>\n\n"
+
+
+AgentProtocol: TypeAlias = FunctionCalling | SearchTags
