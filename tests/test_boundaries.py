@@ -16,7 +16,7 @@ from deepsearch_rl.commands.doctor import Requirements
 from deepsearch_rl.commands.summary import TIMINGS, latest_runs
 from deepsearch_rl.corpora import flashrag, graphrag_bench, hotpotqa, musique, twowiki
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
-from deepsearch_rl.evaluation.ifeval_prompts import read_prompts
+from deepsearch_rl.evaluation.ifeval import read_prompts
 from deepsearch_rl.evaluation.report.curves import read_rl_run
 from deepsearch_rl.evaluation.report.readme import read_table
 from deepsearch_rl.evaluation.report.tables import read_evaluation, read_f1_table, read_metrics

@@ -15,8 +15,7 @@ from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.corpora.chunking import ChunkConfig, ChunkVariant
 from deepsearch_rl.errors import ArtifactError, EndpointError, UnknownNameError
-from deepsearch_rl.evaluation.evaluate_model import evaluate_model
-from deepsearch_rl.evaluation.inputs import checkpoint_name
+from deepsearch_rl.evaluation.evaluate_model import checkpoint_name, evaluate_model
 from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation, SetPlan, VariantPlan, plan_runs, settings_of
 from deepsearch_rl.files import read_jsonl, write_json, write_jsonl
 from deepsearch_rl.profile import load_profile
