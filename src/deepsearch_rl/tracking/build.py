@@ -7,9 +7,17 @@ from pathlib import Path
 
 from pydantic import Field, JsonValue
 
-from deepsearch_rl.evaluation.report.tables import F1Table, read_evaluation, read_f1_table, read_metrics
+from deepsearch_rl.evaluation.report.tables import F1Table, Metrics
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
-from deepsearch_rl.files import atomic_directory, read_jsonl, sha256_file, sha256_json, write_json, write_jsonl
+from deepsearch_rl.files import (
+    atomic_directory,
+    read_jsonl,
+    read_record,
+    sha256_file,
+    sha256_json,
+    write_json,
+    write_jsonl,
+)
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.redaction import is_secret, mask_users
 from deepsearch_rl.tracking.bundle import (
@@ -78,8 +86,8 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
     Raises:
         ArtifactError, RecordError: a result is missing or malformed.
     """
-    table = read_f1_table(results.reports / "f1_table.json")
-    ifeval = read_metrics(results.reports / "metrics.json").get("ifeval", {})
+    table = read_record(results.reports / "f1_table.json", F1Table)
+    ifeval = read_record(results.reports / "metrics.json", Metrics).root.get("ifeval", {})
     models = {name: _model(name, results, provenance) for name in sorted({row.model for row in table.rows})}
     with atomic_directory(out) as partial:
         predictions = write_jsonl(
@@ -111,7 +119,7 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
 
 
 def _model(name: str, results: Results, provenance: Provenance) -> EvaluatedModel:
-    evaluation = read_evaluation(results.evaluations[name])
+    evaluation = read_record(results.evaluations[name] / "rows.json", ModelEvaluation)
     log = results.train_logs.get(name)
     return EvaluatedModel(
         checkpoint=evaluation.rows[0].checkpoint,

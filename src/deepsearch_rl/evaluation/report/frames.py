@@ -17,12 +17,11 @@ from deepsearch_rl.frames import check_frame
 _SHARE = pa.Check.in_range(0, 1)
 _COUNT = pa.Check.ge(0)
 _SCORES = ("em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "constant_f1")
-
 F1_TABLE = pa.DataFrameSchema(
     {
         **{name: pa.Column(str) for name in ("model", "checkpoint", "dataset", "corpus", "prompt", "variant")},
         **{name: pa.Column(int, pa.Check.ge(1)) for name in ("top_k", "samples", "n")},
-        "chunk_size": pa.Column(int, pa.Check.ge(0)),
+        "chunk_size": pa.Column(int, _COUNT),
         **{name: pa.Column(float, _SHARE, coerce=True) for name in _SCORES},
         **{name: pa.Column(float, _COUNT, coerce=True) for name in ("temperature", "mean_rounds", "mean_tool_calls")},
     },
