@@ -1,5 +1,12 @@
-"""From a profile's results to a report bundle."""
+"""From a profile's results to a report bundle.
 
+Rollouts are drawn by a hash of seed and id: every model's run over the same questions shows the same ones, so that
+tables and traces can be compared across models, and a longer run keeps those that a shorter one showed.
+"""
+
+import hashlib
+import heapq
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,6 +14,7 @@ from pathlib import Path
 
 from pydantic import Field, JsonValue
 
+from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.evaluation.report.tables import F1Table, Metrics
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
 from deepsearch_rl.files import (
@@ -18,7 +26,7 @@ from deepsearch_rl.files import (
     write_json,
     write_jsonl,
 )
-from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.records import NonEmpty, Record, Trajectory
 from deepsearch_rl.redaction import is_secret, mask_users
 from deepsearch_rl.tracking.bundle import (
     BUNDLE,
@@ -27,14 +35,13 @@ from deepsearch_rl.tracking.bundle import (
     PREDICTIONS,
     ROLLOUTS,
     Bundle,
+    CurvePoint,
     DatasetDigest,
     EvaluatedModel,
+    Prediction,
+    ShownRollout,
 )
-from deepsearch_rl.tracking.metrics import CurvePoint
-from deepsearch_rl.tracking.selection import ShownRollout, drawn, prediction, shown_rollouts
 
-ATTACHED = ("f1_table.md", "f1_table.csv", "metrics.json")
-"""Files of a report that MLflow keeps as they are."""
 MAX_PARAM_CHARACTERS = 6000
 
 
@@ -90,15 +97,16 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
     ifeval = read_record(results.reports / "metrics.json", Metrics).root.get("ifeval", {})
     models = {name: _model(name, results, provenance) for name in sorted({row.model for row in table.rows})}
     with atomic_directory(out) as partial:
-        predictions = write_jsonl(
-            partial / PREDICTIONS, map(prediction, _rollouts(table, results, 1.0, config.predictions, seed))
-        )
+        rows = map(_prediction, _rollouts(table, results, 1.0, config.predictions, seed))
+        predictions = write_jsonl(partial / PREDICTIONS, rows)
         traces = write_jsonl(partial / ROLLOUTS, _rollouts(table, results, config.traces, None, seed))
         (partial / FILES).mkdir()
-        for name in ATTACHED:
+        for name in ("f1_table.md", "f1_table.csv", "metrics.json"):
             shutil.copyfile(results.reports / name, partial / FILES / name)
+        curves = {name: [point.model_dump() for point in model.curve] for name, model in models.items()}
+        files = [sha256_file(partial / name) for name in (PREDICTIONS, ROLLOUTS)]
         bundle = Bundle(
-            digest=_digest(table, ifeval, models, partial),
+            digest=sha256_json([table.model_dump(mode="json"), ifeval, curves, files]),
             experiment=config.experiment,
             table=table,
             ifeval=ifeval,
@@ -112,7 +120,7 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
         digest=bundle.digest,
         experiment=bundle.experiment,
         models=tuple(models),
-        metrics={name: len(bundle.scores(name)) + len(bundle.curve(name)) for name in models},
+        metrics={name: len(bundle.metrics(name)) for name in models},
         predictions=predictions,
         traces=traces,
     )
@@ -121,40 +129,51 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
 def _model(name: str, results: Results, provenance: Provenance) -> EvaluatedModel:
     evaluation = read_record(results.evaluations[name] / "rows.json", ModelEvaluation)
     log = results.train_logs.get(name)
+    questions: dict[str, DatasetDigest] = {}
+    for artifact, digest in evaluation.inputs.items():
+        kind, *parts = artifact.split("/")
+        if kind == "questions" and len(parts) == 2:  # set and split
+            path = results.questions / parts[0] / f"{parts[1]}.jsonl"
+            questions[parts[0]] = DatasetDigest(path=path.as_posix(), digest=digest[:DIGEST_CHARACTERS])
     return EvaluatedModel(
         checkpoint=evaluation.rows[0].checkpoint,
         sha256=evaluation.inputs.get("model", ""),
-        questions=_question_files(evaluation, results.questions),
+        questions=questions,
         curve=tuple(read_jsonl(log, CurvePoint)) if log else (),
         tags=provenance.model_tags.get(name, {}),
     )
 
 
-def _question_files(evaluation: ModelEvaluation, questions: Path) -> dict[str, DatasetDigest]:
-    """The file of every set that was answered; ``inputs`` names it ``questions/<dataset>/<split>``."""
-    files: dict[str, DatasetDigest] = {}
-    for name, digest in evaluation.inputs.items():
-        kind, *parts = name.split("/")
-        if kind == "questions" and len(parts) == 2:
-            path = questions / parts[0] / f"{parts[1]}.jsonl"
-            files[parts[0]] = DatasetDigest(path=path.as_posix(), digest=digest[:DIGEST_CHARACTERS])
-    return files
-
-
 def _rollouts(table: F1Table, results: Results, share: float, at_most: int | None, seed: int) -> Iterator[ShownRollout]:
-    """Yield a share of every run's rollouts, at most so many of each."""
+    """Yield a share of every run's rollouts (rounded up), at most so many of each, in the order of their files."""
     for row in table.rows:
         path = results.evaluations[row.model] / row.rollouts_file
-        run = ", ".join(filter(None, (row.dataset, row.kind)))
-        yield from shown_rollouts(path, drawn(path, share, at_most, seed), row.model, run)
+        ids = [rollout.id for rollout in read_jsonl(path, Trajectory)]
+        count = math.ceil(share * len(ids))
+        count = count if at_most is None else min(count, at_most)
+        drawn = set(heapq.nsmallest(count, ids, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest()))
+        for rollout in read_jsonl(path, Trajectory):
+            if rollout.id in drawn:
+                yield ShownRollout(model=row.model, run=row.run_name, trajectory=rollout)
 
 
-def _digest(
-    table: F1Table, ifeval: Mapping[str, Mapping[str, float]], models: Mapping[str, EvaluatedModel], folder: Path
-) -> str:
-    curves = {name: [point.model_dump() for point in model.curve] for name, model in models.items()}
-    files = [sha256_file(folder / name) for name in (PREDICTIONS, ROLLOUTS)]
-    return sha256_json([table.model_dump(mode="json"), ifeval, curves, files])
+def _prediction(shown: ShownRollout) -> Prediction:
+    rollout = shown.trajectory
+    scores = score_rollout(rollout)
+    return Prediction(
+        question=rollout.question,
+        answer=rollout.answer,
+        golden_answers=rollout.golden_answers,
+        f1=round(scores.f1, 6),
+        em=round(scores.em, 6),
+        stop_reason=rollout.stop_reason,
+        run=shown.run,
+        rollout=rollout.id,
+        question_type=rollout.question_type,
+        searches=len(rollout.retrievals),
+        completion_tokens=rollout.completion_tokens,
+        model=shown.model,
+    )
 
 
 def flatten(params: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -80,16 +80,14 @@ def _alone_at(uri: str, timeout_s: float) -> Iterator[None]:
     database.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(database.with_name(f".{database.name}.lock"), timeout=timeout_s)
     try:
-        lock.acquire()
+        held = lock.acquire()
     except Timeout as error:
         raise EndpointDownError(
             f"the MLflow store {database} was held by another process for {timeout_s:g} s; wait for that process or "
             "end it."
         ) from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager
