@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from deepsearch_rl.cli import app
 from deepsearch_rl.files import read_record
 from deepsearch_rl.profile import Profile, load_profile
-from deepsearch_rl.tracking.build import TrackedReport
-from deepsearch_rl.tracking.bundle import read_bundle
+from deepsearch_rl.tracking.bundle import TrackedReport, read_bundle
 from deepsearch_rl.tracking.store import local_store
 from stages import track
 from stages.provenance import read_provenance

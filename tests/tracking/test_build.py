@@ -6,14 +6,16 @@ import pytest
 from deepsearch_rl.errors import RecordError
 from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.files import parse_record, read_jsonl, read_record, sha256_file
-from deepsearch_rl.tracking.build import Results, build_bundle, flatten
 from deepsearch_rl.tracking.bundle import (
     PREDICTIONS,
     ROLLOUTS,
     CurvePoint,
     Prediction,
+    Results,
     ShownRollout,
+    build_bundle,
     columns,
+    flatten,
     read_bundle,
     row_scores,
 )

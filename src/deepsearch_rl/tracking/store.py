@@ -55,7 +55,7 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
         EndpointDownError: no server answers, or another process holds the local store for longer than ``timeout_s``.
         EndpointError: the store refuses or breaks off, in this call or in the block.
     """
-    place = public_uri(uri)
+    place, secrets = public_uri(uri), _secrets(uri)
     try:
         with _alone_at(uri, timeout_s), _bounded(timeout_s):
             _check_health(uri, timeout_s)
@@ -64,11 +64,8 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
         raise
     except Exception as error:  # noqa: BLE001 - whatever an answer, a driver or a full disk breaks in MLflow
         problem = error.message if isinstance(error, MlflowException) else f"{type(error).__name__}: {error}"
-        refused = EndpointError(f"MLflow at {place} refused the report: {redact(problem, _secrets(uri))}")
-        cause = None if _secrets(uri) else error  # a traceback would show the address
-    else:
-        return
-    raise refused from cause
+        refused = EndpointError(f"MLflow at {place} refused the report: {redact(problem, secrets)}")
+        raise refused from None if secrets else error  # a traceback would show the address
 
 
 @contextlib.contextmanager

@@ -154,27 +154,26 @@ class _Upload:
 
     def report(self) -> None:
         """Make the report's run and those below it."""
-        parent = self._run(self.bundle.name, {})
+        run_id = self._run(self.bundle.name, {})
         for model in self.bundle.models:
-            self._model(model, parent.info.run_id)
-        run_id = parent.info.run_id
+            self._model(model, run_id)
         self.client.log_inputs(run_id, _inputs(self.bundle.datasets))
         self.client.log_table(run_id, table_columns(self.bundle.table.rows), "f1_table.json")
         for path in sorted((self.folder / FILES).iterdir()):
             self.client.log_artifact(run_id, str(path), artifact_path="report")
         self.client.set_terminated(run_id)
 
-    def _run(self, name: str, tags: Mapping[str, str]) -> entities.Run:
+    def _run(self, name: str, tags: Mapping[str, str]) -> str:
         tags = {**self.bundle.tags, DIGEST_TAG: self.bundle.digest, **tags}
-        run = self.client.create_run(self.experiment, tags=tags, run_name=name)
+        run_id = self.client.create_run(self.experiment, tags=tags, run_name=name).info.run_id
         for some in _batches(self.bundle.params.items(), BATCH):
-            self.client.log_batch(run.info.run_id, params=[entities.Param(key, value) for key, value in some])
-        return run
+            self.client.log_batch(run_id, params=[entities.Param(key, value) for key, value in some])
+        return run_id
 
     def _model(self, model: str, parent_id: str) -> None:
         """Make a model's run, and its page: its weights stay where they are, params and tags say where."""
         evaluated = self.bundle.models[model]
-        run_id = self._run(model, {**evaluated.tags, _PARENT_TAG: parent_id, "model": model}).info.run_id
+        run_id = self._run(model, {**evaluated.tags, _PARENT_TAG: parent_id, "model": model})
         logged = self.client.create_logged_model(
             self.experiment,
             name=_NOT_IN_A_MODEL_NAME.sub("-", model),
@@ -186,8 +185,7 @@ class _Upload:
         self.client.finalize_logged_model(logged.model_id, entities.LoggedModelStatus.READY)
         datasets = [*_inputs(self.bundle.datasets), *_inputs(evaluated.questions, context="evaluation")]
         self.client.log_inputs(run_id, datasets, [entities.LoggedModelInput(logged.model_id)])
-        metrics = self.bundle.metrics(model, logged.model_id, int(time.time() * 1000))
-        for some in _batches(metrics, BATCH * 10):
+        for some in _batches(self.bundle.metrics(model, logged.model_id, int(time.time() * 1000)), BATCH * 10):
             self.client.log_batch(run_id, metrics=some)
         rows = [row for row in self.bundle.table.rows if row.model == model]
         self.client.log_table(run_id, table_columns(rows), "f1_table.json")
