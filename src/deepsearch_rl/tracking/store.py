@@ -6,15 +6,13 @@ and answered too late would make a second run. What breaks off is sent anew inst
 """
 
 import contextlib
-import http.client
 import math
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
+import httpx
 from filelock import FileLock, Timeout
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -26,7 +24,7 @@ SQLITE = "sqlite:///"
 
 
 def local_store(folder: Path) -> str:
-    """URI of the SQLite store in ``folder`` (absolute, so that no working directory changes it)."""
+    """Return the URI of the SQLite store in ``folder``; absolute, so that no working directory changes it."""
     return f"{SQLITE}{folder.resolve() / 'mlflow.db'}"
 
 
@@ -48,7 +46,7 @@ def public_uri(uri: str) -> str:
 
 @contextlib.contextmanager
 def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
-    """A client of the store; a local one is held alone, so that no two processes make or fill it at once.
+    """Yield a client of the store; a local one is held alone, so that no two processes make or fill it at once.
 
     Raises:
         ConfigError: the address cannot be read.
@@ -111,12 +109,9 @@ def _check_health(uri: str, timeout_s: float) -> None:
     """Ask a server for its health once; any answer shows that somebody is there."""
     if not uri.startswith(("http://", "https://")):
         return
-    try:
-        with urllib.request.urlopen(f"{public_uri(uri)}/health", timeout=timeout_s):
-            return
-    except urllib.error.HTTPError as error:
-        error.close()  # a proxy may guard /health, and MLflow brings its own credentials
-    except (OSError, http.client.HTTPException) as error:
+    try:  # whatever it answers: a proxy may guard /health, and MLflow brings its own credentials
+        httpx.get(f"{public_uri(uri)}/health", timeout=timeout_s)
+    except (httpx.TransportError, httpx.InvalidURL) as error:
         remedy = "Start it, or unset MLFLOW_TRACKING_URI to use the local store."
         raise EndpointDownError(f"no MLflow server answers at {public_uri(uri)} ({error}). {remedy}") from error
 

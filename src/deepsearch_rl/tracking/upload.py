@@ -128,7 +128,7 @@ def upload(folder: Path, uri: str, timeout_s: float) -> bool:
 
 
 def _experiment_id(client: MlflowClient, name: str, uri: str) -> str:
-    """The experiment of that name, made where there is none; a local store keeps artifacts beside its database."""
+    """Return the experiment of that name; make it if missing. A local store keeps artifacts beside its database."""
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
         return experiment.experiment_id

@@ -142,30 +142,27 @@ def render_page(report: Report, table_sha256: str) -> str:
     digests = {name: sha256 for evaluation in report.evaluations for name, sha256 in evaluation.inputs.items()}
     inputs = {name: digests[name] for name in sorted(digests.keys() - {"model"})}
     rl_description = "Reward, F1 and searches by step of every reinforcement learning run"
-    return (
-        page_templates()
-        .get_template("page.html")
-        .render(
-            report=report,
-            table=table,
-            sections={name: title for name, title in SECTIONS.items() if optional.get(name, True)},
-            headline=table.main_rows(first_set),
-            gains=[entry for entry in table.comparisons if entry.dataset == first_set and entry.temperature > 0],
-            grid=f1_grid(table),
-            f1_plots=[
-                inline_svg(f1_figure(table, [name], 1), f"plot-{name}", f"F1 with 95 % intervals by model on {name}")
-                for name in table.datasets
-            ],
-            variants=_variant_tables(table),
-            differences=_difference_grid(table),
-            main_sets=[_main_set(rows) for dataset in table.datasets if (rows := table.main_rows(dataset))],
-            behaviour=rollout_behaviour(table, report.runs),
-            rl_plot=inline_svg(rl_figure(report.rl), "plot-rl", rl_description),
-            ifeval=sorted(report.ifeval, key=lambda score: models.index(score.model)),
-            retrieval=[_retrieval(report, dataset) for dataset in in_order(report.retrieval, DATASET_ORDER)],
-            filter_figures=list(_filter_figures(report.filter)) if report.filter else [],
-            inputs=inputs | {"f1_table.json": table_sha256},
-        )
+    template = page_templates().get_template("page.html")
+    return template.render(
+        report=report,
+        table=table,
+        sections={name: title for name, title in SECTIONS.items() if optional.get(name, True)},
+        headline=table.main_rows(first_set),
+        gains=[entry for entry in table.comparisons if entry.dataset == first_set and entry.temperature > 0],
+        grid=f1_grid(table),
+        f1_plots=[
+            inline_svg(f1_figure(table, [name], 1), f"plot-{name}", f"F1 with 95 % intervals by model on {name}")
+            for name in table.datasets
+        ],
+        variants=_variant_tables(table),
+        differences=_difference_grid(table),
+        main_sets=[_main_set(rows) for dataset in table.datasets if (rows := table.main_rows(dataset))],
+        behaviour=rollout_behaviour(table, report.runs),
+        rl_plot=inline_svg(rl_figure(report.rl), "plot-rl", rl_description),
+        ifeval=sorted(report.ifeval, key=lambda score: models.index(score.model)),
+        retrieval=[_retrieval(report, dataset) for dataset in in_order(report.retrieval, DATASET_ORDER)],
+        filter_figures=list(_filter_figures(report.filter)) if report.filter else [],
+        inputs=inputs | {"f1_table.json": table_sha256},
     )
 
 
