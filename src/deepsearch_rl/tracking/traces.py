@@ -113,9 +113,9 @@ def _root(rollout: Trajectory) -> _Event:
     }
     if not _counted_by_call(rollout):
         attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(rollout)
-    inputs, outputs = {"question": rollout.question}, {"answer": rollout.answer}
+    inputs: JsonValue = {"question": rollout.question}
     error = (rollout.error or "") if rollout.failed else None
-    return _Event("search agent", SpanType.AGENT, inputs, outputs, attributes, error)
+    return _Event("search agent", SpanType.AGENT, inputs, {"answer": rollout.answer}, attributes, error)
 
 
 def _counted_by_call(rollout: Trajectory) -> bool:

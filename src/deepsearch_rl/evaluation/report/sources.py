@@ -72,12 +72,7 @@ def read_questions(paths: Mapping[str, Path]) -> dict[str, dict[str, Question]]:
 
 
 def read_rl_run(folder: Path) -> RlRun:
-    """Read the log and manifest of one RL run.
-
-    Raises:
-        ArtifactError: one is missing, or the manifest does not fit.
-        RecordError: a line of the log does not fit.
-    """
+    """Read log and manifest of one RL run; :class:`ArtifactError` or :class:`RecordError` if one does not fit."""
     points = tuple(read_jsonl(folder / "train_log.jsonl", CurvePoint))
     return RlRun(read_record(folder / "manifest.json", RlManifest), points)
 

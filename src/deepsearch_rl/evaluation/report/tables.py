@@ -1,20 +1,26 @@
 """The F1 table: rows and paired differences of all models, as JSON, Markdown, CSV and metrics.
 
-The JSON is canonical (rows sorted, no time of day), so that equal results have equal digests.
+The JSON is canonical (rows sorted, no time of day), so that equal results have equal digests. Nested records are
+pydantic models. What is flat, and what plots and spreadsheets read, is CSV, which is checked column by column with
+pandera before it is written.
 """
 
+import csv
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+import pandas as pd
+import pandera.pandas as pa
 from pydantic import Field, RootModel
 
 from deepsearch_rl.errors import look_up
-from deepsearch_rl.evaluation.report.frames import F1_TABLE, write_frame
 from deepsearch_rl.evaluation.scoring.f1_row import Control, F1Score, F1TableRow, IfevalScore, ModelEvaluation
 from deepsearch_rl.evaluation.scoring.score import paired_differences, score_questions
 from deepsearch_rl.files import atomic_file, read_jsonl, read_record, write_json
+from deepsearch_rl.frames import check_frame
 from deepsearch_rl.records import NonEmpty, Record, Trajectory
 
 DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
@@ -24,6 +30,31 @@ CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in {"co
 """The key and figures of a row as docs/contracts.md lists them; baselines follow under names of their own."""
 BASELINE_COLUMNS = ("constant_f1", "no_search_f1", "gold_passage_f1")
 CellT = TypeVar("CellT")
+_SHARE = pa.Check.in_range(0, 1)
+_COUNT = pa.Check.ge(0)
+_SCORES = ("em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "constant_f1")
+F1_TABLE = pa.DataFrameSchema(
+    {
+        **{name: pa.Column(str) for name in ("model", "checkpoint", "dataset", "corpus", "prompt", "variant")},
+        **{name: pa.Column(int, pa.Check.ge(1)) for name in ("top_k", "samples", "n")},
+        "chunk_size": pa.Column(int, _COUNT),
+        **{name: pa.Column(float, _SHARE, coerce=True) for name in _SCORES},
+        **{name: pa.Column(float, _COUNT, coerce=True) for name in ("temperature", "mean_rounds", "mean_tool_calls")},
+    },
+    checks=pa.Check(lambda frame: (frame.f1_low <= frame.f1) & (frame.f1 <= frame.f1_high), name="f1 in its interval"),
+    unique=["model", "checkpoint", "dataset", "corpus", "prompt", "top_k", "chunk_size", "temperature", "variant"],
+)
+"""One line per row of the F1 table; baselines and failures may stand beside these columns."""
+F1_BARS = pa.DataFrameSchema({"model": pa.Column(str), "f1": pa.Column(float, _SHARE, coerce=True)}, strict=False)
+"""What ``dvc plots`` draws as bars."""
+RL_CURVE = pa.DataFrameSchema(
+    {
+        "step": pa.Column(int, _COUNT, unique=True),
+        "reward": pa.Column(float, coerce=True),
+        "f1": pa.Column(float, _SHARE, coerce=True),
+    }
+)
+"""Reward and F1 of an RL run by step."""
 
 
 class Comparison(Record):
@@ -161,6 +192,23 @@ def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> 
     write_frame(folder / "f1_table.csv", columns, lines, F1_TABLE)
     with atomic_file(folder / "f1_table.md") as partial:
         partial.write_text(markdown(table), encoding="utf-8")
+
+
+def write_frame(
+    path: Path, header: Sequence[str], lines: Iterable[Sequence[object]], schema: pa.DataFrameSchema
+) -> None:
+    """Write a CSV file by one rename, after reading it back and checking it against ``schema``.
+
+    Raises:
+        CheckFailedError: a column is missing, or a value does not fit; names file, row and field.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(lines)
+    check_frame(pd.read_csv(io.StringIO(out.getvalue()), keep_default_na=False), schema, path.name)
+    with atomic_file(path) as partial:
+        partial.write_text(out.getvalue(), encoding="utf-8")
 
 
 def metrics(table: F1Table, ifeval: Sequence[IfevalScore]) -> dict[str, dict[str, dict[str, float]]]:
