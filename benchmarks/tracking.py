@@ -20,7 +20,7 @@ from deepsearch_rl.evaluation.scoring.aggregate import build_row
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, RowKey
 from deepsearch_rl.files import write_json, write_jsonl
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.tracking.build import Provenance, Results, TrackConfig, build_bundle
+from deepsearch_rl.tracking.bundle import Provenance, Results, TrackConfig, build_bundle
 from deepsearch_rl.tracking.store import connected, local_store
 from deepsearch_rl.tracking.upload import upload
 

@@ -9,8 +9,7 @@ import yaml
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import sha256_json
-from deepsearch_rl.tracking.build import Provenance
-from deepsearch_rl.tracking.bundle import DatasetDigest
+from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance
 
 DATASET_STAGES = ("download", "chunk")
 REPORT_STAGE, MODEL_STAGE = "report", "evaluate"

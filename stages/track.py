@@ -8,12 +8,12 @@ import logging
 import os
 from pathlib import Path
 
-from deepsearch_rl.evaluation.report.tables import read_f1_table
-from deepsearch_rl.files import write_json
+from deepsearch_rl.evaluation.report.tables import F1Table
+from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.profile import Profile
-from deepsearch_rl.tracking.build import Results, TrackConfig, build_bundle
-from deepsearch_rl.tracking.outbox import FailedUpload, put_into_outbox, upload_all
+from deepsearch_rl.tracking.bundle import Results, TrackConfig, build_bundle
 from deepsearch_rl.tracking.store import local_store
+from deepsearch_rl.tracking.upload import FailedUpload, put_into_outbox, upload_all
 from stages.entry import run
 from stages.provenance import read_provenance
 
@@ -47,7 +47,7 @@ def main(profile: Profile) -> None:
 
 
 def _results(profile: Profile) -> Results:
-    models = sorted({row.model for row in read_f1_table(profile.reports / "f1_table.json").rows})
+    models = sorted({row.model for row in read_record(profile.reports / "f1_table.json", F1Table).rows})
     trained = Path(profile.value("trained")["models"])
     logs = {model: trained / TRAIN_LOGS[model] / "train_log.jsonl" for model in models if model in TRAIN_LOGS}
     return Results(

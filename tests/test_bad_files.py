@@ -11,7 +11,7 @@ import pytest
 from deepsearch_rl.answers import extract_answer
 from deepsearch_rl.cli import main
 from deepsearch_rl.errors import RecordError
-from deepsearch_rl.evaluation.report.rollouts import read_runs
+from deepsearch_rl.evaluation.report.sources import read_runs
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, F1TableRow
 from deepsearch_rl.evaluation.scoring.predictions import score_predictions
 from deepsearch_rl.files import read_distinct, read_jsonl, write_jsonl

@@ -16,11 +16,10 @@ from deepsearch_rl.commands.doctor import Requirements
 from deepsearch_rl.commands.summary import TIMINGS, latest_runs
 from deepsearch_rl.corpora import flashrag, flashrag_sets, graphrag_bench
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
-from deepsearch_rl.evaluation.ifeval_prompts import read_prompts
-from deepsearch_rl.evaluation.report.curves import read_rl_run
-from deepsearch_rl.evaluation.report.readme import read_table
-from deepsearch_rl.evaluation.report.tables import read_evaluation, read_f1_table, read_metrics
-from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore
+from deepsearch_rl.evaluation.ifeval import read_prompts
+from deepsearch_rl.evaluation.report.sources import read_rl_run
+from deepsearch_rl.evaluation.report.tables import F1Table, Metrics
+from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.evaluation.scoring.predictions import score_predictions
 from deepsearch_rl.files import read_distinct, read_jsonl, read_record
 from deepsearch_rl.frames import check_frame
@@ -199,11 +198,10 @@ def as_record(model: type[BaseModel]) -> Callable[[Path], object]:
 
 
 DOCUMENTS = {
-    "f1_table.json": Whole(read_f1_table, {"schema_version": 99}, "schema_version"),
-    "f1_table.json of README": Whole(read_table, {"schema_version": 99}, "schema_version"),
-    "rows.json": Whole(lambda path: read_evaluation(path.parent), {"schema_version": 99}, "schema_version"),
+    "f1_table.json": Whole(as_record(F1Table), {"schema_version": 99}, "schema_version"),
+    "rows.json": Whole(as_record(ModelEvaluation), {"schema_version": 99}, "schema_version"),
     "scores.json": Whole(as_record(IfevalScore), {"schema_version": 99}, "schema_version"),
-    "metrics.json": Whole(read_metrics, {"f1": {"musique": {"sft": "high"}}}, "f1.musique.sft"),
+    "metrics.json": Whole(as_record(Metrics), {"f1": {"musique": {"sft": "high"}}}, "f1.musique.sft"),
     "retrieval.json": Whole(as_record(RetrievalReport), {"world": {"bm25": {"mrr": -1}}}, "world.bm25.mrr"),
     "filter.json": Whole(as_record(FilterReport), {"trajectories": 0}, "trajectories"),
     "manifest.json": Whole(lambda path: read_manifest(path.parent), {"chunks": ""}, "chunks"),

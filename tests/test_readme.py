@@ -97,7 +97,7 @@ def test_the_command_rewrites_the_readme_of_its_folder(
         readme.main()
     readme.TABLE.parent.mkdir(parents=True)
     readme.TABLE.write_text("{}")
-    with pytest.raises(SystemExit, match="is not an F1 table"):
+    with pytest.raises(SystemExit, match=r"f1_table\.json, field 'profile': "):
         readme.main()
     readme.TABLE.write_text(table.model_dump_json())
     readme.main()

@@ -217,7 +217,7 @@ STATS = Command(
 )
 TRACK = Command(
     "track",
-    "deepsearch_rl.tracking.outbox.upload_all",
+    "deepsearch_rl.tracking.upload.upload_all",
     {"--to": ("http://127.0.0.1:9", "2", "http://127.0.0.1:9"), "--timeout-s": ("3", "3", 3.0)},
 )
 COMMANDS = (

@@ -2,28 +2,13 @@ import asyncio
 
 import pytest
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
 from deepsearch_rl.records import Chunk, ChunkMetadata, Evidence, Question, QuestionMetadata, StopReason, Trajectory
 from deepsearch_rl.retrieval.passages import format_passages
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
-
-CONFIG = AgentConfig(
-    protocol="function_calling",
-    prompt="tiny",
-    history_reasoning=False,
-    max_searches=2,
-    max_turns=3,
-    max_tokens=20,
-    answer_tokens=8,
-    max_observation_tokens=None,
-    context_tokens=500,
-    timeout_s=10,
-    call_timeout_s=10,
-    concurrency=4,
-)
+from tests.settings import AGENT
 
 
 def make_chunk(doc: str, position: int, title: str, text: str) -> Chunk:
@@ -50,7 +35,7 @@ def ask(evidence: tuple[Evidence, ...] | None = FACTS) -> Question:
 
 def answer(chat: ChatEndpoint, gold: GoldPassages | None) -> Trajectory:
     async def run() -> Trajectory:
-        async with ControlAgent(CONFIG, chat.endpoint, 0.7, "sft", gold, seed=0) as agent:
+        async with ControlAgent(AGENT, chat.endpoint, 0.7, "sft", gold, seed=0) as agent:
             return await agent.answer(ask(), 0)
 
     return asyncio.run(run())
@@ -72,7 +57,7 @@ def test_without_search_the_model_is_asked_once_and_offered_no_tool() -> None:
     (request,) = chat.requests
     assert "tools" not in request
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
-    assert (request["temperature"], request["max_tokens"]) == (0.7, CONFIG.max_tokens)
+    assert (request["temperature"], request["max_tokens"]) == (0.7, AGENT.max_tokens)
     assert (trajectory.answer, trajectory.stop_reason, trajectory.tool_calls) == ("Ben Ide", StopReason.ANSWERED, 0)
     assert (trajectory.prompt_tokens, trajectory.completion_tokens) == (9, 1)
 
@@ -86,7 +71,7 @@ def test_a_turn_without_a_pair_of_tags_is_no_answer(text: str) -> None:
 
 def test_a_repeated_rollout_asks_for_the_same_seed_and_another_sample_for_another() -> None:
     async def run(endpoint: Endpoint) -> None:
-        async with ControlAgent(CONFIG, endpoint, 0.7, "sft", None, seed=0) as agent:
+        async with ControlAgent(AGENT, endpoint, 0.7, "sft", None, seed=0) as agent:
             for sample in (0, 1, 0):
                 await agent.answer(ask(), sample)
 
@@ -119,7 +104,7 @@ def test_a_model_that_only_searches_runs_out_of_turns() -> None:
     assert (trajectory.stop_reason, trajectory.answer, len(chat.requests)) == (
         StopReason.TURN_BUDGET,
         "",
-        CONFIG.max_turns,
+        AGENT.max_turns,
     )
 
 

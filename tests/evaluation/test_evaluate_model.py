@@ -11,48 +11,28 @@ import pytest
 from pydantic import ValidationError
 
 from deepsearch_rl.agent import prompts as prompts_module
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.corpora.chunking import ChunkConfig, ChunkVariant
 from deepsearch_rl.errors import ArtifactError, EndpointError, UnknownNameError
-from deepsearch_rl.evaluation.evaluate_model import evaluate_model
-from deepsearch_rl.evaluation.inputs import checkpoint_name
+from deepsearch_rl.evaluation.evaluate_model import checkpoint_name, evaluate_model
 from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation, SetPlan, VariantPlan, plan_runs, settings_of
 from deepsearch_rl.files import read_jsonl, write_json, write_jsonl
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.records import Chunk, ChunkMetadata, Question, QuestionMetadata, Trajectory
 from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.rerank import RerankerConfig
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.serving.cpu import CpuConfig
 from deepsearch_rl.serving.launch import ServingConfig
 from stages import evaluate as evaluate_stage
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 from tests.policies import policy_folder
+from tests.settings import AGENT, INDEX, RETRIEVAL
 
 __all__ = ["policy_folder"]
 
 PROMPTS = Path(prompts_module.__file__).parent
 TOWNS = {"Ada Holt": "Stoke", "Ben Ide": "Burslem", "Cy Jones": "Hanley", "Dee Kerr": "Longton"}
-INDEX = IndexConfig.model_validate(
-    {
-        "bm25": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
-        "encoder": {"name": "tfidf_svd", "dimension": 4, "fit_rows": 1000, "max_terms": 1000},
-        "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
-        "vectors": {"kind": "flat"},
-        "fusion": {
-            "depth": 10,
-            "source_depth": 5,
-            "unlearned": "reciprocal_ranks",
-            "rrf_k": 60,
-            "bm25_weight": 1.0,
-            "dense_weight": 0.5,
-            "learning": None,
-        },
-    }
-)
 
 
 def fact(person: str) -> str:
@@ -96,32 +76,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def setting(sets: dict[str, SetPlan], variants: dict[str, VariantPlan] | None = None) -> Evaluation:
     return Evaluation(
         evaluate=EvaluateConfig(split="val", temperature=0.7, sets=sets, variants=variants or {}, draws=100),
-        agent=AgentConfig(
-            protocol="function_calling",
-            prompt="tiny",
-            history_reasoning=False,
-            max_searches=2,
-            max_turns=3,
-            max_tokens=20,
-            answer_tokens=8,
-            max_observation_tokens=None,
-            context_tokens=2000,
-            timeout_s=20,
-            call_timeout_s=20,
-            concurrency=4,
-        ),
-        retrieval=RetrievalConfig(
-            retriever="bm25",
-            top_k=2,
-            window_ms=0,
-            max_batch=32,
-            max_pending=64,
-            cache_entries=100,
-            pages=None,
-            reranker=None,
-            online=None,
-            startup_timeout_s=60,
-        ),
+        agent=AGENT,
+        retrieval=RETRIEVAL,
         serving=ServingConfig(backend="cpu"),
         datasets={"multihoprag": DatasetConfig(corpus="world"), "musique": DatasetConfig(corpus="world")},
         chunk=ChunkConfig(chunker="sentences", chunk_size=48, overlap=0, tokenizer="words", passages=(), variants={}),

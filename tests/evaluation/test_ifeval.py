@@ -11,8 +11,7 @@ from evalscope.benchmarks.ifeval import instructions, instructions_registry, ins
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, EndpointError, RecordError
-from deepsearch_rl.evaluation.ifeval import IfevalConfig, evaluate_ifeval, load_prompts
-from deepsearch_rl.evaluation.ifeval_prompts import generated_prompts, read_prompts
+from deepsearch_rl.evaluation.ifeval import IfevalConfig, evaluate_ifeval, generated_prompts, load_prompts, read_prompts
 from tests.evaluation.chat import KEY, says, serve_chat
 
 CONFIG = IfevalConfig(prompts="generated", count=40, path=None, max_tokens=64, concurrency=8, timeout_s=20, retries=1)

@@ -3,9 +3,10 @@
 import csv
 from pathlib import Path
 
-from deepsearch_rl.evaluation.report.tables import F1Table, build_table, markdown, metrics, read_evaluation, write_table
+from deepsearch_rl.evaluation.report.tables import F1Table, build_table, markdown, metrics, write_table
 from deepsearch_rl.evaluation.report.write_report import Sources
-from deepsearch_rl.files import write_json
+from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
+from deepsearch_rl.files import read_record, write_json
 
 PAIRS = (("sft", "base"),)
 
@@ -14,7 +15,7 @@ def with_variants(results: Sources) -> F1Table:
     """The finished profile's table, its sft and base answering musique under a variant as well."""
     for model in ("sft", "base"):
         folder = results.evaluate[model]
-        evaluation = read_evaluation(folder)
+        evaluation = read_record(folder / "rows.json", ModelEvaluation)
         own = next(row for row in evaluation.rows if row.dataset == "musique")
         changed = {"variant": "top5", "top_k": 5, "f1": 1.0, "f1_high": 1.0}
         rows = sorted((*evaluation.rows, own.model_copy(update=changed)), key=lambda row: row.sort_key)
@@ -39,7 +40,7 @@ def test_metrics_and_csv_name_a_variant_apart_from_the_main_figure(results: Sour
     table = with_variants(results)
     figures = metrics(table, ())
     assert figures["f1_top5"] == {"musique": {"base": 1.0, "sft": 1.0}}
-    assert figures["f1"]["musique"]["sft"] < 1.0  # type: ignore[index]
+    assert figures["f1"]["musique"]["sft"] < 1.0
     write_table(table, (), tmp_path)
     lines = list(csv.DictReader((tmp_path / "f1_table.csv").open()))
     runs = [

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.evaluation.report.tables import F1Table, read_f1_table
-from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.evaluation.report.tables import F1Table
+from deepsearch_rl.files import read_jsonl, read_record
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.records import Trajectory
 from scripts.imports import ROOT
@@ -55,7 +55,7 @@ def dvc(folder: Path, *arguments: str) -> None:
 
 
 def table(folder: Path) -> F1Table:
-    return read_f1_table(folder / "reports/multihoprag/f1_table.json")
+    return read_record(folder / "reports/multihoprag/f1_table.json", F1Table)
 
 
 def test_an_api_model_gets_its_row_and_another_name_a_new_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

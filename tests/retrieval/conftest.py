@@ -10,6 +10,7 @@ from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
+from tests.settings import INDEX, RETRIEVAL
 
 PASSAGES = {
     "Philae": "The lander Philae touched down on a comet in 2014.",
@@ -30,23 +31,7 @@ def make_chunk(title: str, text: str) -> Chunk:
 
 @pytest.fixture(scope="session")
 def index_config() -> IndexConfig:
-    return IndexConfig.model_validate(
-        {
-            "bm25": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
-            "encoder": {"name": "tfidf_svd", "dimension": 4, "fit_rows": 1000, "max_terms": 1000},
-            "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
-            "vectors": {"kind": "flat"},
-            "fusion": {
-                "depth": 10,
-                "source_depth": 5,
-                "unlearned": "reciprocal_ranks",
-                "rrf_k": 60,
-                "bm25_weight": 1.0,
-                "dense_weight": 0.5,
-                "learning": None,
-            },
-        }
-    )
+    return INDEX
 
 
 @pytest.fixture(scope="session")
@@ -67,18 +52,7 @@ def index_dir(tmp_path_factory: pytest.TempPathFactory, chunks_path: Path, index
 def retrieval_config(tmp_path_factory: pytest.TempPathFactory) -> RetrievalConfig:
     pages = tmp_path_factory.mktemp("pages") / "pages.jsonl"
     pages.write_text('{"url": "http://w/index.php/Vienna", "contents": "A city.", "lang": "en"}\n')
-    return RetrievalConfig(
-        retriever="bm25",
-        top_k=2,
-        window_ms=0,
-        max_batch=32,
-        max_pending=64,
-        cache_entries=100,
-        pages=pages,
-        reranker=None,
-        online=None,
-        startup_timeout_s=60,
-    )
+    return RETRIEVAL.model_copy(update={"pages": pages})
 
 
 @pytest.fixture(scope="session")

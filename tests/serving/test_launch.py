@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
-from deepsearch_rl.evaluation.inputs import checkpoint_name
+from deepsearch_rl.evaluation.evaluate_model import checkpoint_name
 from deepsearch_rl.files import write_json
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from deepsearch_rl.serving.remote import shown_address

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from deepsearch_rl.cli import app
 from deepsearch_rl.files import read_record
 from deepsearch_rl.profile import Profile, load_profile
-from deepsearch_rl.tracking.build import TrackedReport
-from deepsearch_rl.tracking.bundle import read_bundle
+from deepsearch_rl.tracking.bundle import TrackedReport, read_bundle
 from deepsearch_rl.tracking.store import local_store
 from stages import track
 from stages.provenance import read_provenance
@@ -84,7 +83,7 @@ def test_runs_name_the_stages_and_weights_that_they_come_from(
     }
     assert bundle.models["rl"].tags == {}  # not in dvc.lock
     assert bundle.datasets["questions"].digest == "2" * 32 + ".dir"
-    assert [figure.name for figure in bundle.curve("sft")] == ["train/loss"] * 2
+    assert [metric.key for metric in bundle.metrics("sft")][-2:] == ["train/loss"] * 2
 
 
 def test_settings_are_those_that_the_figures_were_made_with_wherever_dvc_wrote_them(project: Profile) -> None:

@@ -10,8 +10,7 @@ from deepsearch_rl.evaluation.scoring.aggregate import build_row
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation, RowKey
 from deepsearch_rl.files import write_json, write_jsonl
 from deepsearch_rl.records import Message, Retrieval, StopReason, TokenUsage, ToolCall, Trajectory
-from deepsearch_rl.tracking.build import Provenance, Results, TrackConfig
-from deepsearch_rl.tracking.bundle import DatasetDigest
+from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance, Results, TrackConfig
 
 MODELS = ("base", "rl", "sft")
 QUESTIONS = 12

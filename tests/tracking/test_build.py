@@ -4,13 +4,26 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.errors import RecordError
-from deepsearch_rl.evaluation.report.tables import read_f1_table
-from deepsearch_rl.files import parse_record, read_jsonl, sha256_file
-from deepsearch_rl.tracking.build import Results, build_bundle, flatten
-from deepsearch_rl.tracking.bundle import PREDICTIONS, ROLLOUTS, columns, read_bundle, read_predictions
-from deepsearch_rl.tracking.metrics import CurvePoint, row_figures, run_name
-from deepsearch_rl.tracking.selection import ShownRollout
+from deepsearch_rl.evaluation.report.tables import F1Table
+from deepsearch_rl.files import parse_record, read_jsonl, read_record, sha256_file
+from deepsearch_rl.tracking.bundle import (
+    PREDICTIONS,
+    ROLLOUTS,
+    CurvePoint,
+    Prediction,
+    Results,
+    ShownRollout,
+    build_bundle,
+    columns,
+    flatten,
+    read_bundle,
+    row_scores,
+)
 from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, QUESTIONS, SEED
+
+
+def read_predictions(folder: Path, model: str) -> list[Prediction]:
+    return [row for row in read_jsonl(folder / PREDICTIONS, Prediction) if row.model == model]
 
 
 def test_a_bundle_holds_what_its_report_says(results: Results, tmp_path: Path) -> None:
@@ -29,7 +42,7 @@ def test_equal_results_make_equal_bundles_and_another_answer_another_digest(resu
     assert build_bundle(results, elsewhere, CONFIG, SEED, tmp_path / "second") == first
     for name in (PREDICTIONS, ROLLOUTS):
         assert sha256_file(tmp_path / "first" / name) == sha256_file(tmp_path / "second" / name)
-    path = results.evaluations["sft"] / read_f1_table(results.reports / "f1_table.json").rows[-1].rollouts_file
+    path = results.evaluations["sft"] / read_record(results.reports / "f1_table.json", F1Table).rows[-1].rollouts_file
     path.write_text(path.read_text().replace('"answer":"Port Vale"', '"answer":"Vale"'))
     assert build_bundle(results, PROVENANCE, CONFIG, SEED, tmp_path / "third").digest != first.digest
 
@@ -58,10 +71,9 @@ def test_all_predictions_are_kept_where_no_number_is_given(results: Results, tmp
 
 
 def test_variants_and_greedy_answers_have_names_of_their_own(results: Results) -> None:
-    main, greedy = (row for row in read_f1_table(results.reports / "f1_table.json").rows if row.model == "sft")
+    main, greedy = (row for row in read_record(results.reports / "f1_table.json", F1Table).rows if row.model == "sft")
     variant = main.model_copy(update={"variant": "top 5, short"})
-    assert run_name(variant) == "multihoprag.top_5__short"
-    names = [figure.name for row in (main, greedy, variant) for figure in row_figures(row)]
+    names = [name for row in (main, greedy, variant) for name in row_scores(row)]
     assert {"f1/multihoprag", "f1_greedy/multihoprag", "f1/multihoprag.top_5__short"} <= set(names)
     assert len(set(names)) == len(names)
 
@@ -69,7 +81,7 @@ def test_variants_and_greedy_answers_have_names_of_their_own(results: Results) -
 def test_a_model_without_a_training_log_has_no_curve(results: Results, tmp_path: Path) -> None:
     build_bundle(replace(results, train_logs={}), PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
     bundle = read_bundle(tmp_path / "bundle")
-    assert [bundle.curve(model) for model in MODELS] == [[], [], []]
+    assert not [metric for model in MODELS for metric in bundle.metrics(model) if metric.key.startswith("train/")]
 
 
 def test_a_training_log_line_that_is_no_number_names_line_and_field() -> None:

@@ -5,10 +5,9 @@ import pytest
 
 from deepsearch_rl.errors import EndpointDownError
 from deepsearch_rl.files import write_json
-from deepsearch_rl.tracking.build import build_bundle
-from deepsearch_rl.tracking.bundle import BUNDLE, read_bundle
-from deepsearch_rl.tracking.outbox import FailedUpload, Uploaded, put_into_outbox, upload_all
+from deepsearch_rl.tracking.bundle import BUNDLE, build_bundle, read_bundle
 from deepsearch_rl.tracking.store import local_store
+from deepsearch_rl.tracking.upload import FailedUpload, Uploaded, put_into_outbox, upload_all
 from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results
 
 NOBODY = "http://127.0.0.1:9"

@@ -1,9 +1,10 @@
 import json
 
+import pytest
 from mlflow.entities import Trace
 
 from deepsearch_rl.records import Message, Retrieval, StopReason, ToolCall, Trajectory
-from deepsearch_rl.tracking.selection import ShownRollout
+from deepsearch_rl.tracking.bundle import ShownRollout
 from deepsearch_rl.tracking.traces import STEP_NS, Owner, build_trace
 from tests.tracking.conftest import PASSAGES, rollout
 
@@ -112,9 +113,10 @@ def test_times_are_the_order_of_events_and_say_so() -> None:
     assert "durations are not recorded" in root.attributes["times"]
 
 
-def test_arguments_that_are_no_json_are_shown_as_they_are() -> None:
-    broken = ToolCall(id="call_1", name="retrieve", arguments='{"query": ')
+@pytest.mark.parametrize("arguments", ['{"query": ', "[" * 100_000], ids=["cut", "deeply nested"])
+def test_arguments_that_are_no_json_are_shown_as_they_are(arguments: str) -> None:
+    broken = ToolCall(id="call_1", name="retrieve", arguments=arguments)
     made = rollout("sft", 1)
     messages = (*made.messages[:2], Message(role="assistant", tool_calls=(broken,)), *made.messages[3:])
     search = traced(made.model_copy(update={"messages": messages, "retrievals": ()})).data.spans[2]
-    assert (search.span_type, search.inputs) == ("TOOL", {"arguments": '{"query": '})
+    assert (search.span_type, search.inputs) == ("TOOL", {"arguments": arguments})

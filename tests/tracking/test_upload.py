@@ -7,7 +7,7 @@ from mlflow.entities import Expectation, Feedback, Run, Trace, ViewType
 from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.files import read_json
-from deepsearch_rl.tracking.build import TrackedReport, build_bundle
+from deepsearch_rl.tracking.bundle import TrackedReport, build_bundle
 from deepsearch_rl.tracking.store import local_store
 from deepsearch_rl.tracking.upload import upload
 from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results

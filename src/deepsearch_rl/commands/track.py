@@ -26,8 +26,8 @@ def track_command(
         deepsearch track
         MLFLOW_TRACKING_URI=http://tracking:5000 deepsearch track gpu
     """
-    from deepsearch_rl.tracking.outbox import Uploaded, upload_all  # noqa: PLC0415
     from deepsearch_rl.tracking.store import local_store, public_uri  # noqa: PLC0415 - mlflow takes seconds to load
+    from deepsearch_rl.tracking.upload import Uploaded, upload_all  # noqa: PLC0415
 
     require_profile(Path(), profile)
     uri = to or local_store(Path("mlruns"))

@@ -12,8 +12,7 @@ answers are not the retriever's fault.
 Turns have the usual limits and counts; the inserted turn is not counted.
 """
 
-from collections.abc import Iterable, Sequence
-from types import TracebackType
+from collections.abc import Iterable
 from typing import Self
 
 from deepsearch_rl.agent.config import AgentConfig
@@ -27,15 +26,9 @@ from deepsearch_rl.retrieval.gold import without_space
 
 
 class ControlAgent:
-    """Answers questions under one of the two controls; the same interface as ``SearchAgent``.
+    """Answers questions under one of the two controls; the same interface and arguments as ``SearchAgent``.
 
-    Args:
-        config: prompt, protocol and limits of the agent.
-        endpoint: the model.
-        temperature: sampling temperature of every call.
-        model_name: the model's name in trajectories.
-        gold_passages: finds the result of every search; None for the control without search.
-        seed: the sampling seed of a rollout is drawn from this one, the question and the sample's number.
+    ``gold_passages`` finds the result of every search; None for the control without search.
     """
 
     def __init__(
@@ -59,30 +52,23 @@ class ControlAgent:
         self._client = open_client(self._endpoint, self._config.call_timeout_s)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._client.close()
 
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Answer one question; a failure is the trajectory's stop reason and error, nothing is raised."""
         transcript = Transcript(question, self._protocol.opening(question.question))
-        if self._gold_passages is not None:
-            await self._insert_passages(transcript)
+        if self._gold_passages is not None:  # begin with a search that the model did not write
+            passages = await self._search(question.question, question)
+            retrieval = Retrieval(query=question.question, chunk_ids=tuple(passage.chunk_id for passage in passages))
+            search = self._protocol.search(question.question)
+            transcript.messages.append(search)
+            transcript.keep(search.tool_calls[0], Observation(self._protocol.observation(passages), retrieval))
         seed = rollout_seed(self._seed, question, sample)
         policy = EndpointPolicy(self._client, self._endpoint.model, self._protocol, self._key.temperature, seed)
         model = RolloutModel(policy, self._protocol, self._config, transcript)
         reason, detail = await run_rollout(model, self._tool, transcript)
         return transcript.finish(sample, self._key, reason, detail and self._endpoint.redact(detail))
-
-    async def _insert_passages(self, transcript: Transcript) -> None:
-        """Begin the conversation with a search that the model did not write."""
-        query = transcript.question.question
-        search = self._protocol.search(query)
-        passages = await self._search(query, transcript.question)
-        retrieval = Retrieval(query=query, chunk_ids=tuple(passage.chunk_id for passage in passages))
-        transcript.messages.append(search)
-        transcript.keep(search.tool_calls[0], Observation(self._protocol.observation(passages), retrieval))
 
     async def _search(self, query: str, question: Question) -> tuple[ShownPassage, ...]:  # noqa: ARG002 - the same for all
         chunks = self._gold_passages(question) if self._gold_passages else ()
@@ -112,11 +98,7 @@ class GoldPassages:
         passages: dict[str, Chunk] = {}
         for evidence in question.metadata.evidence_list or ():
             doc_id = evidence.doc_id or self._id_of_title.get(evidence.title or "", "")
-            for chunk in _with_fact(evidence.fact, self._by_document.get(doc_id, [])):
+            chunks, fact = self._by_document.get(doc_id, []), without_space(evidence.fact)
+            for chunk in [each for each in chunks if fact in without_space(each.contents)] or chunks:
                 passages.setdefault(chunk.id, chunk)
         return tuple(passages.values())
-
-
-def _with_fact(fact: str, chunks: Sequence[Chunk]) -> list[Chunk]:
-    text = without_space(fact)
-    return [chunk for chunk in chunks if text in without_space(chunk.contents)] or list(chunks)

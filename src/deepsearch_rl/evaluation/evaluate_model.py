@@ -13,27 +13,43 @@ from pathlib import Path
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
-from deepsearch_rl.evaluation.inputs import checkpoint_name, digest_data, digest_model, digests_of_set, read_questions
 from deepsearch_rl.evaluation.plan import Evaluation, Run, plan_runs, settings_of
 from deepsearch_rl.evaluation.scoring.aggregate import build_control, build_row
 from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation, RowKey
-from deepsearch_rl.files import atomic_directory, read_jsonl, sha256_json, write_json
+from deepsearch_rl.files import (
+    atomic_directory,
+    file_digests,
+    read_json,
+    read_jsonl,
+    sha256_file,
+    sha256_json,
+    write_json,
+)
 from deepsearch_rl.records import Chunk, Question
+from deepsearch_rl.retrieval.manifest import digest_index, read_manifest
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.launch import require_backend, serve_model
-from deepsearch_rl.serving.remote import read_remote
+from deepsearch_rl.serving.remote import read_remote, resolve_endpoint, shown_address
 from deepsearch_rl.trajectories.collect import TrajectoryFile, collect
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluatedModel:
-    """A model's names in tables and in rollouts, the name of its weights, and its endpoint."""
+def checkpoint_name(folder: Path) -> str:
+    """Return the weights' name in the tables: the folder, and the kept training step where its manifest names one.
 
-    name: str
-    name_in_rollouts: str
-    checkpoint: str
-    endpoint: Endpoint
+    For a model behind an endpoint: the requested model and the address, from the environment variables of the moment.
+
+    Raises:
+        ConfigError: such a variable is not set.
+    """
+    remote = read_remote(folder)
+    if remote is not None:
+        endpoint = resolve_endpoint(remote)
+        return f"{endpoint.model} at {shown_address(endpoint.base_url)}"
+    manifest = folder / "manifest.json"
+    step = read_json(manifest).get("best_step") if manifest.is_file() else None
+    return folder.as_posix() if step is None else f"{folder.as_posix()}, step {step}"
 
 
 def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, out: Path, work: Path) -> ModelEvaluation:
@@ -53,21 +69,21 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
     if remote is None:
         require_backend(setting.serving)
     checkpoint = checkpoint_name(folder)  # first: its error names the missing environment variable
-    questions = [(each, read_questions(data, each)) for each in settings_of(setting, model)]
-    weights = digest_model(folder)
+    settings = [(each, _read_questions(data, each)) for each in settings_of(setting, model)]
+    files = file_digests(folder)
+    weights = sha256_json([files, checkpoint] if remote else files)
     inputs = {"model": weights}
     rows: list[F1TableRow] = []
     with atomic_directory(out) as partial, serve_model(folder, setting.serving) as endpoint:
-        evaluated = EvaluatedModel(model, endpoint.model if remote else model, checkpoint, endpoint)
-        for each, question_sets in questions:
-            digests = digest_data(each, data)
-            fingerprint = [weights, evaluated.name_in_rollouts, each.rollout_fingerprint(served_here=remote is None)]
-            logs = {
-                name: work / sha256_json([*fingerprint, digests_of_set(each, name, digests)])[:16]
-                for name in question_sets
-            }
-            rows.extend(_evaluate_setting(evaluated, each, question_sets, data, logs, partial))
-            inputs |= digests
+        name = endpoint.model if remote else model
+        for each, questions in settings:
+            fingerprint = [weights, name, each.rollout_fingerprint(served_here=remote is None)]
+            logs: dict[str, Path] = {}
+            for dataset in questions:
+                digests = _digest_inputs(data, each, dataset)
+                logs[dataset] = work / sha256_json([*fingerprint, digests])[:16]
+                inputs |= digests
+            rows.extend(_Evaluator(model, name, checkpoint, endpoint, each, data, logs, partial).rows(questions))
         rows.sort(key=lambda row: row.sort_key)
         evaluation = ModelEvaluation(
             model=model, seed=setting.seed, settings_sha256=setting.digest(), inputs=inputs, rows=tuple(rows)
@@ -76,49 +92,73 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
     return evaluation
 
 
-def _evaluate_setting(
-    model: EvaluatedModel,
-    setting: Evaluation,
-    question_sets: Mapping[str, list[Question]],
-    data: Path,
-    logs: Mapping[str, Path],
-    out: Path,
-) -> Iterator[F1TableRow]:
-    """Yield the rows of one setting, corpus by corpus."""
-    for corpus in setting.corpora:
-        sets = {name: of_set for name, of_set in question_sets.items() if setting.corpus_of(name) == corpus}
-        plans = setting.evaluate.sets
-        controlled = [question for name, questions in sets.items() if plans[name].controls for question in questions]
-        chunks = data / "chunks" / f"{corpus}.jsonl"
-        gold = GoldPassages(read_jsonl(chunks, Chunk), controlled)
-        with serve_index(data / "index" / corpus, chunks, setting.retrieval) as url:
-            evaluator = _SetEvaluator(model, setting, url, gold, logs, out)
-            for name, questions in sets.items():
-                yield from evaluator.rows(name, questions)
+def _questions_path(data: Path, setting: Evaluation, dataset: str) -> Path:
+    return data / "questions" / dataset / f"{setting.evaluate.split}.jsonl"
+
+
+def _read_questions(data: Path, setting: Evaluation) -> dict[str, list[Question]]:
+    """Return the questions of every planned set; none may be empty or without a corpus."""
+    questions: dict[str, list[Question]] = {}
+    for name in setting.evaluate.sets:
+        setting.corpus_of(name)
+        path = _questions_path(data, setting, name)
+        questions[name] = list(read_jsonl(path, Question))
+        if not questions[name]:
+            raise ArtifactError(f"{path} holds no question; run the download stage again.")
+    return questions
+
+
+def _digest_inputs(data: Path, setting: Evaluation, dataset: str) -> dict[str, str]:
+    """Return the SHA-256 of what the answers to a set depend on: its questions, its corpus's chunks and index."""
+    corpus = setting.corpus_of(dataset)
+    index = data / "index" / corpus
+    return {
+        f"chunks/{corpus}": read_manifest(index).chunks_sha256,
+        f"index/{corpus}": digest_index(index),
+        f"questions/{dataset}/{setting.evaluate.split}": sha256_file(_questions_path(data, setting, dataset)),
+    }
 
 
 @dataclass(frozen=True, slots=True)
-class _SetEvaluator:
-    """Evaluates question sets with a served model and a served corpus; ``logs`` is a folder per question set."""
+class _Evaluator:
+    """Evaluates a served model under one setting; ``logs`` is a folder per question set.
 
-    model: EvaluatedModel
+    ``checkpoint`` names the model's weights in tables, ``name_in_rollouts`` the model in rollouts.
+    """
+
+    model: str
+    name_in_rollouts: str
+    checkpoint: str
+    endpoint: Endpoint
     setting: Evaluation
-    retrieval_url: str
-    gold: GoldPassages
+    data: Path
     logs: Mapping[str, Path]
     out: Path
 
-    def rows(self, dataset: str, questions: Sequence[Question]) -> list[F1TableRow]:
+    def rows(self, question_sets: Mapping[str, list[Question]]) -> Iterator[F1TableRow]:
+        """Yield the rows of the question sets, corpus by corpus."""
+        plans = self.setting.evaluate.sets
+        for corpus in self.setting.corpora:
+            sets = {name: of_set for name, of_set in question_sets.items() if self.setting.corpus_of(name) == corpus}
+            controlled = [question for name, of_set in sets.items() if plans[name].controls for question in of_set]
+            chunks = self.data / "chunks" / f"{corpus}.jsonl"
+            gold = GoldPassages(read_jsonl(chunks, Chunk), controlled)
+            with serve_index(self.data / "index" / corpus, chunks, self.setting.retrieval) as url:
+                for name, questions in sets.items():
+                    yield from self._rows_of_set(name, questions, url, gold)
+
+    def _rows_of_set(
+        self, dataset: str, questions: Sequence[Question], retrieval_url: str, gold: GoldPassages
+    ) -> list[F1TableRow]:
         """Answer a set under every condition of the plan; the main run's row holds the controls."""
         evaluate = self.setting.evaluate
-        main, *others = plan_runs(
-            dataset, questions, evaluate.sets[dataset], evaluate.temperature, self.setting.variant
-        )
-        searched = self._rollouts(main)
+        plan = evaluate.sets[dataset]
+        main, *others = plan_runs(dataset, questions, plan, evaluate.temperature, self.setting.variant)
+        searched = self._rollouts(main, retrieval_url, gold)
         controls: dict[str, ControlScore] = {}
         rows: list[F1TableRow] = []
         for run in others:
-            rollouts = self._rollouts(run)
+            rollouts = self._rollouts(run, retrieval_url, gold)
             if run.condition == "search":
                 rows.append(self._row(run, rollouts))
             else:
@@ -126,25 +166,26 @@ class _SetEvaluator:
                 controls[run.condition] = build_control(rollouts, searched, run.samples, key, evaluate.draws)
         return [self._row(main, searched).model_copy(update={"controls": controls}), *rows]
 
-    def _rollouts(self, run: Run) -> TrajectoryFile:
+    def _rollouts(self, run: Run, retrieval_url: str, gold: GoldPassages) -> TrajectoryFile:
         """Return every rollout of a run, by id: those in the log, and the missing ones made now."""
+        agent, seed = self.setting.agent, self.setting.seed
+        name = self.name_in_rollouts
+
+        def open_agent() -> AbstractAsyncContextManager[SearchAgent | ControlAgent]:
+            if run.condition == "search":
+                return SearchAgent(agent, self.endpoint, retrieval_url, run.temperature, model_name=name, seed=seed)
+            passages = gold if run.condition == "gold_passage" else None
+            return ControlAgent(agent, self.endpoint, run.temperature, name, passages, seed)
+
         return collect(
             run.questions,
             samples=run.samples,
-            make_agent=lambda: self._agent(run),
+            make_agent=open_agent,
             log=self.logs[run.dataset] / run.file,
-            concurrency=self.setting.agent.concurrency,
-            label=f"{self.model.name} {run.dataset} {run.variant or run.condition} T={run.temperature:g}",
+            concurrency=agent.concurrency,
+            label=f"{self.model} {run.dataset} {run.variant or run.condition} T={run.temperature:g}",
             out=self.out / run.file,
         )
-
-    def _agent(self, run: Run) -> AbstractAsyncContextManager[SearchAgent | ControlAgent]:
-        agent, seed = self.setting.agent, self.setting.seed
-        endpoint, name = self.model.endpoint, self.model.name_in_rollouts
-        if run.condition == "search":
-            return SearchAgent(agent, endpoint, self.retrieval_url, run.temperature, model_name=name, seed=seed)
-        gold = self.gold if run.condition == "gold_passage" else None
-        return ControlAgent(agent, endpoint, run.temperature, name, gold, seed)
 
     def _row(self, run: Run, rollouts: TrajectoryFile) -> F1TableRow:
         generated = any((question.metadata.model_extra or {}).get("generated") is True for question in run.questions)
@@ -153,8 +194,8 @@ class _SetEvaluator:
     def _key(self, run: Run) -> RowKey:
         corpus = self.setting.corpus_of(run.dataset)
         return RowKey(
-            model=self.model.name,
-            checkpoint=self.model.checkpoint,
+            model=self.model,
+            checkpoint=self.checkpoint,
             dataset=run.dataset,
             corpus=corpus,
             prompt=self.setting.agent.prompt,

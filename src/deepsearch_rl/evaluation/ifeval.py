@@ -4,51 +4,100 @@ Accuracies are those of the official scorer (Zhou et al. 2023, arXiv 2311.07911)
 followed) and per instruction, strict (the response as it is) and loose (also without its first or last line and
 without asterisks). Reasoning between think tags is no part of a response. Every prompt must be answered and scored, or
 there is no score at all.
+
+Prompts have the official form. The generated ones need no download: they use the instructions whose checkers are plain
+string code (and langdetect, which carries its own profiles), so two of the 25 official kinds are left out. Every
+instruction is worded by its checker's own ``build_description``, so that wording and check agree.
 """
 
 import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import numpy as np
 import openai
 from evalscope.api.messages.utils import parse_content_with_reasoning
+from evalscope.benchmarks.ifeval import instructions_registry
 from evalscope.benchmarks.ifeval.utils import process_results
 from langdetect import DetectorFactory
 from openai.types.chat import ChatCompletionUserMessageParam
-from pydantic import Field
+from pydantic import Field, JsonValue, model_validator
 
 from deepsearch_rl.agent.completion import read_completion
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.policy import open_client
-from deepsearch_rl.errors import CheckFailedError, ConfigError, EndpointError
-from deepsearch_rl.evaluation.ifeval_prompts import IfevalPrompt, generated_prompts, read_prompts
+from deepsearch_rl.corpora.flashrag import read_rows
+from deepsearch_rl.corpora.ifeval import IfevalRow
+from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, EndpointError
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore
 from deepsearch_rl.files import atomic_directory, write_json, write_jsonl
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Record
 from deepsearch_rl.serving.remote import shown_address
 
+NEED_NLTK_DATA = frozenset({"length_constraints:number_sentences", "change_case:capital_word_frequency"})
+"""Instructions that cannot be checked without NLTK's sentence model, ``punkt_tab``."""
+
+_INSTRUCTIONS: tuple[tuple[str, dict[str, JsonValue]], ...] = (
+    ("keywords:existence", {"keywords": ["river", "bridge"]}),
+    ("keywords:frequency", {"keyword": "city", "frequency": 2, "relation": "at least"}),
+    ("keywords:forbidden_words", {"forbidden_words": ["film", "actor"]}),
+    ("keywords:letter_frequency", {"letter": "o", "let_frequency": 5, "let_relation": "at least"}),
+    ("language:response_language", {"language": "en"}),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}),
+    ("length_constraints:number_words", {"num_words": 30, "relation": "less than"}),
+    ("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "later"}),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 3}),
+    ("detectable_format:constrained_response", {}),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 1}),
+    ("detectable_format:multiple_sections", {"section_spliter": "Section", "num_sections": 2}),
+    ("detectable_format:json_format", {}),
+    ("detectable_format:title", {}),
+    ("combination:two_responses", {}),
+    ("combination:repeat_prompt", {"prompt_to_repeat": "Name a capital city."}),
+    ("startend:end_checker", {"end_phrase": "That is all."}),
+    ("startend:quotation", {}),
+    ("change_case:english_capital", {}),
+    ("change_case:english_lowercase", {}),
+    ("punctuation:no_comma", {}),
+)
+_TOPICS = (
+    "Describe a small town by a river.",
+    "Tell a friend about a company that makes clocks.",
+    "Name a country and say who lives there.",
+    "Say where a director was born.",
+    "Write about a film that you would watch again.",
+)
+
 
 class IfevalConfig(Record):
     """Section ``ifeval`` of params.yaml."""
 
-    prompts: Literal["generated", "real"]
-    """``generated``: written here, no download; ``real``: the file ``path``."""
-    count: int = Field(ge=1, le=100)
-    """Number of generated prompts; at least 23 to use every instruction once."""
-    path: Path | None
-    """The official prompts as JSON Lines (541 prompts; key, prompt, instruction_id_list, kwargs), for ``real``."""
-    max_tokens: int = Field(ge=1)
-    """Length limit of a response."""
-    concurrency: int = Field(ge=1)
-    """Requests at once."""
-    timeout_s: float = Field(gt=0)
-    """Time that one response may take."""
-    retries: int = Field(ge=1)
-    """Attempts per prompt where the endpoint fails."""
+    prompts: Literal["generated", "real"] = Field(description="generated: no download; real: those of the file path")
+    count: int = Field(ge=1, le=100, description="generated prompts; at least 23 to use every instruction once")
+    path: Path | None = Field(
+        description="the official prompts as JSON Lines (541; key, prompt, instruction_id_list, kwargs), for real"
+    )
+    max_tokens: int = Field(ge=1, description="length limit of a response")
+    concurrency: int = Field(ge=1, description="requests at once")
+    timeout_s: float = Field(gt=0, description="time that one response may take")
+    retries: int = Field(ge=1, description="attempts per prompt where the endpoint fails")
+
+
+class IfevalPrompt(IfevalRow):
+    """One prompt of IFEval whose instructions all have a checker here."""
+
+    @model_validator(mode="after")
+    def _known(self) -> "IfevalPrompt":
+        unknown = sorted(set(self.instruction_id_list) - set(instructions_registry.INSTRUCTION_DICT))
+        if unknown:
+            raise ValueError(f"no checker is known for {', '.join(unknown)}")
+        return self
 
 
 class IfevalResponse(Record):
@@ -63,13 +112,50 @@ class IfevalResponse(Record):
     inst_loose: float
 
 
-def load_prompts(config: IfevalConfig) -> list[IfevalPrompt]:
-    """Return the prompts that ``config`` names.
+def generated_prompts(count: int) -> list[IfevalPrompt]:
+    """Return ``count`` prompts: every instruction alone first, then pairs of instructions that do not conflict."""
+    conflicts, checkers = instructions_registry.INSTRUCTION_CONFLICTS, instructions_registry.INSTRUCTION_DICT
+    combinations: list[Sequence[tuple[str, dict[str, JsonValue]]]] = [(entry,) for entry in _INSTRUCTIONS]
+    for distance in range(1, len(_INSTRUCTIONS)):
+        for first, second in zip(_INSTRUCTIONS, _INSTRUCTIONS[distance:], strict=False):
+            if second[0] not in conflicts[first[0]] and first[0] not in conflicts[second[0]]:
+                combinations.append((first, second))
+    prompts: list[IfevalPrompt] = []
+    for key, entries in enumerate(combinations[:count], 1):
+        wording = (checkers[name](name).build_description(**arguments) for name, arguments in entries)
+        ids, kwargs = tuple(name for name, _ in entries), tuple(arguments for _, arguments in entries)
+        text = " ".join([_TOPICS[key % len(_TOPICS)], *wording])
+        prompts.append(IfevalPrompt(key=key, prompt=text, instruction_id_list=ids, kwargs=kwargs))
+    return prompts
+
+
+def read_prompts(path: Path) -> list[IfevalPrompt]:
+    """Read a JSON Lines file in the official form, plain or gzipped.
+
+    Without NLTK's sentence model evalscope would try a download in the middle of the run, and the checker would fail.
 
     Raises:
-        ConfigError: ``prompts`` is ``real`` and no ``path`` is given.
-        ArtifactError, RecordError: as :func:`~deepsearch_rl.evaluation.ifeval_prompts.read_prompts`.
+        ArtifactError: the file is missing, empty, or asks for checkers whose NLTK data is not installed.
+        RecordError: a line does not fit, or names an instruction without a checker.
     """
+    prompts = list(read_rows(path, IfevalPrompt))
+    if not prompts:
+        raise ArtifactError(f"{path} holds no IFEval prompt.")
+    if needing := sum(not NEED_NLTK_DATA.isdisjoint(prompt.instruction_id_list) for prompt in prompts):
+        nltk: ModuleType = instructions_registry.instructions.instructions_util.nltk
+        try:
+            nltk.data.find("tokenizers/punkt_tab")
+        except LookupError as error:
+            raise ArtifactError(
+                f"{needing} of {len(prompts)} IFEval prompts need NLTK's sentence model, which is not installed. "
+                "Run `python -m nltk.downloader punkt_tab` once, or set NLTK_DATA to a folder that holds "
+                "tokenizers/punkt_tab."
+            ) from error
+    return prompts
+
+
+def load_prompts(config: IfevalConfig) -> list[IfevalPrompt]:
+    """Return the prompts that ``config`` names; :class:`ConfigError` if they are ``real`` and there is no path."""
     if config.prompts == "generated":
         return generated_prompts(config.count)
     if config.path is None:
@@ -89,9 +175,20 @@ def evaluate_ifeval(model: str, endpoint: Endpoint, config: IfevalConfig, seed: 
         EndpointError: the model's endpoint failed.
     """
     prompts = sorted(load_prompts(config), key=lambda prompt: prompt.key)
-    texts = asyncio.run(_ask_all(prompts, endpoint, config))
-    responses = _score_all(prompts, texts, seed)
-    score = _mean_score(model, config, prompts, responses)
+    responses = _score_all(prompts, asyncio.run(_ask_all(prompts, endpoint, config)), seed)
+    lengths = [len(prompt.instruction_id_list) for prompt in prompts]
+    weights = {"prompt_strict": None, "prompt_loose": None, "inst_strict": lengths, "inst_loose": lengths}
+    score = IfevalScore(
+        model=model,
+        prompts=config.prompts,
+        n=len(responses),
+        instructions=sum(lengths),
+        instruction_ids=len({name for prompt in prompts for name in prompt.instruction_id_list}),
+        **{
+            name: round(float(np.average([getattr(response, name) for response in responses], weights=of_metric)), 6)
+            for name, of_metric in weights.items()
+        },
+    )
     with atomic_directory(out) as folder:
         write_jsonl(folder / "responses.jsonl", responses)
         write_json(folder / "scores.json", score.model_dump(mode="json"))
@@ -102,15 +199,16 @@ async def _ask_all(prompts: Sequence[IfevalPrompt], endpoint: Endpoint, config: 
     """Return the text of the response to each prompt, in the order of the prompts."""
     free_requests = asyncio.Semaphore(config.concurrency)
     client = open_client(endpoint, config.timeout_s).with_options(max_retries=config.retries - 1)
-    with ProgressBar("ifeval", len(prompts), "prompts") as meter:
+    with ProgressBar("ifeval", len(prompts), "prompts") as bar:
 
         async def ask(prompt: IfevalPrompt) -> str:
+            """Return the text of the response to one prompt, without its reasoning."""
             messages: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": prompt.prompt}]
             async with free_requests:
                 completion = await client.chat.completions.create(
                     model=endpoint.model, messages=messages, temperature=0.0, max_tokens=config.max_tokens
                 )
-            meter.advance()
+            bar.advance()
             message = read_completion(completion).message
             return parse_content_with_reasoning(message.content or message.refusal or "")[0]
 
@@ -128,52 +226,27 @@ def _score_all(prompts: Sequence[IfevalPrompt], texts: Sequence[str], seed: int)
     random.seed(seed)  # a checker draws what its prompt leaves open
     DetectorFactory.seed = seed
     responses: list[IfevalResponse] = []
-    failures: dict[int, CheckFailedError] = {}
+    failures: dict[int, Exception] = {}
     for prompt, text in zip(prompts, texts, strict=True):
         try:
-            responses.append(_score_one(prompt, text))
-        except CheckFailedError as error:
+            shares = process_results(prompt.model_dump(mode="json"), [text])
+        except Exception as error:  # noqa: BLE001 - a checker lets through whatever its libraries raise
             failures[prompt.key] = error
+            continue
+        response = IfevalResponse(
+            key=prompt.key,
+            prompt=prompt.prompt,
+            response=text,
+            prompt_strict=shares["prompt_level_strict"],
+            prompt_loose=shares["prompt_level_loose"],
+            inst_strict=shares["inst_level_strict"],
+            inst_loose=shares["inst_level_loose"],
+        )
+        responses.append(response)
     if failures:
+        first = next(iter(failures.values()))
         raise CheckFailedError(
             f"IFEval asked {len(prompts)} prompts and scored {len(responses)}; without a score: keys "
-            f"{sorted(failures)[:10]}. The first checker failed with {next(iter(failures.values()))}."
-        )
+            f"{sorted(failures)[:10]}. The first checker failed with {type(first).__name__}: {first}."
+        ) from first
     return responses
-
-
-def _score_one(prompt: IfevalPrompt, text: str) -> IfevalResponse:
-    try:
-        shares = process_results(prompt.model_dump(mode="json"), [text])
-    except Exception as error:  # a checker lets through whatever its libraries raise
-        raise CheckFailedError(f"{type(error).__name__}: {error}") from error
-    return IfevalResponse(
-        key=prompt.key,
-        prompt=prompt.prompt,
-        response=text,
-        prompt_strict=shares["prompt_level_strict"],
-        prompt_loose=shares["prompt_level_loose"],
-        inst_strict=shares["inst_level_strict"],
-        inst_loose=shares["inst_level_loose"],
-    )
-
-
-def _mean_score(
-    model: str, config: IfevalConfig, prompts: Sequence[IfevalPrompt], responses: Sequence[IfevalResponse]
-) -> IfevalScore:
-    weights = [len(prompt.instruction_id_list) for prompt in prompts]
-
-    def mean(values: Sequence[float], weights: Sequence[int] | None = None) -> float:
-        return round(float(np.average(values, weights=weights)), 6)
-
-    return IfevalScore(
-        model=model,
-        prompts=config.prompts,
-        n=len(responses),
-        instructions=sum(weights),
-        instruction_ids=len({name for prompt in prompts for name in prompt.instruction_id_list}),
-        prompt_strict=mean([response.prompt_strict for response in responses]),
-        prompt_loose=mean([response.prompt_loose for response in responses]),
-        inst_strict=mean([response.inst_strict for response in responses], weights),
-        inst_loose=mean([response.inst_loose for response in responses], weights),
-    )

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.corpora.chunking import ChunkConfig
-from deepsearch_rl.errors import UnknownNameError
+from deepsearch_rl.errors import look_up
 from deepsearch_rl.evaluation.scoring.f1_row import Condition, run_file
 from deepsearch_rl.files import sha256_json
 from deepsearch_rl.profile import Profile
@@ -17,12 +17,9 @@ from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.serving.launch import ServingConfig
 
-RESERVED_VARIANT = "greedy"
-"""Name of the greedy row beside a main row, in metrics and runs."""
-
 
 def _not_reserved(name: str) -> str:
-    if name == RESERVED_VARIANT:
+    if name == "greedy":
         raise ValueError(f"{name!r} is what the row at temperature 0 is called; give the variant another name")
     return name
 
@@ -80,11 +77,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, profile: Profile) -> "Evaluation":
-        """Read the sections of a profile.
-
-        Raises:
-            ConfigError: a section is missing or does not fit.
-        """
+        """Read the sections of a profile; :class:`ConfigError` if one is missing or does not fit."""
         return cls(
             evaluate=profile.section("evaluate", EvaluateConfig),
             agent=profile.section("agent", AgentConfig),
@@ -113,22 +106,12 @@ class Evaluation:
 
     @property
     def corpora(self) -> list[str]:
-        """The corpora of the planned question sets, sorted.
-
-        Raises:
-            UnknownNameError: a set is not in section ``datasets``.
-        """
+        """The corpora of the planned question sets, sorted; raises as :meth:`corpus_of`."""
         return sorted({self.corpus_of(name) for name in self.evaluate.sets})
 
     def corpus_of(self, dataset: str) -> str:
-        """Return the corpus of a question set.
-
-        Raises:
-            UnknownNameError: the set is not in section ``datasets``.
-        """
-        if dataset not in self.datasets:
-            raise UnknownNameError("dataset", dataset, self.datasets)
-        return self.datasets[dataset].corpus
+        """Return the corpus of a question set; :class:`UnknownNameError` if section ``datasets`` has no such set."""
+        return look_up("dataset", dataset, self.datasets).corpus
 
 
 def settings_of(setting: Evaluation, model: str) -> list[Evaluation]:
@@ -138,22 +121,22 @@ def settings_of(setting: Evaluation, model: str) -> list[Evaluation]:
         UnknownNameError: a variant names a set or a prompt that does not exist.
     """
     own = replace(setting, evaluate=setting.evaluate.model_copy(update={"variants": {}}))
-    variants = setting.evaluate.variants.items()
-    return [own, *(_variant(own, name, plan) for name, plan in variants if plan.models is None or model in plan.models)]
-
-
-def _variant(own: Evaluation, name: str, plan: VariantPlan) -> Evaluation:
-    set_plan = SetPlan(questions=plan.questions, samples=plan.samples, greedy=0, controls=0)
-    corpus = plan.corpus or own.corpus_of(plan.dataset)
-    prompt = {"prompt": plan.prompt or own.agent.prompt}
-    return replace(
-        own,
-        evaluate=own.evaluate.model_copy(update={"sets": {plan.dataset: set_plan}}),
-        agent=AgentConfig.model_validate(own.agent.model_dump() | prompt),  # a copy would not check the prompt's name
-        retrieval=own.retrieval.model_copy(update={"top_k": plan.top_k or own.retrieval.top_k}),
-        datasets={plan.dataset: DatasetConfig(corpus=corpus)},
-        variant=name,
-    )
+    settings = [own]
+    for name, plan in setting.evaluate.variants.items():
+        if plan.models is not None and model not in plan.models:
+            continue
+        set_plan = SetPlan(questions=plan.questions, samples=plan.samples, greedy=0, controls=0)
+        prompt = {"prompt": plan.prompt or own.agent.prompt}
+        variant = replace(
+            own,
+            evaluate=own.evaluate.model_copy(update={"sets": {plan.dataset: set_plan}}),
+            agent=AgentConfig.model_validate(own.agent.model_dump() | prompt),  # a copy would not check the prompt
+            retrieval=own.retrieval.model_copy(update={"top_k": plan.top_k or own.retrieval.top_k}),
+            datasets={plan.dataset: DatasetConfig(corpus=plan.corpus or own.corpus_of(plan.dataset))},
+            variant=name,
+        )
+        settings.append(variant)
+    return settings
 
 
 @dataclass(frozen=True, slots=True)

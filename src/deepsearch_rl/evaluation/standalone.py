@@ -11,8 +11,7 @@ from pathlib import Path
 from deepsearch_rl.corpora.chunking import chunk_corpora
 from deepsearch_rl.corpora.download import DownloadConfig, download
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.evaluation.evaluate_model import evaluate_model
-from deepsearch_rl.evaluation.inputs import checkpoint_name
+from deepsearch_rl.evaluation.evaluate_model import checkpoint_name, evaluate_model
 from deepsearch_rl.evaluation.plan import Evaluation
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
 from deepsearch_rl.files import read_jsonl, sha256_json, write_json
@@ -20,9 +19,6 @@ from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.manifest import IndexConfig
-
-SOURCE_FILE = "source.json"
-ROWS_FILE = "rows.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +44,10 @@ class Standalone:
             ConfigError: an environment variable of the endpoint is not set.
         """
         setting = self.setting
-        return sha256_json(
-            [
-                checkpoint_name(self.model),
-                self.dataset,
-                *(section.model_dump(mode="json") for section in (self.source, setting.chunk, self.index)),
-                setting.agent.rollout_fingerprint(),
-                setting.retrieval.search_fingerprint(),
-                setting.serving.backend,
-                setting.evaluate.temperature,
-                setting.seed,
-            ]
-        )
+        sections = [section.model_dump(mode="json") for section in (self.source, setting.chunk, self.index)]
+        rollouts = [setting.agent.rollout_fingerprint(), setting.retrieval.search_fingerprint()]
+        others = [setting.serving.backend, setting.evaluate.temperature, setting.seed]
+        return sha256_json([checkpoint_name(self.model), self.dataset, *sections, *rollouts, *others])
 
 
 def evaluate(request: Standalone, cache: Path, out: Path, work: Path) -> ModelEvaluation:
@@ -69,26 +57,21 @@ def evaluate(request: Standalone, cache: Path, out: Path, work: Path) -> ModelEv
         ConfigError: ``out`` is a file, or a folder with anything other than an evaluation.
         DeepsearchError: as the stages download, chunk, index and evaluate do.
     """
-    _check_replaceable(out)
-    return evaluate_model(request.name, request.model, request.setting, prepare_data(request, cache), out, work)
-
-
-def _check_replaceable(out: Path) -> None:
-    """Refuse a folder that is not new, empty or an evaluation's: it is replaced as a whole."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / ROWS_FILE).is_file()):
+    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / "rows.json").is_file()):
         raise ConfigError(
-            f"{out} holds no evaluation (no {ROWS_FILE}) but something else, which would be lost; "
+            f"{out} holds no evaluation (no rows.json) but something else, which would be lost; "
             "name a folder that is new or empty."
         )
+    return evaluate_model(request.name, request.model, request.setting, prepare_data(request, cache), out, work)
 
 
 def prepare_data(request: Standalone, cache: Path) -> Path:
     """Return a folder with ``questions``, ``chunks`` and ``index`` as an evaluation reads them; make it if missing."""
     dataset, chunk, seed = request.dataset, request.setting.chunk, request.setting.seed
     source = cache / f"{dataset}-{_source_digest(request.source)}"
-    if not (source / SOURCE_FILE).is_file():
+    if not (source / "source.json").is_file():
         download(request.source, seed, source / "corpora", source / "questions")
-        write_json(source / SOURCE_FILE, request.source.model_dump(mode="json"))  # last: it proves completeness
+        write_json(source / "source.json", request.source.model_dump(mode="json"))  # last: it proves completeness
     digest = sha256_json([chunk.model_dump(mode="json"), request.index.model_dump(mode="json"), seed])
     data = source / f"{chunk.chunk_size}-{digest[:8]}"
     index = data / "index" / dataset

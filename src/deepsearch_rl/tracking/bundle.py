@@ -1,35 +1,53 @@
-"""Everything that the sending of a report needs, in one folder.
+"""Everything that the upload of a report needs, in one folder.
 
     bundle.json        the F1 table, IFEval, every model with its training curve and digests, settings, tags
     predictions.jsonl  answers of every model, as many as ``track.predictions`` says of each run
     rollouts.jsonl     whole rollouts, the share ``track.traces`` of each run
     files/             the table and figures as files, attached as they are
 
-A bundle is recognised by the digest of its results: settings and provenance are no part of its identity.
+A bundle is recognised by the digest of its results: settings and provenance are no part of its identity. Its rollouts
+are drawn by a hash of seed and id: every model's run over the same questions shows the same ones, so that tables and
+traces can be compared across models, and a longer run keeps those that a shorter one showed.
+
+In MLflow ``f1/multihoprag`` is the main figure of a set, ``f1_greedy/multihoprag`` that of greedy answers, and
+``f1/multihoprag.top5`` that of the variant ``top5``. Names keep to what every MLflow store takes: letters, digits,
+``_ - . /`` and spaces.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import heapq
+import math
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, JsonValue
+from mlflow.entities import Metric
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table, failures_text
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
-from deepsearch_rl.files import read_jsonl, read_record
-from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.tracking.metrics import (
-    CurvePoint,
-    Figure,
-    curve_figures,
-    ifeval_figures,
-    row_figures,
+from deepsearch_rl.answers import score_rollout
+from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table, Metrics, failures_text
+from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
+from deepsearch_rl.files import (
+    atomic_directory,
+    read_jsonl,
+    read_record,
+    sha256_file,
+    sha256_json,
+    write_json,
+    write_jsonl,
 )
-from deepsearch_rl.tracking.selection import Prediction, ShownRollout
+from deepsearch_rl.records import NonEmpty, Record, StopReason, Trajectory
+from deepsearch_rl.redaction import is_secret, mask_users
 
 BUNDLE, PREDICTIONS, ROLLOUTS, FILES = "bundle.json", "predictions.jsonl", "rollouts.jsonl", "files"
 DIGEST_CHARACTERS = 36
 """Of a data set's digest; MLflow refuses longer ones."""
+MAX_PARAM_CHARACTERS = 6000
+SCORES = ("f1", "f1_low", "f1_high", "em", "acc", "precision", "recall", "mean_rounds", "mean_tool_calls")
+_NOT_IN_A_NAME = re.compile(r"[^\w.\-]", re.ASCII)
 
 
 class DatasetDigest(Record):
@@ -37,6 +55,82 @@ class DatasetDigest(Record):
 
     path: NonEmpty
     digest: NonEmpty = Field(max_length=DIGEST_CHARACTERS)
+
+
+class TrackConfig(Record):
+    """Section ``track``: what of a report goes to MLflow, and how long a server may take."""
+
+    experiment: NonEmpty = Field(description="MLflow experiment that all profiles' reports go to")
+    predictions: int | None = Field(ge=0, description="answers of every run in its model's table; null: all")
+    traces: float = Field(ge=0, le=1, description="share of every run's rollouts that become traces, rounded up")
+    timeout_s: float = Field(gt=0, description="seconds for one request to a server")
+
+
+class Provenance(Record):
+    """Where a report comes from; no part of its identity.
+
+    ``params`` are nested settings by section; ``tags`` go to every run, ``model_tags`` to that of the named model.
+    """
+
+    tags: dict[str, str]
+    model_tags: dict[str, dict[str, str]]
+    params: dict[str, JsonValue]
+    datasets: dict[str, DatasetDigest]
+
+
+class TrackedReport(Record):
+    """``track.json``: what the bundle holds. Whether it arrived is the server's to know, not an artifact's."""
+
+    digest: NonEmpty
+    experiment: NonEmpty
+    models: tuple[str, ...]
+    metrics: dict[str, int] = Field(description="number of metric values, by model")
+    predictions: int = Field(ge=0, description="rows of all models' tables")
+    traces: int = Field(ge=0, description="rollouts that become traces")
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Where a profile's results lie: its report, every model's evaluation, and the training logs that there are."""
+
+    reports: Path
+    evaluations: Mapping[str, Path]
+    train_logs: Mapping[str, Path]
+    questions: Path
+
+
+class CurvePoint(BaseModel):
+    """One line of a ``train_log.jsonl``: a step and its metrics by name; null where a step has no such value."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, float | None]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    step: int = Field(ge=0)
+
+
+class Prediction(Record):
+    """One answer of one model, as a row of its table; MLflow's page groups by the first field and shows the second."""
+
+    question: NonEmpty
+    answer: str
+    golden_answers: tuple[str, ...]
+    f1: float = Field(ge=0, le=1)
+    em: float = Field(ge=0, le=1)
+    stop_reason: StopReason
+    run: NonEmpty = Field(description="question set, and what sets the run apart from the main one, e.g. greedy")
+    rollout: NonEmpty = Field(description="<question id>#<sample>")
+    question_type: str
+    searches: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+    model: NonEmpty
+
+
+class ShownRollout(Record):
+    """A rollout that becomes a trace, and the run that it is of."""
+
+    model: NonEmpty
+    run: NonEmpty
+    trajectory: Trajectory
 
 
 class EvaluatedModel(Record):
@@ -67,47 +161,167 @@ class Bundle(Record):
         """What people call it: profile and digest."""
         return f"{self.table.profile} {self.digest[:12]}"
 
-    def scores(self, model: str) -> list[Figure]:
-        """A model's scores by question set, and its IFEval accuracies."""
-        rows = (row for row in self.table.rows if row.model == model)
-        return [*(figure for row in rows for figure in row_figures(row)), *ifeval_figures(self.ifeval, model)]
+    def metrics(self, model: str, model_id: str = "", now_ms: int = 0) -> list[Metric]:
+        """Return a model's scores by question set, its IFEval accuracies and its training curve, ``train/<metric>``.
 
-    def curve(self, model: str) -> list[Figure]:
-        """A model's training curve."""
-        return list(curve_figures(self.models[model].curve))
+        Scores are linked to the logged model ``model_id`` and to the questions asked, the curve to the run alone.
+        """
+        evaluated = self.models[model]
+        metrics: list[Metric] = []
+        for row in (row for row in self.table.rows if row.model == model):
+            questions = evaluated.questions.get(row.dataset)
+            source = (row.dataset, questions.digest) if questions else (None, None)
+            scores = row_scores(row).items()
+            metrics += [Metric(name, value, now_ms, 0, model_id, *source) for name, value in scores]
+        for name, accuracies in self.ifeval.items():
+            if model in accuracies:
+                metrics.append(Metric(f"ifeval/{name}", accuracies[model], now_ms, 0, model_id))
+        for point in evaluated.curve:
+            values = sorted((point.__pydantic_extra__ or {}).items())
+            metrics += [
+                Metric(f"train/{name}", value, now_ms, point.step) for name, value in values if value is not None
+            ]
+        return metrics
+
+
+def row_scores(row: F1TableRow) -> dict[str, float]:
+    """Return every score of a row of the F1 table, and how many rollouts failed, by its name in MLflow."""
+    suffix = "" if row.main else "_greedy"
+    run = _NOT_IN_A_NAME.sub("_", f"{row.dataset}.{row.variant}" if row.variant else row.dataset)
+    failed = float(sum(row.failures.values()))
+    return {f"{name}{suffix}/{run}": getattr(row, name) for name in SCORES} | {f"failed{suffix}/{run}": failed}
+
+
+def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, seed: int, out: Path) -> TrackedReport:
+    """Write the bundle of a report into the folder ``out`` and return what it holds.
+
+    Raises:
+        ArtifactError, RecordError: a result is missing or malformed.
+    """
+    table = read_record(results.reports / "f1_table.json", F1Table)
+    ifeval = read_record(results.reports / "metrics.json", Metrics).root.get("ifeval", {})
+    models = {name: _model(name, results, provenance) for name in sorted({row.model for row in table.rows})}
+    with atomic_directory(out) as partial:
+        rows = map(_prediction, _rollouts(table, results, 1.0, config.predictions, seed))
+        predictions = write_jsonl(partial / PREDICTIONS, rows)
+        traces = write_jsonl(partial / ROLLOUTS, _rollouts(table, results, config.traces, None, seed))
+        (partial / FILES).mkdir()
+        for name in ("f1_table.md", "f1_table.csv", "metrics.json"):
+            shutil.copyfile(results.reports / name, partial / FILES / name)
+        curves = {name: [point.model_dump() for point in model.curve] for name, model in models.items()}
+        digests = [sha256_file(partial / name) for name in (PREDICTIONS, ROLLOUTS)]
+        bundle = Bundle(
+            digest=sha256_json([table.model_dump(mode="json"), ifeval, curves, digests]),
+            experiment=config.experiment,
+            table=table,
+            ifeval=ifeval,
+            models=models,
+            tags={**provenance.tags, "profile": table.profile},
+            params=dict(flatten(provenance.params)),
+            datasets=provenance.datasets,
+        )
+        write_json(partial / BUNDLE, bundle.model_dump(mode="json"))
+    return TrackedReport(
+        digest=bundle.digest,
+        experiment=bundle.experiment,
+        models=tuple(models),
+        metrics={name: len(bundle.metrics(name)) for name in models},
+        predictions=predictions,
+        traces=traces,
+    )
+
+
+def _model(name: str, results: Results, provenance: Provenance) -> EvaluatedModel:
+    evaluation = read_record(results.evaluations[name] / "rows.json", ModelEvaluation)
+    log = results.train_logs.get(name)
+    questions: dict[str, DatasetDigest] = {}
+    for artifact, digest in evaluation.inputs.items():
+        kind, *parts = artifact.split("/")
+        if kind == "questions" and len(parts) == 2:  # set and split
+            path = results.questions / parts[0] / f"{parts[1]}.jsonl"
+            questions[parts[0]] = DatasetDigest(path=path.as_posix(), digest=digest[:DIGEST_CHARACTERS])
+    return EvaluatedModel(
+        checkpoint=evaluation.rows[0].checkpoint,
+        sha256=evaluation.inputs.get("model", ""),
+        questions=questions,
+        curve=tuple(read_jsonl(log, CurvePoint)) if log else (),
+        tags=provenance.model_tags.get(name, {}),
+    )
+
+
+def _rollouts(table: F1Table, results: Results, share: float, at_most: int | None, seed: int) -> Iterator[ShownRollout]:
+    """Yield a share of every run's rollouts (rounded up), at most so many of each, in the order of their files."""
+    for row in table.rows:
+        path = results.evaluations[row.model] / row.rollouts_file
+        ids = [rollout.id for rollout in read_jsonl(path, Trajectory)]
+        count = math.ceil(share * len(ids))
+        count = count if at_most is None else min(count, at_most)
+        drawn = set(heapq.nsmallest(count, ids, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest()))
+        for rollout in read_jsonl(path, Trajectory):
+            if rollout.id in drawn:
+                yield ShownRollout(model=row.model, run=row.run_name, trajectory=rollout)
+
+
+def _prediction(shown: ShownRollout) -> Prediction:
+    rollout = shown.trajectory
+    scores = score_rollout(rollout)
+    return Prediction(
+        question=rollout.question,
+        answer=rollout.answer,
+        golden_answers=rollout.golden_answers,
+        f1=round(scores.f1, 6),
+        em=round(scores.em, 6),
+        stop_reason=rollout.stop_reason,
+        run=shown.run,
+        rollout=rollout.id,
+        question_type=rollout.question_type,
+        searches=len(rollout.retrievals),
+        completion_tokens=rollout.completion_tokens,
+        model=shown.model,
+    )
+
+
+def flatten(params: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as (dotted name, text), in order, without secrets.
+
+    A setting that is named like a secret is left out, and so are user and password of an address in any text.
+    """
+    for name, value in sorted(params.items()):
+        dotted = f"{prefix}{name}"
+        if is_secret(name):
+            continue
+        if isinstance(value, dict):
+            yield from flatten(value, f"{dotted}.")
+        else:
+            yield dotted, str(_public(value))[:MAX_PARAM_CHARACTERS]
+
+
+def _public(value: JsonValue) -> JsonValue:
+    if isinstance(value, str):
+        return mask_users(value)
+    if isinstance(value, list):
+        return [_public(entry) for entry in value]
+    if isinstance(value, dict):
+        return {name: _public(entry) for name, entry in value.items() if not is_secret(name)}
+    return value
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """Read a bundle's description.
-
-    Raises:
-        ArtifactError: it is missing or does not fit.
-    """
+    """Read a bundle's description; :class:`ArtifactError` if it is missing or does not fit."""
     return read_record(folder / BUNDLE, Bundle)
 
 
-def read_predictions(folder: Path, model: str) -> list[Prediction]:
-    """The rows of one model's table."""
-    return [row for row in read_jsonl(folder / PREDICTIONS, Prediction) if row.model == model]
-
-
-def read_rollouts(folder: Path, model: str) -> Iterator[ShownRollout]:
-    """The rollouts of one model's traces."""
-    return (rollout for rollout in read_jsonl(folder / ROLLOUTS, ShownRollout) if rollout.model == model)
-
-
 def columns(records: Sequence[Record]) -> dict[str, list[JsonValue]]:
-    """Records by column, as MLflow's table artifacts want them; lists become text, one entry after the other."""
+    """Return records by column, as MLflow's table artifacts want them; a list becomes a text of its entries."""
     rows = [record.model_dump(mode="json") for record in records]
-    return {name: [_cell(row[name]) for row in rows] for name in (rows[0] if rows else ())}
-
-
-def _cell(value: JsonValue) -> JsonValue:
-    return " | ".join(map(str, value)) if isinstance(value, list) else value
+    return {
+        name: [" | ".join(map(str, row[name])) if isinstance(row[name], list) else row[name] for row in rows]
+        for name in (rows[0] if rows else ())
+    }
 
 
 def table_columns(rows: Sequence[F1TableRow]) -> dict[str, list[JsonValue]]:
-    """The F1 table by column: its key and figures as in ``f1_table.csv``, failures as ``kind=count``."""
+    """Return the F1 table by column: its key and figures as in ``f1_table.csv``, failures as ``kind=count``."""
     table = {name: [getattr(row, name) for row in rows] for name in CSV_COLUMNS}
     table["failures"] = [failures_text(row.failures) for row in rows]
     return table

@@ -6,15 +6,13 @@ and answered too late would make a second run. What breaks off is sent anew inst
 """
 
 import contextlib
-import http.client
 import math
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
+import httpx
 from filelock import FileLock, Timeout
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
@@ -26,7 +24,7 @@ SQLITE = "sqlite:///"
 
 
 def local_store(folder: Path) -> str:
-    """URI of the SQLite store in ``folder`` (absolute, so that no working directory changes it)."""
+    """Return the URI of the SQLite store in ``folder``; absolute, so that no working directory changes it."""
     return f"{SQLITE}{folder.resolve() / 'mlflow.db'}"
 
 
@@ -48,14 +46,14 @@ def public_uri(uri: str) -> str:
 
 @contextlib.contextmanager
 def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
-    """A client of the store; a local one is held alone, so that no two processes make or fill it at once.
+    """Yield a client of the store; a local one is held alone, so that no two processes make or fill it at once.
 
     Raises:
         ConfigError: the address cannot be read.
         EndpointDownError: no server answers, or another process holds the local store for longer than ``timeout_s``.
         EndpointError: the store refuses or breaks off, in this call or in the block.
     """
-    place = public_uri(uri)
+    place, secrets = public_uri(uri), _secrets(uri)
     try:
         with _alone_at(uri, timeout_s), _bounded(timeout_s):
             _check_health(uri, timeout_s)
@@ -64,11 +62,8 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
         raise
     except Exception as error:  # noqa: BLE001 - whatever an answer, a driver or a full disk breaks in MLflow
         problem = error.message if isinstance(error, MlflowException) else f"{type(error).__name__}: {error}"
-        refused = EndpointError(f"MLflow at {place} refused the report: {redact(problem, _secrets(uri))}")
-        cause = None if _secrets(uri) else error  # a traceback would show the address
-    else:
-        return
-    raise refused from cause
+        refused = EndpointError(f"MLflow at {place} refused the report: {redact(problem, secrets)}")
+        raise refused from None if secrets else error  # a traceback would show the address
 
 
 @contextlib.contextmanager
@@ -80,16 +75,14 @@ def _alone_at(uri: str, timeout_s: float) -> Iterator[None]:
     database.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(database.with_name(f".{database.name}.lock"), timeout=timeout_s)
     try:
-        lock.acquire()
+        held = lock.acquire()
     except Timeout as error:
         raise EndpointDownError(
             f"the MLflow store {database} was held by another process for {timeout_s:g} s; wait for that process or "
             "end it."
         ) from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager
@@ -116,12 +109,9 @@ def _check_health(uri: str, timeout_s: float) -> None:
     """Ask a server for its health once; any answer shows that somebody is there."""
     if not uri.startswith(("http://", "https://")):
         return
-    try:
-        with urllib.request.urlopen(f"{public_uri(uri)}/health", timeout=timeout_s):
-            return
-    except urllib.error.HTTPError as error:
-        error.close()  # a proxy may guard /health, and MLflow brings its own credentials
-    except (OSError, http.client.HTTPException) as error:
+    try:  # whatever it answers: a proxy may guard /health, and MLflow brings its own credentials
+        httpx.get(f"{public_uri(uri)}/health", timeout=timeout_s)
+    except (httpx.TransportError, httpx.InvalidURL) as error:
         remedy = "Start it, or unset MLFLOW_TRACKING_URI to use the local store."
         raise EndpointDownError(f"no MLflow server answers at {public_uri(uri)} ({error}). {remedy}") from error
 

@@ -11,25 +11,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mlflow.entities import (
-    AssessmentSource,
-    Expectation,
-    Feedback,
-    Span,
-    SpanStatusCode,
-    SpanType,
-    Trace,
-    TraceData,
-    TraceInfo,
-    TraceLocation,
-    TraceState,
-)
+from mlflow import entities
+from mlflow.entities import SpanType
 from mlflow.tracing.constant import SpanAttributeKey, TokenUsageKey, TraceMetadataKey, TraceTagKey
 from pydantic import JsonValue
 
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.records import Message, Retrieval, TokenUsage, ToolCall, Trajectory
-from deepsearch_rl.tracking.selection import ShownRollout
+from deepsearch_rl.tracking.bundle import ShownRollout
 
 STEP_NS = 1_000_000
 """What one event takes in a trace: its place in the order, not a duration."""
@@ -37,7 +26,7 @@ _PASSAGE = r"^(?:<information>)?(?:\[{rank}\] |Doc {rank}\(Title: )"
 """How the passage of a rank begins for the model: ``[1] Title`` or ``Doc 1(Title: ...)``."""
 TIMES = "order of events, 1 ms each: durations are not recorded"
 PREVIEW_CHARACTERS = 900
-_SCORER = AssessmentSource(source_type="CODE", source_id="deepsearch_rl.answers")
+_SCORER = entities.AssessmentSource(source_type="CODE", source_id="deepsearch_rl.answers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,40 +40,41 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """A step below the agent; attributes are what MLflow keeps of it beyond inputs and outputs."""
+    """The agent's work, or a step of it; attributes are what MLflow keeps of it beyond inputs and outputs."""
 
     name: str
     kind: str
     inputs: JsonValue
     outputs: JsonValue
     attributes: dict[str, JsonValue]
+    error: str | None = None
 
 
-def build_trace(shown: ShownRollout, owner: Owner, started_ns: int) -> Trace:
-    """The trace of one rollout, beginning at ``started_ns`` (nanoseconds since 1970)."""
+def build_trace(shown: ShownRollout, owner: Owner, started_ns: int) -> entities.Trace:
+    """Return the trace of one rollout, beginning at ``started_ns`` (nanoseconds since 1970)."""
     rollout = shown.trajectory
     number = int.from_bytes(hashlib.sha256(f"{owner.run_id}/{shown.run}/{rollout.id}".encode()).digest()[:16])
     trace_id = f"tr-{number:032x}"
     events = list(_events(rollout))
     ended_ns = started_ns + max(1, len(events)) * STEP_NS
-    root = _span(trace_id, 1, None, _root(shown), (started_ns, ended_ns), failed=rollout.failed, error=rollout.error)
-    spans = [root]
+    spans = [_span(trace_id, 1, _root(rollout), (started_ns, ended_ns))]
     for place, event in enumerate(events):
         times = (started_ns + place * STEP_NS, started_ns + (place + 1) * STEP_NS)
-        spans.append(_span(trace_id, place + 2, 1, event, times))
-    return Trace(_info(shown, owner, trace_id, (started_ns, ended_ns)), TraceData(spans))
+        spans.append(_span(trace_id, place + 2, event, times))
+    return entities.Trace(_info(shown, owner, trace_id, (started_ns, ended_ns)), entities.TraceData(spans))
 
 
-def _info(shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int, int]) -> TraceInfo:
+def _info(shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int, int]) -> entities.TraceInfo:
     rollout = shown.trajectory
     scores = score_rollout(rollout)
     started_ms = times_ns[0] // STEP_NS
-    return TraceInfo(
+    golds = " | ".join(rollout.golden_answers)
+    return entities.TraceInfo(
         trace_id=trace_id,
-        trace_location=TraceLocation.from_experiment_id(owner.experiment_id),
+        trace_location=entities.TraceLocation.from_experiment_id(owner.experiment_id),
         request_time=started_ms,
         execution_duration=times_ns[1] // STEP_NS - started_ms,
-        state=TraceState.ERROR if rollout.failed else TraceState.OK,
+        state=entities.TraceState.ERROR if rollout.failed else entities.TraceState.OK,
         # MLflow compares the traces of two runs that have equal previews
         request_preview=f"{rollout.question[:PREVIEW_CHARACTERS]} [{shown.run} #{rollout.sample}]",
         response_preview=rollout.answer[:PREVIEW_CHARACTERS],
@@ -92,7 +82,7 @@ def _info(shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int,
         trace_metadata={
             TraceMetadataKey.SOURCE_RUN: owner.run_id,
             TraceMetadataKey.MODEL_ID: owner.model_id,
-            TraceMetadataKey.TOKEN_USAGE: json.dumps(_tokens(rollout.prompt_tokens, rollout.completion_tokens)),
+            TraceMetadataKey.TOKEN_USAGE: json.dumps(_tokens(rollout)),
         },
         tags={
             TraceTagKey.TRACE_NAME: "search agent",
@@ -103,15 +93,14 @@ def _info(shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int,
             "stop_reason": str(rollout.stop_reason),
         },
         assessments=[
-            Feedback(name="f1", value=round(scores.f1, 6), source=_SCORER, trace_id=trace_id),
-            Feedback(name="em", value=round(scores.em, 6), source=_SCORER, trace_id=trace_id),
-            Expectation("expected_response", " | ".join(rollout.golden_answers), source=_SCORER, trace_id=trace_id),
+            entities.Feedback(name="f1", value=round(scores.f1, 6), source=_SCORER, trace_id=trace_id),
+            entities.Feedback(name="em", value=round(scores.em, 6), source=_SCORER, trace_id=trace_id),
+            entities.Expectation("expected_response", golds, source=_SCORER, trace_id=trace_id),
         ],
     )
 
 
-def _root(shown: ShownRollout) -> _Event:
-    rollout = shown.trajectory
+def _root(rollout: Trajectory) -> _Event:
     attributes: dict[str, JsonValue] = {
         "stop_reason": str(rollout.stop_reason),
         "f1": round(score_rollout(rollout).f1, 6),
@@ -123,89 +112,73 @@ def _root(shown: ShownRollout) -> _Event:
         "times": TIMES,
     }
     if not _counted_by_call(rollout):
-        attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(rollout.prompt_tokens, rollout.completion_tokens)
-    inputs: dict[str, JsonValue] = {"question": rollout.question}
-    return _Event("search agent", SpanType.AGENT, inputs, {"answer": rollout.answer}, attributes)
+        attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(rollout)
+    inputs: JsonValue = {"question": rollout.question}
+    error = (rollout.error or "") if rollout.failed else None
+    return _Event("search agent", SpanType.AGENT, inputs, {"answer": rollout.answer}, attributes, error)
 
 
 def _counted_by_call(rollout: Trajectory) -> bool:
-    """Whether ``usage`` has an entry for every assistant turn, in their order."""
+    """Return whether ``usage`` has an entry for every assistant turn, in their order."""
     return len(rollout.usage) == rollout.rounds
 
 
 def _events(rollout: Trajectory) -> Iterator[_Event]:
+    """Yield the model calls and searches of a rollout, in their order."""
     usage = iter(rollout.usage if _counted_by_call(rollout) else ())
     unused = list(rollout.retrievals)
     calls: dict[str | None, ToolCall] = {}
     for place, message in enumerate(rollout.messages):
         if message.role == "assistant":
             calls |= {call.id: call for call in message.tool_calls}
-            counted = next(usage, None)
-            yield _model_call(rollout, rollout.messages[:place], message, counted)
+            inputs: JsonValue = {"messages": [_chat_message(earlier) for earlier in rollout.messages[:place]]}
+            outputs: JsonValue = {"choices": [{"index": 0, "message": _chat_message(message)}]}
+            attributes: dict[str, JsonValue] = {
+                "model": rollout.model,  # not MLflow's own key, for which it would fetch a price list from the internet
+                SpanAttributeKey.MESSAGE_FORMAT: "openai",
+            }
+            if (counted := next(usage, None)) is not None:
+                attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(counted)
+            yield _Event("model call", SpanType.CHAT_MODEL, inputs, outputs, attributes)
         elif message.role == "tool":
             yield _search(message, calls.get(message.tool_call_id), unused)
 
 
-def _model_call(rollout: Trajectory, before: Sequence[Message], turn: Message, counted: TokenUsage | None) -> _Event:
-    inputs: dict[str, JsonValue] = {"messages": [_chat_message(message) for message in before]}
-    outputs: dict[str, JsonValue] = {"choices": [{"index": 0, "message": _chat_message(turn)}]}
-    attributes: dict[str, JsonValue] = {
-        "model": rollout.model,  # not MLflow's own key, for which it would fetch a price list from the internet
-        SpanAttributeKey.MESSAGE_FORMAT: "openai",
-    }
-    if counted is not None:
-        attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(counted.prompt_tokens, counted.completion_tokens)
-    return _Event("model call", SpanType.CHAT_MODEL, inputs, outputs, attributes)
-
-
 def _search(message: Message, call: ToolCall | None, unused: list[Retrieval]) -> _Event:
-    """A search with its passages; a call that was answered without searching is a plain tool call."""
+    """Return a search with its passages; a call that was answered without searching is a plain tool call."""
     arguments = call.arguments if call else ""
-    query = _query(arguments)
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        parsed = None
+    query = parsed.get("query") if isinstance(parsed, dict) else None
     retrieval = next((candidate for candidate in unused if candidate.query == query), None)
     if retrieval is None:
         return _Event("retrieve", SpanType.TOOL, {"arguments": arguments}, message.content, {})
     unused.remove(retrieval)
-    chunk_ids: list[JsonValue] = list(retrieval.chunk_ids)
-    return _Event(
-        "retrieve",
-        SpanType.RETRIEVER,
-        {"query": query},
-        _documents(message.content, retrieval),
-        {"chunk_ids": chunk_ids},
-    )
+    documents, chunk_ids = _documents(message.content, retrieval.chunk_ids), list[JsonValue](retrieval.chunk_ids)
+    return _Event("retrieve", SpanType.RETRIEVER, {"query": query}, documents, {"chunk_ids": chunk_ids})
 
 
-def _query(arguments: str) -> str | None:
-    try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        return None
-    return parsed.get("query") if isinstance(parsed, dict) else None
+def _documents(content: str, chunk_ids: Sequence[str]) -> list[JsonValue]:
+    """Return the passages as the model read them, in either protocol's form; one where they cannot be told apart.
 
-
-def _documents(content: str, retrieval: Retrieval) -> list[JsonValue]:
-    """The passages as the model read them, in either protocol's form; whole where they cannot be told apart.
-
-    None where the search found nothing, or where its passages gave way to the request for an answer.
+    There is none where the search found nothing, or where its passages gave way to the request for an answer.
     """
-    if not retrieval.chunk_ids:
-        return []
     starts: list[int] = []
-    for rank in range(1, len(retrieval.chunk_ids) + 1):
+    for rank in range(1, len(chunk_ids) + 1):
         mark = re.compile(_PASSAGE.format(rank=rank), re.MULTILINE).search(content, starts[-1] if starts else 0)
         if mark is None:
-            return [{"page_content": content, "metadata": {"doc_uri": " ".join(retrieval.chunk_ids)}}]
+            return [{"page_content": content, "metadata": {"doc_uri": " ".join(chunk_ids)}}]
         starts.append(mark.start())
-    ends = [*starts[1:], len(content)]
     return [
         {"page_content": content[start:end].strip(), "metadata": {"doc_uri": name}}
-        for start, end, name in zip(starts, ends, retrieval.chunk_ids, strict=True)
+        for start, end, name in zip(starts, [*starts[1:], len(content)], chunk_ids, strict=False)
     ]
 
 
 def _chat_message(message: Message) -> dict[str, JsonValue]:
-    """A message in the Chat Completions form, which MLflow shows as a conversation."""
+    """Return a message in the Chat Completions form, which MLflow shows as a conversation."""
     fields: dict[str, JsonValue] = {"role": message.role, "content": message.content}
     if message.reasoning:
         fields["reasoning_content"] = message.reasoning
@@ -219,25 +192,16 @@ def _chat_message(message: Message) -> dict[str, JsonValue]:
     return fields
 
 
-def _tokens(prompt: int, completion: int) -> JsonValue:
+def _tokens(counted: Trajectory | TokenUsage) -> JsonValue:
     return {
-        TokenUsageKey.INPUT_TOKENS: prompt,
-        TokenUsageKey.OUTPUT_TOKENS: completion,
-        TokenUsageKey.TOTAL_TOKENS: prompt + completion,
+        TokenUsageKey.INPUT_TOKENS: counted.prompt_tokens,
+        TokenUsageKey.OUTPUT_TOKENS: counted.completion_tokens,
+        TokenUsageKey.TOTAL_TOKENS: counted.prompt_tokens + counted.completion_tokens,
     }
 
 
-def _span(
-    trace_id: str,
-    number: int,
-    parent: int | None,
-    event: _Event,
-    times_ns: tuple[int, int],
-    *,
-    failed: bool = False,
-    error: str | None = None,
-) -> Span:
-    """A finished span, as MLflow's own reader makes it: every attribute is JSON text."""
+def _span(trace_id: str, number: int, event: _Event, times_ns: tuple[int, int]) -> entities.Span:
+    """Return a finished span, as MLflow's own reader makes it: every attribute is JSON text. The first is the root."""
     attributes = {
         SpanAttributeKey.REQUEST_ID: trace_id,
         SpanAttributeKey.SPAN_TYPE: event.kind,
@@ -245,16 +209,16 @@ def _span(
         SpanAttributeKey.OUTPUTS: event.outputs,
         **event.attributes,
     }
-    status = SpanStatusCode.ERROR if failed else SpanStatusCode.OK
-    return Span.from_dict(
+    status = entities.SpanStatusCode.OK if event.error is None else entities.SpanStatusCode.ERROR
+    return entities.Span.from_dict(
         {
             "trace_id": trace_id,
             "span_id": f"{number:016x}",
-            "parent_span_id": f"{parent:016x}" if parent else None,
+            "parent_span_id": f"{1:016x}" if number > 1 else None,
             "name": event.name,
             "start_time_unix_nano": times_ns[0],
             "end_time_unix_nano": times_ns[1],
-            "status": {"code": status.to_otel_proto_status_code_name(), "message": error or ""},
+            "status": {"code": status.to_otel_proto_status_code_name(), "message": event.error or ""},
             "attributes": {name: json.dumps(value, ensure_ascii=False) for name, value in attributes.items()},
             "events": [],
         }

@@ -6,9 +6,13 @@
 
 The report's own run is finished last: its status proves that all is there. What a kill or a dead server left unfinished
 is removed, with its traces and logged models, before the report is sent again.
+
+A stage must not fail because a server is away: its bundle then waits in the outbox until it is uploaded, in a folder
+named by its digest, so that no report takes another's place.
 """
 
 import re
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,32 +20,25 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from mlflow.entities import (
-    Dataset,
-    DatasetInput,
-    InputTag,
-    LoggedModelInput,
-    LoggedModelStatus,
-    Metric,
-    Param,
-    Run,
-    ViewType,
-)
+from mlflow import entities
 from mlflow.exceptions import MlflowException
 from mlflow.tracing.client import TracingClient
 from mlflow.tracking import MlflowClient
 
+from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointDownError
+from deepsearch_rl.files import atomic_directory, read_jsonl
 from deepsearch_rl.tracking.bundle import (
     FILES,
+    PREDICTIONS,
+    ROLLOUTS,
     Bundle,
     DatasetDigest,
+    Prediction,
+    ShownRollout,
     columns,
     read_bundle,
-    read_predictions,
-    read_rollouts,
     table_columns,
 )
-from deepsearch_rl.tracking.metrics import Figure
 from deepsearch_rl.tracking.store import SQLITE, connected
 from deepsearch_rl.tracking.traces import Owner, build_trace
 
@@ -51,6 +48,57 @@ DIGEST_TAG = "report.digest"
 _PARENT_TAG = "mlflow.parentRunId"
 _NOT_IN_A_MODEL_NAME = re.compile(r"[/:.%\"']")
 ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A report that the store has: its name, and whether it arrived now or before."""
+
+    name: str
+    now: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FailedUpload:
+    """A bundle that the store does not have: its folder, and why."""
+
+    folder: Path
+    error: DeepsearchError
+
+
+def put_into_outbox(bundle: Path, outbox: Path) -> Path:
+    """Copy a bundle into the outbox, and return its folder there.
+
+    Raises:
+        ArtifactError: the bundle is missing or malformed.
+    """
+    copy = outbox / read_bundle(bundle).digest
+    if bundle.resolve() != copy.resolve():
+        with atomic_directory(copy) as partial:
+            shutil.copytree(bundle, partial, dirs_exist_ok=True)
+    return copy
+
+
+def upload_all(bundle: Path, outbox: Path, uri: str, timeout_s: float) -> list[Uploaded | FailedUpload]:
+    """Upload a bundle, and then those in the outbox; what has arrived leaves the outbox.
+
+    Each is uploaded on its own: a malformed or refused bundle does not hold up another. After an address that cannot be
+    read, or a store that does not answer, nothing more is tried.
+    """
+    outcomes: list[Uploaded | FailedUpload] = []
+    waiting = sorted(outbox.glob("[!.]*"))  # a name with a dot is a copy that is not finished
+    for folder in [bundle, *waiting] if bundle.exists() or not waiting else waiting:
+        if folder in waiting and not folder.exists():
+            continue  # it was the bundle itself
+        try:
+            report = read_bundle(folder)
+            outcomes.append(Uploaded(report.name, upload(folder, uri, timeout_s)))
+            shutil.rmtree(outbox / report.digest, ignore_errors=True)
+        except DeepsearchError as error:
+            outcomes.append(FailedUpload(folder, error))
+            if isinstance(error, ConfigError | EndpointDownError):
+                break
+    return outcomes
 
 
 def upload(folder: Path, uri: str, timeout_s: float) -> bool:
@@ -63,17 +111,24 @@ def upload(folder: Path, uri: str, timeout_s: float) -> bool:
     bundle = read_bundle(folder)
     with connected(uri, timeout_s) as client:
         experiment = _experiment_id(client, bundle.experiment, uri)
-        runs = client.search_runs([experiment], f"tags.`{DIGEST_TAG}` = '{bundle.digest}'", ViewType.ACTIVE_ONLY)
+        of_report = f"tags.`{DIGEST_TAG}` = '{bundle.digest}'"
+        runs = client.search_runs([experiment], of_report, entities.ViewType.ACTIVE_ONLY)
         if any(run.info.status == "FINISHED" and _PARENT_TAG not in run.data.tags for run in runs):
             return False
-        for unfinished in runs:
-            _remove(client, experiment, unfinished.info.run_id)
+        for run_id in (unfinished.info.run_id for unfinished in runs):
+            while traces := client.search_traces(
+                locations=[experiment], run_id=run_id, include_spans=False, max_results=BATCH
+            ):
+                client.delete_traces(experiment, trace_ids=[trace.info.trace_id for trace in traces])
+            for model in client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
+                client.delete_logged_model(model.model_id)
+            client.delete_run(run_id)
         _Upload(client, TracingClient(uri), experiment, folder, bundle).report()
     return True
 
 
 def _experiment_id(client: MlflowClient, name: str, uri: str) -> str:
-    """The experiment of that name, made where there is none; a local store keeps artifacts beside its database."""
+    """Return the experiment of that name; make it if missing. A local store keeps artifacts beside its database."""
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
         return experiment.experiment_id
@@ -85,15 +140,6 @@ def _experiment_id(client: MlflowClient, name: str, uri: str) -> str:
         if experiment is None:
             raise
         return experiment.experiment_id
-
-
-def _remove(client: MlflowClient, experiment: str, run_id: str) -> None:
-    """Delete a run with its traces and logged models."""
-    while traces := client.search_traces(locations=[experiment], run_id=run_id, include_spans=False, max_results=BATCH):
-        client.delete_traces(experiment, trace_ids=[trace.info.trace_id for trace in traces])
-    for model in client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
-        client.delete_logged_model(model.model_id)
-    client.delete_run(run_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,40 +154,26 @@ class _Upload:
 
     def report(self) -> None:
         """Make the report's run and those below it."""
-        parent = self._run(self.bundle.name, {})
+        run_id = self._run(self.bundle.name, {})
         for model in self.bundle.models:
-            self._model(model, parent.info.run_id)
-        run_id = parent.info.run_id
+            self._model(model, run_id)
         self.client.log_inputs(run_id, _inputs(self.bundle.datasets))
         self.client.log_table(run_id, table_columns(self.bundle.table.rows), "f1_table.json")
         for path in sorted((self.folder / FILES).iterdir()):
             self.client.log_artifact(run_id, str(path), artifact_path="report")
         self.client.set_terminated(run_id)
 
-    def _run(self, name: str, tags: Mapping[str, str]) -> Run:
+    def _run(self, name: str, tags: Mapping[str, str]) -> str:
         tags = {**self.bundle.tags, DIGEST_TAG: self.bundle.digest, **tags}
-        run = self.client.create_run(self.experiment, tags=tags, run_name=name)
+        run_id = self.client.create_run(self.experiment, tags=tags, run_name=name).info.run_id
         for some in _batches(self.bundle.params.items(), BATCH):
-            self.client.log_batch(run.info.run_id, params=[Param(key, value) for key, value in some])
-        return run
+            self.client.log_batch(run_id, params=[entities.Param(key, value) for key, value in some])
+        return run_id
 
     def _model(self, model: str, parent_id: str) -> None:
+        """Make a model's run, and its page: its weights stay where they are, params and tags say where."""
         evaluated = self.bundle.models[model]
-        run_id = self._run(model, {**evaluated.tags, _PARENT_TAG: parent_id, "model": model}).info.run_id
-        model_id = self._logged_model(model, run_id)
-        datasets = [*_inputs(self.bundle.datasets), *_inputs(evaluated.questions, context="evaluation")]
-        self.client.log_inputs(run_id, datasets, [LoggedModelInput(model_id)])
-        self._metrics(model, run_id, model_id)
-        rows = [row for row in self.bundle.table.rows if row.model == model]
-        self.client.log_table(run_id, table_columns(rows), "f1_table.json")
-        if predictions := read_predictions(self.folder, model):
-            self.client.log_table(run_id, columns(predictions), "predictions.json")
-        self._traces(model, Owner(self.experiment, run_id, model_id))
-        self.client.set_terminated(run_id)
-
-    def _logged_model(self, model: str, run_id: str) -> str:
-        """A model's page in MLflow. Its weights stay where they are: params and tags say where, and their digest."""
-        evaluated = self.bundle.models[model]
+        run_id = self._run(model, {**evaluated.tags, _PARENT_TAG: parent_id, "model": model})
         logged = self.client.create_logged_model(
             self.experiment,
             name=_NOT_IN_A_MODEL_NAME.sub("-", model),
@@ -150,44 +182,29 @@ class _Upload:
             params={"checkpoint": evaluated.checkpoint, "sha256": evaluated.sha256},
             model_type="search agent",
         )
-        self.client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
-        return logged.model_id
-
-    def _metrics(self, model: str, run_id: str, model_id: str) -> None:
-        """Scores, linked to the logged model and to the questions asked, and the training curve, to the run alone."""
-        now = int(time.time() * 1000)
-        scores = [self._score(model, figure, now, model_id) for figure in self.bundle.scores(model)]
-        curve = [Metric(figure.name, figure.value, now, figure.step) for figure in self.bundle.curve(model)]
-        for some in _batches([*scores, *curve], BATCH * 10):
+        self.client.finalize_logged_model(logged.model_id, entities.LoggedModelStatus.READY)
+        datasets = [*_inputs(self.bundle.datasets), *_inputs(evaluated.questions, context="evaluation")]
+        self.client.log_inputs(run_id, datasets, [entities.LoggedModelInput(logged.model_id)])
+        for some in _batches(self.bundle.metrics(model, logged.model_id, int(time.time() * 1000)), BATCH * 10):
             self.client.log_batch(run_id, metrics=some)
-
-    def _score(self, model: str, figure: Figure, now: int, model_id: str) -> Metric:
-        questions = self.bundle.models[model].questions.get(figure.dataset or "")
-        return Metric(
-            figure.name,
-            figure.value,
-            now,
-            figure.step,
-            model_id=model_id,
-            dataset_name=figure.dataset if questions else None,
-            dataset_digest=questions.digest if questions else None,
-        )
-
-    def _traces(self, model: str, owner: Owner) -> None:
-        started_ns = time.time_ns()
-        traces = (build_trace(rollout, owner, started_ns) for rollout in read_rollouts(self.folder, model))
-        for some in _batches(traces, BATCH):
+        rows = [row for row in self.bundle.table.rows if row.model == model]
+        self.client.log_table(run_id, table_columns(rows), "f1_table.json")
+        predictions = [row for row in read_jsonl(self.folder / PREDICTIONS, Prediction) if row.model == model]
+        if predictions:
+            self.client.log_table(run_id, columns(predictions), "predictions.json")
+        owner, started_ns = Owner(self.experiment, run_id, logged.model_id), time.time_ns()
+        rollouts = (shown for shown in read_jsonl(self.folder / ROLLOUTS, ShownRollout) if shown.model == model)
+        for some in _batches((build_trace(shown, owner, started_ns) for shown in rollouts), BATCH):
             for trace in some:
                 self.tracing.start_trace(trace.info)
             self.tracing.log_spans(self.experiment, [span for trace in some for span in trace.data.spans])
+        self.client.set_terminated(run_id)
 
 
-def _inputs(datasets: Mapping[str, DatasetDigest], context: str | None = None) -> list[DatasetInput]:
-    tags = [InputTag("mlflow.data.context", context)] if context else []
-    return [
-        DatasetInput(Dataset(name=name, digest=dataset.digest, source_type="dvc", source=dataset.path), tags)
-        for name, dataset in datasets.items()
-    ]
+def _inputs(datasets: Mapping[str, DatasetDigest], context: str | None = None) -> list[entities.DatasetInput]:
+    tags = [entities.InputTag("mlflow.data.context", context)] if context else []
+    records = (entities.Dataset(name, data.digest, "dvc", data.path) for name, data in datasets.items())
+    return [entities.DatasetInput(record, tags) for record in records]
 
 
 def _batches(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from deepsearch_rl.evaluation.report.browser import ShownMessage, ShownRollout, pack, shown_rollouts, unpack
-from deepsearch_rl.evaluation.report.rollouts import OF_EACH_OUTCOME, positions_to_show, read_questions, read_runs
-from deepsearch_rl.evaluation.report.tables import read_evaluation
+from deepsearch_rl.evaluation.report.browser import ShownMessage, ShownRollout, pack, shown_rollouts
+from deepsearch_rl.evaluation.report.sources import OF_EACH_OUTCOME, positions_to_show, read_questions, read_runs
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, write_report
+from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
+from deepsearch_rl.files import read_record
 from tests.browsing import chromium
 from tests.evaluation.conftest import CORPORA, sources_in
 
@@ -27,7 +29,7 @@ PHONE = (390, 844)
 def shown_of(finished: Path, model: str, per_run: int) -> list[ShownRollout]:
     sources = sources_in(finished)
     questions = read_questions(sources.questions)
-    rows = read_evaluation(sources.evaluate[model]).rows
+    rows = read_record(sources.evaluate[model] / "rows.json", ModelEvaluation).rows
     return shown_rollouts(read_runs(sources.evaluate, rows, questions, per_run), questions)
 
 
@@ -51,6 +53,16 @@ def test_rare_outcomes_are_shown_beside_the_evenly_spread_ones() -> None:
     counts = Counter(outcomes[position] for position in positions)
     assert counts == {"wrong": 5, "correct": 5, "deadline": 1, "tool_error": 4}
     assert positions_to_show(outcomes, 1000) == frozenset(range(len(outcomes)))
+
+
+def unpack(packed: str) -> list[ShownRollout]:
+    """The rollouts of :func:`pack`, as browser.js reads them."""
+    content = json.loads(gzip.decompress(base64.b64decode(packed)))
+    for row in content["rollouts"]:
+        for message in row["messages"]:
+            if message["role"] == "tool":
+                message["text"] = "\n\n".join(content["passages"][position] for position in message["text"])
+    return [ShownRollout.model_validate(row) for row in content["rollouts"]]
 
 
 def test_packing_is_canonical_and_unpacks_to_the_rollouts(finished: Path) -> None:

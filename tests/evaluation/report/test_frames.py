@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.report.frames import F1_BARS, F1_TABLE, RL_CURVE, write_frame
+from deepsearch_rl.evaluation.report.tables import F1_BARS, F1_TABLE, RL_CURVE, write_frame
 
 
 def test_a_frame_that_fits_is_written_as_it_is(tmp_path: Path) -> None:

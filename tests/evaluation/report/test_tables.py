@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.evaluation.report.page_rollouts import bin_width
-from deepsearch_rl.evaluation.report.tables import F1Table, markdown, read_evaluation
+from deepsearch_rl.evaluation.report.tables import F1Table, markdown
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
-from deepsearch_rl.files import write_json
+from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
+from deepsearch_rl.files import read_record, write_json
 from tests.evaluation.conftest import sources_in
 
 CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5)
@@ -19,7 +19,8 @@ CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5)
 @pytest.fixture
 def own(finished: Path) -> F1TableRow:
     """A main figure."""
-    return next(row for row in read_evaluation(sources_in(finished).evaluate["sft"]).rows if not row.kind)
+    evaluation = read_record(sources_in(finished).evaluate["sft"] / "rows.json", ModelEvaluation)
+    return next(row for row in evaluation.rows if not row.kind)
 
 
 def test_a_run_is_named_by_its_set_and_what_sets_it_apart(own: F1TableRow) -> None:
@@ -72,7 +73,7 @@ def test_values_are_drawn_in_eight_bins_at_most(low: int, high: int, step: int, 
 def _with_variant(sources: Sources, own: F1TableRow) -> None:
     """Give ``sft`` a row with five passages per search."""
     folder = sources.evaluate["sft"]
-    evaluation = read_evaluation(folder)
+    evaluation = read_record(folder / "rows.json", ModelEvaluation)
     variant = own.model_copy(update={"variant": "top5", "top_k": 5, "controls": {}})
     shutil.copy(folder / own.rollouts_file, folder / variant.rollouts_file)
     rows = sorted((*evaluation.rows, variant), key=lambda row: row.sort_key)
@@ -97,7 +98,7 @@ def test_a_model_that_answered_one_set_alone_leaves_cells_empty_and_a_profile_wi
     results: Sources, tmp_path: Path
 ) -> None:
     folder = results.evaluate["rl"]
-    evaluation = read_evaluation(folder)
+    evaluation = read_record(folder / "rows.json", ModelEvaluation)
     rows = tuple(row for row in evaluation.rows if row.dataset == "musique")
     write_json(folder / "rows.json", evaluation.model_copy(update={"rows": rows}).model_dump(mode="json"))
     models = {name: results.evaluate[name] for name in ("base", "rl")}

@@ -1,14 +1,15 @@
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy import stats
 
 from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.evaluation.scoring.aggregate import build_control, build_row
 from deepsearch_rl.evaluation.scoring.constant import best_constant
 from deepsearch_rl.evaluation.scoring.score import (
+    Interval,
     PairedDifference,
     QuestionScores,
-    bootstrap_interval,
     bootstrap_intervals,
     paired_differences,
     score_questions,
@@ -22,6 +23,11 @@ KEY = row_key("sft", "musique", "outworld", samples=2)
 def scores(values: list[float], prefix: str = "q") -> QuestionScores:
     ids = tuple(f"{prefix}{number:04}" for number in range(len(values)))
     return QuestionScores(ids, ("",) * len(ids), {"f1": np.array(values)})
+
+
+def bootstrap_interval(values_Q: NDArray[np.float64], seed: int, draws: int) -> Interval:
+    [interval] = bootstrap_intervals(values_Q[:, None], seed, draws)
+    return interval
 
 
 def paired_difference(run: QuestionScores, other: QuestionScores, seed: int, draws: int) -> PairedDifference:

@@ -10,19 +10,14 @@ import base64
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from urllib.parse import urlencode
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.evaluation.report.rollouts import RunRollouts
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
-from deepsearch_rl.records import Message, Question, Record, ToolCall, Trajectory
+from deepsearch_rl.evaluation.report.sources import RunRollouts
+from deepsearch_rl.records import Question, Record, ToolCall
 from deepsearch_rl.retrieval.gold import gold_evidence
 from deepsearch_rl.trajectories.statistics import outcome
-
-PARAGRAPH = "\n\n"
-"""Between the passages of a search result, under either protocol."""
 
 
 class ShownMessage(Record):
@@ -54,36 +49,36 @@ class ShownRollout(Record):
 
 def shown_rollouts(runs: Iterable[RunRollouts], questions: Mapping[str, Mapping[str, Question]]) -> list[ShownRollout]:
     """Return the rollouts to show, run by run; ``questions`` are the questions by set and id."""
-    return [
-        _shown_rollout(rollout, run.row, questions.get(run.row.dataset, {}).get(rollout.question_id))
-        for run in runs
-        for rollout in run.samples
-    ]
-
-
-def _shown_rollout(rollout: Trajectory, row: F1TableRow, question: Question | None) -> ShownRollout:
-    gold = gold_evidence(question) if question else None
-    evidence = question.metadata.evidence_list if question else None
-    return ShownRollout(
-        id=rollout.id,
-        model=row.model,
-        dataset=row.run_name,
-        outcome=outcome(rollout),
-        type=rollout.question_type,
-        question=rollout.question,
-        golden=rollout.golden_answers,
-        answer=rollout.answer,
-        f1=round(score_rollout(rollout).f1, 3),
-        error=rollout.error or "",
-        facts=tuple(piece.fact for piece in evidence or () if piece.fact.strip()),
-        titles=gold.items if gold and gold.kind == "titles" else (),
-        messages=tuple(_shown_message(message) for message in rollout.messages),
-    )
-
-
-def _shown_message(message: Message) -> ShownMessage:
-    queries = tuple(_query(call) for call in message.tool_calls)
-    return ShownMessage(role=message.role, text=message.content, reasoning=message.reasoning or "", queries=queries)
+    shown: list[ShownRollout] = []
+    for row, rollout in ((run.row, rollout) for run in runs for rollout in run.samples):
+        question = questions.get(row.dataset, {}).get(rollout.question_id)
+        gold = gold_evidence(question) if question else None
+        evidence = question.metadata.evidence_list if question else None
+        entry = ShownRollout(
+            id=rollout.id,
+            model=row.model,
+            dataset=row.run_name,
+            outcome=outcome(rollout),
+            type=rollout.question_type,
+            question=rollout.question,
+            golden=rollout.golden_answers,
+            answer=rollout.answer,
+            f1=round(score_rollout(rollout).f1, 3),
+            error=rollout.error or "",
+            facts=tuple(piece.fact for piece in evidence or () if piece.fact.strip()),
+            titles=gold.items if gold and gold.kind == "titles" else (),
+            messages=tuple(
+                ShownMessage(
+                    role=message.role,
+                    text=message.content,
+                    reasoning=message.reasoning or "",
+                    queries=tuple(map(_query, message.tool_calls)),
+                )
+                for message in rollout.messages
+            ),
+        )
+        shown.append(entry)
+    return shown
 
 
 def _query(call: ToolCall) -> str:
@@ -104,30 +99,9 @@ def pack(rollouts: Sequence[ShownRollout]) -> str:
     positions in ``passages``.
     """
     passages: dict[str, int] = {}
-    rows = [_packed(rollout, passages) for rollout in rollouts]
+    rows = [rollout.model_dump(mode="json", exclude_defaults=True) for rollout in rollouts]
+    for message in (message for row in rows for message in row["messages"]):
+        if message["role"] == "tool":  # an empty line stands between passages, under either protocol
+            message["text"] = [passages.setdefault(part, len(passages)) for part in message["text"].split("\n\n")]
     content = json.dumps({"passages": list(passages), "rollouts": rows}, ensure_ascii=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(content.encode(), mtime=0)).decode("ascii")
-
-
-def _packed(rollout: ShownRollout, passages: dict[str, int]) -> dict[str, JsonValue]:
-    row = rollout.model_dump(mode="json", exclude_defaults=True)
-    for message in row["messages"]:
-        if message["role"] == "tool":
-            parts = message["text"].split(PARAGRAPH)
-            message["text"] = [passages.setdefault(part, len(passages)) for part in parts]
-    return row
-
-
-def unpack(packed: str) -> list[ShownRollout]:
-    """Return the rollouts of :func:`pack`, as browser.js reads them too."""
-    content = json.loads(gzip.decompress(base64.b64decode(packed)))
-    for row in content["rollouts"]:
-        for message in row["messages"]:
-            if message["role"] == "tool":
-                message["text"] = PARAGRAPH.join(content["passages"][position] for position in message["text"])
-    return [ShownRollout.model_validate(row) for row in content["rollouts"]]
-
-
-def browser_address(row: F1TableRow, outcome: str) -> str:
-    """Return the address within the page where the browser shows the rollouts of a run with one outcome."""
-    return "#" + urlencode({"model": row.model, "dataset": row.run_name, "outcome": outcome})

@@ -1,13 +1,12 @@
 """The page's tables of how rollouts went: outcomes, means and distributions, over all rollouts of a run."""
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlencode
 
-from deepsearch_rl.evaluation.report.browser import browser_address
 from deepsearch_rl.evaluation.report.plots import colour_of
-from deepsearch_rl.evaluation.report.rollouts import RunRollouts
+from deepsearch_rl.evaluation.report.sources import RunRollouts
 from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.trajectories.statistics import CORRECT, TOKENS_BIN, WRONG, GroupStatistics
 
@@ -66,40 +65,45 @@ def rollout_behaviour(table: F1Table, runs: Sequence[RunRollouts]) -> list[SetBe
 
 
 def _set_behaviour(runs: Sequence[RunRollouts]) -> SetBehaviour:
-    row = runs[0].row
     failures = sorted({name for run in runs for name in run.statistics.outcomes} - {CORRECT, WRONG})
     outcomes = [CORRECT, WRONG, *failures]
-    known = {name for run in runs for name in _group(run).figures}
+    groups = [run.statistics.groups["all"] for run in runs]
+    known = {name for group in groups for name in group.figures}
     titles = {title: name for title, name in (COUNTS | SHARES).items() if name in known}
+    names = [f"{run.row.model} ({run.row.variant})" if run.row.variant else run.row.model for run in runs]
+    colours = [colour_of(run.row.model) for run in runs]
+    distributions = [
+        _distribution("turns", names, colours, [group.rounds for group in groups], 1),
+        _distribution("searches", names, colours, [group.tool_calls for group in groups], 1),
+    ]
+    if any(group.tokens for group in groups):
+        tokens = [group.tokens for group in groups]
+        distributions.append(_distribution("tokens of the whole conversation", names, colours, tokens, TOKENS_BIN))
     return SetBehaviour(
-        dataset=row.dataset,
-        generated=row.generated,
+        dataset=runs[0].row.dataset,
+        generated=runs[0].row.generated,
         outcomes=outcomes,
-        counts={_run_name(run): [_outcome_count(run, name) for name in outcomes] for run in runs},
+        counts={name: _outcome_counts(run, outcomes) for name, run in zip(names, runs, strict=True)},
         figures=list(titles),
-        means={_run_name(run): [_mean_texts(_group(run), name) for name in titles.values()] for run in runs},
-        distributions=_distributions(runs),
+        means={
+            name: [_mean_texts(group, figure) for figure in titles.values()]
+            for name, group in zip(names, groups, strict=True)
+        },
+        distributions=distributions,
     )
 
 
-def _group(run: RunRollouts) -> GroupStatistics:
-    return run.statistics.groups["all"]
-
-
-def _run_name(run: RunRollouts) -> str:
-    """Return the model, and in brackets the variant."""
-    return f"{run.row.model} ({run.row.variant})" if run.row.variant else run.row.model
-
-
-def _outcome_count(run: RunRollouts, outcome: str) -> OutcomeCount:
-    outcomes = run.statistics.outcomes
-    count = outcomes.get(outcome, 0)
-    return OutcomeCount(
-        rollouts=count,
-        share=count / sum(outcomes.values()),
-        address=browser_address(run.row, outcome),
-        label=f"{count} rollouts of {run.row.model} on {run.row.run_name}: {outcome.replace('_', ' ')}",
-    )
+def _outcome_counts(run: RunRollouts, outcomes: Sequence[str]) -> list[OutcomeCount]:
+    row, counts = run.row, run.statistics.outcomes
+    return [
+        OutcomeCount(
+            rollouts=counts.get(name, 0),
+            share=counts.get(name, 0) / sum(counts.values()),
+            address="#" + urlencode({"model": row.model, "dataset": row.run_name, "outcome": name}),
+            label=f"{counts.get(name, 0)} rollouts of {row.model} on {row.run_name}: {name.replace('_', ' ')}",
+        )
+        for name in outcomes
+    ]
 
 
 def _mean_texts(group: GroupStatistics, name: str) -> tuple[str, str]:
@@ -112,40 +116,27 @@ def _mean_texts(group: GroupStatistics, name: str) -> tuple[str, str]:
     return f"{spread.mean:,.{digits}f}", f"{spread.std:,.{digits}f}"
 
 
-def _distributions(runs: Sequence[RunRollouts]) -> list[Distribution]:
-    turns = [(run, _group(run).rounds) for run in runs]
-    searches = [(run, _group(run).tool_calls) for run in runs]
-    tokens = [(run, counts) for run in runs if (counts := _group(run).tokens)]
-    drawn = [_distribution("turns", turns, 1), _distribution("searches", searches, 1)]
-    return [*drawn, _distribution("tokens of the whole conversation", tokens, TOKENS_BIN)] if tokens else drawn
+def _distribution(
+    what: str, names: Sequence[str], colours: Sequence[str], counts: Sequence[Mapping[int, int]], step: int
+) -> Distribution:
+    """Return the distribution of values that are ``step`` apart; where there are many, neighbours share a bin.
 
-
-def _distribution(what: str, runs: Sequence[tuple[RunRollouts, Mapping[int, int]]], step: int) -> Distribution:
-    """Return the distribution of values that are ``step`` apart; where there are many, neighbours share a bin."""
-    values = {value for _, counts in runs for value in counts}
+    ``counts`` are every run's rollouts by value; a run without any is left out.
+    """
+    runs = [run for run in zip(names, colours, counts, strict=True) if run[2]]
+    values = {value for *_, of_run in runs for value in of_run}
     width = bin_width(min(values), max(values), step)
-    starts = range(min(values) // width * width, max(values) + 1, width)
-    shares = [(colour_of(run.row.model), _shares(counts, width)) for run, counts in runs]
-    return Distribution(
-        what,
-        [_run_name(run) for run, _ in runs],
-        {_bin_name(start, width): [(colour, of_run.get(start, 0.0)) for colour, of_run in shares] for start in starts},
-    )
+    bins: dict[str, list[tuple[str, float]]] = {}
+    for start in range(min(values) // width * width, max(values) + 1, width):
+        title = str(start) if width == 1 else f"{start:,} to {start + width - 1:,}"
+        bins[title] = [
+            (colour, sum(of_run.get(value, 0) for value in range(start, start + width)) / sum(of_run.values()))
+            for _, colour, of_run in runs
+        ]
+    return Distribution(what, [name for name, *_ in runs], bins)
 
 
 def bin_width(low: int, high: int, step: int) -> int:
     """Return the smallest of 1, 2, 5, 10, 20, 50, ... times ``step`` with ``low`` to ``high`` in eight bins at most."""
     widths = (step * factor * 10**decade for decade in itertools.count() for factor in (1, 2, 5))
     return next(width for width in widths if high // width - low // width < MOST_BINS)
-
-
-def _shares(counts: Mapping[int, int], width: int) -> dict[int, float]:
-    """Return the share of rollouts in each bin, by the bin's lowest value."""
-    binned: Counter[int] = Counter()
-    for value, count in counts.items():
-        binned[value // width * width] += count
-    return {start: count / sum(binned.values()) for start, count in binned.items()}
-
-
-def _bin_name(start: int, width: int) -> str:
-    return str(start) if width == 1 else f"{start:,} to {start + width - 1:,}"

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from deepsearch_rl.evaluation.report.curves import RlRun
+from deepsearch_rl.evaluation.report.sources import RlRun
 from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
 from deepsearch_rl.files import atomic_file
@@ -108,7 +109,9 @@ def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
             _curve(reward, [(point.step, point.reward) for point in run.points], colour, label=f"from {start}")
             _curve(f1, [(point.step, point.f1) for point in run.points], colour, alpha=0.6)
             _curve(searches, [(point.step, point.tool_calls) for point in run.points], colour)
-            _dev_dots(f1, run, colour)
+            for point in (point for point in run.points if point.dev_f1 is not None):
+                face = colour if point.step == run.manifest.best_step else "none"
+                f1.plot([point.step], [point.dev_f1], "o", markersize=6, markerfacecolor=face, markeredgecolor=colour)
         f1.set_ylim(0, 1)
         searches.set_ylim(bottom=0)
         searches.set_xlabel("step")
@@ -126,13 +129,6 @@ def _curve(panel: Axes, points: Sequence[tuple[int, float | None]], colour: str,
     panel.plot([step for step, _ in known], [value for _, value in known], color=colour, **style)
 
 
-def _dev_dots(panel: Axes, run: RlRun, colour: str) -> None:
-    for point in run.points:
-        if point.dev_f1 is not None:
-            face = colour if point.step == run.manifest.best_step else "none"
-            panel.plot([point.step], [point.dev_f1], "o", markersize=6, markerfacecolor=face, markeredgecolor=colour)
-
-
 def _bare(panel: Axes) -> None:
     panel.spines[["top", "right", "left"]].set_visible(False)
     panel.grid(axis="x", color=FAINT, alpha=0.25, linewidth=0.6)
@@ -147,17 +143,17 @@ def save_figure(figure: Figure, stem: Path) -> None:
         FigureCanvasAgg(figure).print_png(partial, metadata={"Software": None})
 
 
-def inline_svg(figure: Figure, name: str, description: str) -> str:
+def inline_svg(figure: Figure, name: str, description: str) -> Markup:
     """Return the figure as an SVG element for a page: no fixed size, its own ids, ink in the page's text colour."""
     svg = _svg(figure, transparent=True)
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    for size in ("height", "width"):
+        svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'href="#', f'href="#{name}-', svg).replace("url(#", f"url(#{name}-")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace(INK, "currentColor").replace("'DejaVu Sans'", "inherit")
-    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(description, quote=True)}"', 1)
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(description, quote=True)}"', 1))
 
 
 def _svg(figure: Figure, *, transparent: bool) -> str:

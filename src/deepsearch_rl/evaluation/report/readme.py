@@ -9,11 +9,9 @@ The table stands between two HTML comments, which no renderer shows. tests/test_
 import sys
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from deepsearch_rl.errors import ArtifactError, DeepsearchError
 from deepsearch_rl.evaluation.report.tables import F1Table, markdown
-from deepsearch_rl.files import atomic_file, first_problem, read_json
+from deepsearch_rl.files import atomic_file, read_record
 
 BEGIN = "<!-- f1_table -->"
 END = "<!-- /f1_table -->"
@@ -22,10 +20,10 @@ TABLE = Path("reports", "tiny", "f1_table.json")
 
 
 def with_table(readme: str, table: F1Table) -> str:
-    """The text of a README with everything between its markers replaced by ``table``; doing it twice adds nothing.
+    """Return the text of a README with everything between its markers replaced by ``table``.
 
     Raises:
-        ArtifactError: the two markers do not stand in the text, once each and in order.
+        ArtifactError: the two markers are not in the text, once each and in order.
     """
     if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(END) < readme.index(BEGIN):
         raise ArtifactError(f"the README needs the lines {BEGIN} and {END}, once each, where its results table stands.")
@@ -34,25 +32,10 @@ def with_table(readme: str, table: F1Table) -> str:
     return f"{before}{BEGIN}\n{markdown(table)}{END}{after}"
 
 
-def read_table(path: Path) -> F1Table:
-    """An ``f1_table.json``.
-
-    Raises:
-        ArtifactError: it is missing or is no F1 table.
-    """
-    try:
-        return F1Table.model_validate(read_json(path))
-    except ValidationError as error:
-        field, problem = first_problem(error)
-        raise ArtifactError(
-            f"{path} is not an F1 table, field {field!r}: {problem}; `make repro` writes it."
-        ) from error
-
-
 def main() -> None:
     """Bring README.md of the working directory up to date with the tiny profile's report."""
     try:
-        text = with_table(README.read_text(encoding="utf-8"), read_table(TABLE))
+        text = with_table(README.read_text(encoding="utf-8"), read_record(TABLE, F1Table))
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
     with atomic_file(README) as partial:

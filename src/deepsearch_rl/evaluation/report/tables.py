@@ -1,20 +1,26 @@
 """The F1 table: rows and paired differences of all models, as JSON, Markdown, CSV and metrics.
 
-The JSON is canonical (rows sorted, no time of day), so that equal results have equal digests.
+The JSON is canonical (rows sorted, no time of day), so that equal results have equal digests. Nested records are
+pydantic models. What is flat, and what plots and spreadsheets read, is CSV, which is checked column by column with
+pandera before it is written.
 """
 
+import csv
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
-from pydantic import Field, JsonValue, RootModel
+import pandas as pd
+import pandera.pandas as pa
+from pydantic import Field, RootModel
 
-from deepsearch_rl.errors import UnknownNameError
-from deepsearch_rl.evaluation.report.frames import F1_TABLE, write_frame
+from deepsearch_rl.errors import look_up
 from deepsearch_rl.evaluation.scoring.f1_row import Control, F1Score, F1TableRow, IfevalScore, ModelEvaluation
-from deepsearch_rl.evaluation.scoring.score import QuestionScores, paired_differences, score_questions
+from deepsearch_rl.evaluation.scoring.score import paired_differences, score_questions
 from deepsearch_rl.files import atomic_file, read_jsonl, read_record, write_json
+from deepsearch_rl.frames import check_frame
 from deepsearch_rl.records import NonEmpty, Record, Trajectory
 
 DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
@@ -23,6 +29,32 @@ CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": 
 CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in {"constant", "types", "controls"})
 """The key and figures of a row as docs/contracts.md lists them; baselines follow under names of their own."""
 BASELINE_COLUMNS = ("constant_f1", "no_search_f1", "gold_passage_f1")
+CellT = TypeVar("CellT")
+_SHARE = pa.Check.in_range(0, 1)
+_COUNT = pa.Check.ge(0)
+_SCORES = ("em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "constant_f1")
+F1_TABLE = pa.DataFrameSchema(
+    {
+        **{name: pa.Column(str) for name in ("model", "checkpoint", "dataset", "corpus", "prompt", "variant")},
+        **{name: pa.Column(int, pa.Check.ge(1)) for name in ("top_k", "samples", "n")},
+        "chunk_size": pa.Column(int, _COUNT),
+        **{name: pa.Column(float, _SHARE, coerce=True) for name in _SCORES},
+        **{name: pa.Column(float, _COUNT, coerce=True) for name in ("temperature", "mean_rounds", "mean_tool_calls")},
+    },
+    checks=pa.Check(lambda frame: (frame.f1_low <= frame.f1) & (frame.f1 <= frame.f1_high), name="f1 in its interval"),
+    unique=["model", "checkpoint", "dataset", "corpus", "prompt", "top_k", "chunk_size", "temperature", "variant"],
+)
+"""One line per row of the F1 table; baselines and failures may stand beside these columns."""
+F1_BARS = pa.DataFrameSchema({"model": pa.Column(str), "f1": pa.Column(float, _SHARE, coerce=True)}, strict=False)
+"""What ``dvc plots`` draws as bars."""
+RL_CURVE = pa.DataFrameSchema(
+    {
+        "step": pa.Column(int, _COUNT, unique=True),
+        "reward": pa.Column(float, coerce=True),
+        "f1": pa.Column(float, _SHARE, coerce=True),
+    }
+)
+"""Reward and F1 of an RL run by step."""
 
 
 class Comparison(Record):
@@ -88,41 +120,11 @@ class Metrics(RootModel[dict[str, dict[str, dict[str, float]]]]):
 
 
 @dataclass(frozen=True, slots=True)
-class F1Grid:
-    """F1 under the profile's own setting: a line per model, a column per question set and, where asked for, greedy.
-
-    ``columns`` holds one row of each column, ``lines`` each model's row per column, None where the model has none.
-    """
+class Grid(Generic[CellT]):
+    """A table with a column per run, each named by one of its rows, and lines of cells; None where there is none."""
 
     columns: list[F1TableRow]
-    lines: dict[str, list[F1TableRow | None]]
-
-
-def read_evaluation(folder: Path) -> ModelEvaluation:
-    """Read ``rows.json`` of one model.
-
-    Raises:
-        ArtifactError: it is missing or does not fit.
-    """
-    return read_record(folder / "rows.json", ModelEvaluation)
-
-
-def read_f1_table(path: Path) -> F1Table:
-    """Read ``f1_table.json``.
-
-    Raises:
-        ArtifactError: it is missing or does not fit.
-    """
-    return read_record(path, F1Table)
-
-
-def read_metrics(path: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """Read the figures of ``metrics.json``.
-
-    Raises:
-        ArtifactError: it is missing or does not fit.
-    """
-    return read_record(path, Metrics).root
+    lines: dict[str, list[CellT | None]]
 
 
 def build_table(
@@ -130,97 +132,95 @@ def build_table(
 ) -> F1Table:
     """Collect every model's rows and compare ``pairs`` of models wherever both answered the same set.
 
-    Variants appear as rows only: what was answered under the profile's own setting is compared.
-
-    Args:
-        profile: its name.
-        folders: model -> its evaluation folder.
-        pairs: (model, other) as in :class:`Comparison`.
-        seed: of the resamples.
-        draws: resamples, and sign patterns, of each comparison.
+    Variants appear as rows only: what was answered under the profile's own setting is compared. ``folders`` holds every
+    model's evaluation; ``draws`` is the number of resamples, and of sign patterns, of each comparison.
 
     Raises:
         UnknownNameError: a pair names a model that was not evaluated.
     """
     for name in (name for pair in pairs for name in pair):
-        if name not in folders:
-            raise UnknownNameError("model in report.comparisons", name, folders)
-    rows = {name: read_evaluation(folder).rows for name, folder in folders.items()}
-    sorted_rows = tuple(sorted((row for of_model in rows.values() for row in of_model), key=lambda row: row.sort_key))
-    comparisons = [
-        _compare(folders, row, other, seed, draws)
-        for model, other in pairs
-        for row in rows[model]
-        if not row.variant and any(_same_run(row, candidate) for candidate in rows[other])
-    ]
+        look_up("model in report.comparisons", name, folders)
+    rows = {name: read_record(folder / "rows.json", ModelEvaluation).rows for name, folder in folders.items()}
+    comparisons: list[Comparison] = []
+    for model, other in pairs:
+        runs_of_other = {(row.dataset, row.kind, row.n) for row in rows[other]}
+        for row in rows[model]:
+            if row.variant or (row.dataset, row.kind, row.n) not in runs_of_other:
+                continue
+            first, second = (
+                score_questions(read_jsonl(folders[name] / row.rollouts_file, Trajectory), row.samples)
+                for name in (model, other)
+            )
+            difference = paired_differences(first, second, seed, draws, ("f1",))["f1"]
+            comparison = Comparison(
+                dataset=row.dataset,
+                temperature=row.temperature,
+                model=model,
+                other=other,
+                n=len(first.question_ids),
+                difference=round(difference.mean, 6),
+                low=round(difference.low, 6),
+                high=round(difference.high, 6),
+                p_value=round(difference.p_value, 6),
+            )
+            comparisons.append(comparison)
     comparisons.sort(key=lambda entry: (entry.dataset, -entry.temperature))  # stable: pairs keep their order
-    generated = any(row.generated for row in sorted_rows)
-    return F1Table(profile=profile, generated=generated, rows=sorted_rows, comparisons=tuple(comparisons))
+    all_rows = tuple(sorted((row for of_model in rows.values() for row in of_model), key=lambda row: row.sort_key))
+    generated = any(row.generated for row in all_rows)
+    return F1Table(profile=profile, generated=generated, rows=all_rows, comparisons=tuple(comparisons))
 
 
-def _same_run(row: F1TableRow, other: F1TableRow) -> bool:
-    return (row.dataset, row.kind, row.n) == (other.dataset, other.kind, other.n)
-
-
-def _compare(folders: Mapping[str, Path], row: F1TableRow, other: str, seed: int, draws: int) -> Comparison:
-    first, second = (_question_scores(folders[name], row) for name in (row.model, other))
-    difference = paired_differences(first, second, seed, draws, ("f1",))["f1"]
-    return Comparison(
-        dataset=row.dataset,
-        temperature=row.temperature,
-        model=row.model,
-        other=other,
-        n=len(first.question_ids),
-        difference=round(difference.mean, 6),
-        low=round(difference.low, 6),
-        high=round(difference.high, 6),
-        p_value=round(difference.p_value, 6),
-    )
-
-
-def _question_scores(folder: Path, row: F1TableRow) -> QuestionScores:
-    return score_questions(read_jsonl(folder / row.rollouts_file, Trajectory), row.samples)
-
-
-def f1_grid(table: F1Table) -> F1Grid:
-    """Return F1 by model and question set."""
+def f1_grid(table: F1Table) -> Grid[F1TableRow]:
+    """Return F1 under the profile's own setting: a line per model, a column per set and, where there is one, greedy."""
     rows = {(row.model, row.dataset, row.kind): row for row in table.own_rows}
     keys = [(dataset, kind) for dataset in table.datasets for kind in ("", "greedy")]
     columns = {key: row for key in keys for model in reversed(table.models) if (row := rows.get((model, *key)))}
-    return F1Grid(
-        list(columns.values()), {model: [rows.get((model, *key)) for key in columns] for model in table.models}
-    )
+    return Grid(list(columns.values()), {model: [rows.get((model, *key)) for key in columns] for model in table.models})
 
 
 def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> None:
     """Write ``f1_table.json``, ``.md``, ``.csv`` and ``metrics.json``."""
     write_json(folder / "f1_table.json", table.model_dump(mode="json"))
     write_json(folder / "metrics.json", metrics(table, ifeval))
-    write_frame(folder / "f1_table.csv", [*CSV_COLUMNS, *BASELINE_COLUMNS], csv_lines(table), F1_TABLE)
+    columns = (*CSV_COLUMNS, *BASELINE_COLUMNS)
+    lines: list[list[object]] = []
+    for row in table.rows:
+        values = row.model_dump(mode="json", include=set(CSV_COLUMNS))
+        values |= {"failures": failures_text(row.failures), "constant_f1": row.constant.f1}
+        values |= {f"{name}_f1": control.f1 for name, control in row.controls.items()}
+        lines.append([values.get(name, "") for name in columns])
+    write_frame(folder / "f1_table.csv", columns, lines, F1_TABLE)
     with atomic_file(folder / "f1_table.md") as partial:
         partial.write_text(markdown(table), encoding="utf-8")
 
 
-def metrics(table: F1Table, ifeval: Sequence[IfevalScore]) -> dict[str, JsonValue]:
+def write_frame(
+    path: Path, header: Sequence[str], lines: Iterable[Sequence[object]], schema: pa.DataFrameSchema
+) -> None:
+    """Write a CSV file by one rename, after reading it back and checking it against ``schema``.
+
+    Raises:
+        CheckFailedError: a column is missing, or a value does not fit; names file, row and field.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(lines)
+    check_frame(pd.read_csv(io.StringIO(out.getvalue()), keep_default_na=False), schema, path.name)
+    with atomic_file(path) as partial:
+        partial.write_text(out.getvalue(), encoding="utf-8")
+
+
+def metrics(table: F1Table, ifeval: Sequence[IfevalScore]) -> dict[str, dict[str, dict[str, float]]]:
     """Return the main figures by dataset and model, nested for ``dvc metrics show`` and ``dvc metrics diff``."""
-    result: dict[str, dict[str, dict[str, JsonValue]]] = {}
+    result: dict[str, dict[str, dict[str, float]]] = {}
     for row in table.rows:
         suffix = f"_{row.kind}" if row.kind else ""
         for name, value in (("f1", row.f1), ("em", row.em), ("tool_calls", row.mean_tool_calls)):
             result.setdefault(name + suffix, {}).setdefault(row.dataset, {})[row.model] = round(value, 4)
     for score in ifeval:
         result.setdefault("ifeval", {}).setdefault("prompt_strict", {})[score.model] = round(score.prompt_strict, 4)
-    return {name: dict(values) for name, values in result.items()}
-
-
-def csv_lines(table: F1Table) -> Iterator[list[object]]:
-    """Yield a line per row under ``CSV_COLUMNS`` and ``BASELINE_COLUMNS``."""
-    for row in table.rows:
-        values = row.model_dump(mode="json", include=set(CSV_COLUMNS))
-        values["failures"] = failures_text(row.failures)
-        values["constant_f1"] = row.constant.f1
-        values |= {f"{name}_f1": control.f1 for name, control in row.controls.items()}
-        yield [values.get(name, "") for name in (*CSV_COLUMNS, *BASELINE_COLUMNS)]
+    return result
 
 
 def failures_text(failures: Mapping[str, int]) -> str:
@@ -255,24 +255,20 @@ def interval_text(score: F1Score) -> str:
 
 def markdown(table: F1Table) -> str:
     """Return the table as Markdown: F1 by model and set, baselines, variants and paired differences."""
-    label = " (generated data)" if table.generated else ""
-    parts = [f"### F1, profile {table.profile}{label}", _markdown_rows(_f1_lines(table)), _settings_line(table)]
-    if len(table.own_rows) < len(table.rows):
-        parts += ["### The same under other settings", _markdown_rows(_variant_lines(table))]
-    if table.comparisons:
-        parts += ["### Differences in F1, paired by question", _markdown_rows(_difference_lines(table))]
-    return "\n\n".join(parts) + "\n"
-
-
-def _settings_line(table: F1Table) -> str:
-    own = table.own_setting
-    return (
+    label, own = " (generated data)" if table.generated else "", table.own_setting
+    settings = (
         f"Mean over questions with its 95 % bootstrap interval; temperature {own.temperature:g}, prompt "
         f"`{own.prompt}`, top-{own.top_k} passages {own.passage_length}; a failed rollout "
         "scores 0. *Constant*: the best single answer given to every question. *No search*, *gold passages*: the last "
         "model of the table without its tool, and with the gold passages in place of found ones, on the first "
         "questions of each set."
     )
+    parts = [f"### F1, profile {table.profile}{label}", _markdown_rows(_f1_lines(table)), settings]
+    if len(table.own_rows) < len(table.rows):
+        parts += ["### The same under other settings", _markdown_rows(_variant_lines(table))]
+    if table.comparisons:
+        parts += ["### Differences in F1, paired by question", _markdown_rows(_difference_lines(table))]
+    return "\n\n".join(parts) + "\n"
 
 
 def _f1_lines(table: F1Table) -> Iterator[list[str]]:

@@ -3,18 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from deepsearch_rl.evaluation.report.browser import shown_rollouts
-from deepsearch_rl.evaluation.report.curves import read_rl_run
-from deepsearch_rl.evaluation.report.frames import F1_BARS, RL_CURVE, write_frame
 from deepsearch_rl.evaluation.report.page import Report, render_page
 from deepsearch_rl.evaluation.report.plots import f1_figure, rl_figure, save_figure
-from deepsearch_rl.evaluation.report.rollouts import read_questions, read_runs
-from deepsearch_rl.evaluation.report.tables import build_table, read_evaluation, write_table
-from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore
+from deepsearch_rl.evaluation.report.sources import read_questions, read_rl_run, read_runs
+from deepsearch_rl.evaluation.report.tables import F1_BARS, RL_CURVE, build_table, write_frame, write_table
+from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.files import atomic_file, read_json, read_record, sha256_file
 from deepsearch_rl.records import FilterReport, Record, RetrievalReport
 
@@ -51,7 +48,7 @@ class Sources:
     evaluate: Mapping[str, Path]
     ifeval: Mapping[str, Path]
     rl: Mapping[str, Path]
-    retrieval: Path | None
+    retrieval: Path
     filter: Path | None
     questions: Mapping[str, Path]
 
@@ -67,41 +64,26 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
     table = build_table(profile, sources.evaluate, config.comparisons, seed, config.draws)
     questions = read_questions(sources.questions)
     runs = tuple(read_runs(sources.evaluate, table.reading_order, questions, config.rollouts))
+    filter_path = sources.filter if sources.filter and read_json(sources.filter) is not None else None
     report = Report(
         table=table,
-        evaluations=tuple(read_evaluation(folder) for folder in sources.evaluate.values()),
+        evaluations=tuple(read_record(folder / "rows.json", ModelEvaluation) for folder in sources.evaluate.values()),
         ifeval=tuple(read_record(folder / "scores.json", IfevalScore) for folder in sources.ifeval.values()),
         rl={start: read_rl_run(folder) for start, folder in sources.rl.items()},
-        retrieval=_checked(sources.retrieval, RetrievalReport),
-        filter=_checked(sources.filter, FilterReport),
+        retrieval=read_record(sources.retrieval, RetrievalReport).root,
+        filter=None if filter_path is None else read_record(filter_path, FilterReport),
         runs=runs,
         rollouts=tuple(shown_rollouts(runs, questions)),
     )
     write_table(table, report.ifeval, out)
     save_figure(f1_figure(table, table.datasets, columns=2), out / "plots" / "f1")
     save_figure(rl_figure(report.rl), out / "plots" / "rl")
-    _write_plot_data(report, out / "plots")
+    first_set = table.datasets[0]
+    bars = [(row.model, row.f1) for row in table.own_rows if row.dataset == first_set and row.main]
+    write_frame(out / "plots" / "f1.csv", ["model", "f1"], bars, F1_BARS)
+    for start, run in report.rl.items():
+        points = [(point.step, point.reward, point.f1) for point in run.points if point.reward is not None]
+        write_frame(out / "plots" / f"rl_{start}.csv", ["step", "reward", "f1"], points, RL_CURVE)
     with atomic_file(out / "index.html") as partial:
         partial.write_text(render_page(report, sha256_file(out / "f1_table.json")), encoding="utf-8")
     return report
-
-
-def _write_plot_data(report: Report, folder: Path) -> None:
-    """The data of `dvc plots`: sampled F1 on the first set by model, and one curve per RL run."""
-    first_set = report.table.datasets[0]
-    bars = [(row.model, row.f1) for row in report.table.own_rows if row.dataset == first_set and row.main]
-    write_frame(folder / "f1.csv", ["model", "f1"], bars, F1_BARS)
-    for start, run in report.rl.items():
-        points = [(point.step, point.reward, point.f1) for point in run.points if point.reward is not None]
-        write_frame(folder / f"rl_{start}.csv", ["step", "reward", "f1"], points, RL_CURVE)
-
-
-def _checked(path: Path | None, model: type[BaseModel]) -> Any:
-    """Return the JSON of a file that fits ``model``, in the file's own order, as the page shows it.
-
-    None where no file is named, or where the file holds ``null``.
-    """
-    value = None if path is None else read_json(path)
-    if path is not None and value is not None:
-        read_record(path, model)
-    return value

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from deepsearch_rl.evaluation.scoring.constant import best_constant
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, ControlScore, F1Score, F1TableRow, RowKey, TypeScore
-from deepsearch_rl.evaluation.scoring.score import QuestionScores, bootstrap_interval, score_questions
+from deepsearch_rl.evaluation.scoring.score import QuestionScores, bootstrap_intervals, score_questions
 from deepsearch_rl.records import Trajectory
 
 DIGITS = 6
@@ -24,7 +24,6 @@ class _RunCounts:
     tool_calls: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     golds_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    temperature: float = 0.0
 
     def count(self, rollouts: Iterable[Trajectory]) -> Iterator[Trajectory]:
         """Yield the rollouts again, counting them."""
@@ -35,7 +34,6 @@ class _RunCounts:
             if rollout.failed:
                 self.failures[str(rollout.stop_reason)] += 1
             self.golds_of[rollout.question_id] = rollout.golden_answers
-            self.temperature = rollout.temperature
             yield rollout
 
     def constant(self, scores: QuestionScores) -> ConstantScore:
@@ -52,7 +50,7 @@ def build_row(key: RowKey, rollouts: Iterable[Trajectory], generated: bool, draw
     """
     counts = _RunCounts()
     scores = score_questions(counts.count(rollouts), key.samples)
-    types = {kind: scores.of_type(kind) for kind in scores.type_names}
+    of_types = {kind: scores.of_type(kind) for kind in scores.type_names}
     return F1TableRow(
         **key.model_dump(),
         **_f1_score(scores, key.seed, draws).model_dump(),
@@ -66,7 +64,7 @@ def build_row(key: RowKey, rollouts: Iterable[Trajectory], generated: bool, draw
         constant=counts.constant(scores),
         types={
             kind: TypeScore(**_f1_score(of_type, key.seed, draws).model_dump(), constant=counts.constant(of_type))
-            for kind, of_type in types.items()
+            for kind, of_type in of_types.items()
         },
     )
 
@@ -81,7 +79,7 @@ def build_control(
     with_search = score_questions((rollout for rollout in searched if rollout.question_id in question_ids), key.samples)
     return ControlScore(
         **_f1_score(scores, key.seed, draws).model_dump(),
-        temperature=counts.temperature,
+        temperature=key.temperature,
         samples=samples,
         searched_f1=_mean(with_search, "f1"),
         failures=dict(sorted(counts.failures.items())),
@@ -89,7 +87,7 @@ def build_control(
 
 
 def _f1_score(scores: QuestionScores, seed: int, draws: int) -> F1Score:
-    interval = bootstrap_interval(scores.metrics["f1"], seed, draws)
+    [interval] = bootstrap_intervals(scores.metrics["f1"][:, None], seed, draws)
     return F1Score(
         n=len(scores.question_ids),
         em=_mean(scores, "em"),

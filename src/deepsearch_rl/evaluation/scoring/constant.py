@@ -12,7 +12,7 @@ Axes: as in :mod:`deepsearch_rl.evaluation.scoring.overlap`; F features, C candi
 length, E features of golden answers, one entry per occurrence, H pairs that share a feature.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +61,8 @@ class ConstantAnswers:
         tied_T &= em_T == em_T[tied_T].max()
         winner = int(np.argmax(tied_T))
         winners_Q = np.unique(golds.question_G[chosen_G][tied_T[numbers_G]])
-        answer = golds.first_spelling(np.flatnonzero(tied_T), winners_Q)
+        spellings = [gold for question in winners_Q.tolist() for gold in golds.spelled[question]]
+        answer = min(np.array(spellings, dtype=object)[tied_T[golds.texts.number(spellings)]])
         return ConstantScore(answer=answer, f1=float(f1_T[winner]), em=float(em_T[winner]))
 
     def _best_f1(self, numbers_G: Ints, question_G: Ints) -> Floats:
@@ -73,17 +74,34 @@ class ConstantAnswers:
             f1_T[candidates_C] = bound_T[candidates_C].round(DIGITS)
             return f1_T
         features_GF, lengths_G = self._features_TF[numbers_G], self._lengths_T[numbers_G]
-        for block_C in _blocks(candidates_C[np.argsort(-bound_T[candidates_C], kind="stable")]):
-            if bound_T[block_C[0]] < f1_T.max() - SLACK:
-                break
+        questions = int(question_G[-1]) + 1
+        order_C = candidates_C[np.argsort(-bound_T[candidates_C], kind="stable")]
+        start, size = 0, 8  # the bound is often so sharp that a small first block decides
+        while start < len(order_C) and bound_T[order_C[start]] >= f1_T.max() - SLACK:
+            block_C = order_C[start : start + size]
             common = (self._features_TF[block_C] @ features_GF.T).tocoo()
             f1_H = 2 * common.data / (self._lengths_T[block_C][common.row] + lengths_G[common.col])
-            f1_T[block_C] = _mean_best(f1_H, common.row, question_G[common.col], len(block_C), int(question_G[-1]) + 1)
+            pair_H = common.row.astype(np.int64) * questions + question_G[common.col]
+            order_H = np.lexsort((f1_H, pair_H))
+            best_H = order_H[np.diff(pair_H[order_H], append=-1) != 0]  # of each candidate and question
+            sums_C = np.bincount(pair_H[best_H] // questions, f1_H[best_H], minlength=len(block_C))
+            f1_T[block_C] = (sums_C / questions).round(DIGITS)
+            start, size = start + size, min(2 * size, CANDIDATES_AT_ONCE)
         return f1_T
 
     def _bound(self, numbers_G: Ints, question_G: Ints) -> Floats:
-        """Return an upper bound of each text's mean F1."""
-        feature_U, length_U, count_U = self._shortest(numbers_G, question_G)
+        """Return an upper bound of each text's mean F1.
+
+        Of each question, a feature counts with the shortest golden answer that has it. A question's pair of feature and
+        length is one number, so that sorting puts the shortest first.
+        """
+        features_GF, lengths_G = self._features_TF[numbers_G], self._lengths_T[numbers_G]
+        beyond = int(lengths_G.max()) + 1
+        pairs = np.repeat(question_G, lengths_G) * self._features + features_GF.indices
+        pairs, lengths = np.divmod(np.sort(pairs * beyond + np.repeat(lengths_G, lengths_G)), beyond)
+        shortest = np.diff(pairs, prepend=-1) != 0
+        pair_U, count_U = np.unique(pairs[shortest] % self._features * beyond + lengths[shortest], return_counts=True)
+        feature_U, length_U = np.divmod(pair_U, beyond)
         bound_T = np.zeros(len(self._lengths_T))
         starts_T = self._features_TF.indptr
         for length in np.unique(self._lengths_T[numbers_G]):
@@ -93,37 +111,7 @@ class ConstantAnswers:
             bound_T[same_C] = share_F[features].sum(axis=1)
         return bound_T / (question_G[-1] + 1)
 
-    def _shortest(self, numbers_G: Ints, question_G: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return features, the lengths of each question's shortest golden answers with them, and their counts.
-
-        A question's pair of feature and length is one number, so that sorting puts the shortest first.
-        """
-        features_GF, lengths_G = self._features_TF[numbers_G], self._lengths_T[numbers_G]
-        beyond = int(lengths_G.max()) + 1
-        pairs = np.repeat(question_G, lengths_G) * self._features + features_GF.indices
-        pairs, lengths = np.divmod(np.sort(pairs * beyond + np.repeat(lengths_G, lengths_G)), beyond)
-        shortest = np.diff(pairs, prepend=-1) != 0
-        pair_U, count_U = np.unique(pairs[shortest] % self._features * beyond + lengths[shortest], return_counts=True)
-        return *np.divmod(pair_U, beyond), count_U
-
 
 def best_constant(golden_answers: Sequence[tuple[str, ...]]) -> ConstantScore:
     """Return the best constant answer to at least one question, each with at least one golden answer."""
     return ConstantAnswers(number_golds(golden_answers)).best()
-
-
-def _blocks(order_C: Ints) -> Iterator[Ints]:
-    """Yield small blocks first: the bound is often so sharp that the first block decides."""
-    start, size = 0, 8
-    while start < len(order_C):
-        yield order_C[start : start + size]
-        start, size = start + size, min(2 * size, CANDIDATES_AT_ONCE)
-
-
-def _mean_best(f1_H: Floats, candidate_H: Ints, question_H: Ints, candidates: int, questions: int) -> Floats:
-    """Return the mean over questions of each candidate's F1 with the best golden answer, shape (C,)."""
-    pair_H = candidate_H.astype(np.int64) * questions + question_H
-    order_H = np.lexsort((f1_H, pair_H))
-    best_H = order_H[np.diff(pair_H[order_H], append=-1) != 0]
-    sums_C = np.bincount(pair_H[best_H] // questions, f1_H[best_H], minlength=candidates)
-    return (sums_C / questions).round(DIGITS)

@@ -9,7 +9,7 @@ T distinct texts, M metrics in the order of :data:`deepsearch_rl.answers.METRICS
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,16 +33,14 @@ class AnswerTexts:
     def number(self, texts: Sequence[str]) -> Ints:
         """Return the numbers of the texts' normalised forms, in their order."""
         for text in dict.fromkeys(texts):
-            if text not in self._number_of:
-                self._add(text)
+            if text in self._number_of:
+                continue
+            normal = normalise(text)
+            number = self._number_of[text] = self._number_of_normal.setdefault(normal, len(self.normals))
+            if number == len(self.normals):
+                self.normals.append(normal)
+                self.features.append(_features(normal))
         return np.fromiter(map(self._number_of.__getitem__, texts), dtype=np.int64, count=len(texts))
-
-    def _add(self, text: str) -> None:
-        normal = normalise(text)
-        number = self._number_of[text] = self._number_of_normal.setdefault(normal, len(self.normals))
-        if number == len(self.normals):
-            self.normals.append(normal)
-            self.features.append(_features(normal))
 
 
 def _features(normal: str) -> frozenset[Feature]:
@@ -50,14 +48,9 @@ def _features(normal: str) -> frozenset[Feature]:
         return frozenset([f"={normal}"])  # no token of another text holds a "="
     tokens = normal.split()
     distinct = frozenset(tokens)
-    return distinct if len(distinct) == len(tokens) else frozenset(_occurrences(tokens))
-
-
-def _occurrences(tokens: Iterable[str]) -> Iterable[Feature]:
-    count: Counter[str] = Counter()
-    for token in tokens:
-        yield (token, count[token]) if count[token] else token
-        count[token] += 1
+    if len(distinct) == len(tokens):
+        return distinct
+    return frozenset((token, nth) if nth else token for token, count in Counter(tokens).items() for nth in range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +66,6 @@ class GoldenAnswers:
     numbers_G: Ints
     question_G: Ints
     first_Q: Ints
-
-    def first_spelling(self, numbers: Ints, questions: Ints) -> str:
-        """Return the first in the alphabet of the golden answers of ``questions`` that are among ``numbers``."""
-        spellings = [gold for question in questions.tolist() for gold in self.spelled[question]]
-        return min(np.array(spellings, dtype=object)[np.isin(self.texts.number(spellings), numbers)])
 
 
 def number_golds(spelled: Sequence[tuple[str, ...]]) -> GoldenAnswers:
@@ -101,11 +89,7 @@ def score_rows(golds: GoldenAnswers, question_N: Ints, preds: Sequence[str]) -> 
     row_P = np.repeat(np.arange(len(preds)), counts_N)
     gold_P = golds.numbers_G[np.arange(len(row_P)) + np.repeat(golds.first_Q[question_N] - first_N, counts_N)]
     pred_P = golds.texts.number(preds)[row_P]
-    return np.maximum.reduceat(_score_pairs(golds.texts, pred_P, gold_P), first_N)
-
-
-def _score_pairs(texts: AnswerTexts, pred_P: Ints, gold_P: Ints) -> NDArray[np.float64]:
-    normals, features = texts.normals, texts.features
+    normals, features = golds.texts.normals, golds.texts.features
     pairs = list(zip(pred_P.tolist(), gold_P.tolist(), strict=True))
     common_P = np.array([len(features[pred] & features[gold]) for pred, gold in pairs], dtype=np.float64)
     contained_P = np.array([normals[gold] in normals[pred] and normals[gold] != "" for pred, gold in pairs])
@@ -114,4 +98,4 @@ def _score_pairs(texts: AnswerTexts, pred_P: Ints, gold_P: Ints) -> NDArray[np.f
     recall_P = common_P / np.maximum(lengths_T[gold_P], 1)
     f1_P = np.divide(2 * precision_P * recall_P, precision_P + recall_P, out=np.zeros(len(pairs)), where=common_P > 0)
     columns = {"em": pred_P == gold_P, "f1": f1_P, "acc": contained_P, "precision": precision_P, "recall": recall_P}
-    return np.stack([columns[name] for name in METRICS], axis=1)
+    return np.maximum.reduceat(np.stack([columns[name] for name in METRICS], axis=1), first_N)

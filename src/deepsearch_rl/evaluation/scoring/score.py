@@ -25,7 +25,6 @@ from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.records import Record, Trajectory
 
 Scores = NDArray[np.float64]
-CONFIDENCE_PERCENTILES = (2.5, 97.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,35 +85,26 @@ def score_questions(trajectories: Iterable[Trajectory], samples: int) -> Questio
     ids = tuple(sorted(scored))
     metrics = {name: np.zeros(len(ids)) for name in answers.METRICS}
     for row, question_id in enumerate(ids):
-        _check_samples(question_id, [sample for sample, _ in scored[question_id]], samples)
+        numbers = sorted(sample for sample, _ in scored[question_id])
+        if numbers != list(range(samples)):
+            raise CheckFailedError(
+                f"question {question_id!r} has the samples {numbers}, not 0 to {samples - 1}: "
+                "a rollout is missing or counted twice, so no mean can be taken."
+            )
         for _, scores in scored[question_id]:
             for name, value in zip(answers.METRICS, scores, strict=True):
                 metrics[name][row] += value / samples
     return QuestionScores(ids, tuple(types[name] for name in ids), metrics)
 
 
-def _check_samples(question_id: str, numbers: Sequence[int], samples: int) -> None:
-    if sorted(numbers) != list(range(samples)):
-        raise CheckFailedError(
-            f"question {question_id!r} has the samples {sorted(numbers)}, not 0 to {samples - 1}: "
-            "a rollout is missing or counted twice, so no mean can be taken."
-        )
-
-
-def bootstrap_interval(values_Q: Scores, seed: int, draws: int) -> Interval:
-    """Return the mean of ``values_Q`` (shape (Q,)) and its percentile bootstrap interval from ``draws`` resamples."""
-    [interval] = bootstrap_intervals(values_Q[:, None], seed, draws)
-    return interval
-
-
-def bootstrap_intervals(values_QM: NDArray[np.float64], seed: int, draws: int) -> list[Interval]:
-    """Return an interval for each of M metrics, all from the same resamples of Q questions."""
+def bootstrap_intervals(values_QM: Scores, seed: int, draws: int) -> list[Interval]:
+    """Return mean and percentile bootstrap interval of each of M metrics, from the same resamples of Q questions."""
     n = len(values_QM)
     generator = np.random.default_rng(seed)
     means_DM = np.empty((draws, values_QM.shape[1]))
     for draw in range(draws):  # one by one: D x Q indices of a large set would take gigabytes
         means_DM[draw] = np.bincount(generator.integers(0, n, n, dtype=np.int32), minlength=n) @ values_QM / n
-    low_M, high_M = np.percentile(means_DM, CONFIDENCE_PERCENTILES, axis=0)
+    low_M, high_M = np.percentile(means_DM, (2.5, 97.5), axis=0)
     return [Interval(*map(float, ends)) for ends in zip(values_QM.mean(axis=0), low_M, high_M, strict=True)]
 
 
@@ -133,14 +123,6 @@ def paired_differences(
         raise CheckFailedError("two runs over different questions cannot be compared question by question.")
     difference_QM = np.stack([run.metrics[name] - other.metrics[name] for name in metrics], axis=1)
     intervals = bootstrap_intervals(difference_QM, seed, draws)
-    p_values = _sign_flip_p_values(difference_QM, seed, draws).tolist()
-    return {
-        name: PairedDifference(mean=interval.mean, low=interval.low, high=interval.high, p_value=p_value)
-        for name, interval, p_value in zip(metrics, intervals, p_values, strict=True)
-    }
-
-
-def _sign_flip_p_values(difference_QM: NDArray[np.float64], seed: int, draws: int) -> Scores:
     generator = np.random.default_rng(seed)
     questions = len(difference_QM)
     total_M = difference_QM.sum(axis=0)
@@ -149,4 +131,8 @@ def _sign_flip_p_values(difference_QM: NDArray[np.float64], seed: int, draws: in
         positive_Q = np.unpackbits(np.frombuffer(generator.bytes(questions // 8 + 1), np.uint8), count=questions)
         flipped_M = 2 * (positive_Q.astype(np.float64) @ difference_QM) - total_M
         extreme_M += np.abs(flipped_M) >= np.abs(total_M) - 1e-9
-    return extreme_M / (1 + draws)
+    p_values = (extreme_M / (1 + draws)).tolist()
+    return {
+        name: PairedDifference(mean=interval.mean, low=interval.low, high=interval.high, p_value=p_value)
+        for name, interval, p_value in zip(metrics, intervals, p_values, strict=True)
+    }
