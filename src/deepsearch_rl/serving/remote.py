@@ -13,7 +13,6 @@ variables held, and the log of unfinished work is kept apart by them.
 import os
 import re
 from pathlib import Path
-from typing import Annotated
 
 import httpx
 from pydantic import Field
@@ -27,11 +26,8 @@ from deepsearch_rl.redaction import public_address, split_address
 FILE = "endpoint.json"
 REMOTE_TIMEOUT_S = 20.0
 """How long a server that runs already may take to say that it is there."""
-
 _HEADER_TEXT = re.compile(r"[!-~]+")
 """What a key may hold; a client would call anything else a broken connection."""
-
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 
 
 class RemoteConfig(Record):
@@ -39,11 +35,11 @@ class RemoteConfig(Record):
 
     base_url: NonEmpty = Field(description="address up to and including /v1, or $NAME of the variable that holds it")
     model: NonEmpty = Field(description="model name to ask for, or $NAME of the variable that holds it")
-    api_key_variable: VariableName = Field(description="environment variable that holds the key")
+    api_key_variable: str = Field(pattern=r"^[A-Za-z_]\w*$", description="environment variable that holds the key")
 
 
 def read_remote(folder: Path) -> RemoteConfig | None:
-    """What ``endpoint.json`` of a model folder says, or None where the folder holds no such file.
+    """Return what ``endpoint.json`` of a model folder says, None if there is no such file.
 
     Raises:
         ArtifactError: the file does not fit.
@@ -53,7 +49,7 @@ def read_remote(folder: Path) -> RemoteConfig | None:
 
 
 def resolve_endpoint(config: RemoteConfig) -> Endpoint:
-    """The endpoint with what its environment variables hold; nothing is asked yet.
+    """Return the endpoint with what its environment variables hold; nothing is asked yet.
 
     Raises:
         ConfigError: a variable is not set, or its address or key cannot be used; names it, never its value.
@@ -72,15 +68,14 @@ def resolve_endpoint(config: RemoteConfig) -> Endpoint:
 
 
 def open_endpoint(config: RemoteConfig) -> Endpoint:
-    """The endpoint, after it has shown that it is there.
+    """Return the endpoint of :func:`resolve_endpoint` after it has answered.
 
     Raises:
         ConfigError: a variable is not set, or its address or key cannot be used.
         EndpointError: nothing answers at its address.
     """
     endpoint = resolve_endpoint(config)
-    try:
-        # Whatever it answers, it is there.
+    try:  # any answer will do
         httpx.get(f"{endpoint.base_url.rstrip('/')}/models", timeout=REMOTE_TIMEOUT_S)
     except httpx.TransportError as error:
         raise EndpointError(
@@ -120,10 +115,9 @@ def _unreadable(place: str) -> ConfigError:
 
 
 def _place(config: RemoteConfig) -> str:
-    """Where the address comes from."""
-    return (
-        f"the environment variable {config.base_url[1:]}" if config.base_url.startswith("$") else f"base_url ({FILE})"
-    )
+    """Return where the address comes from."""
+    variable = config.base_url.removeprefix("$")
+    return f"base_url ({FILE})" if variable == config.base_url else f"the environment variable {variable}"
 
 
 def _resolved(value: str, meaning: str) -> str:
