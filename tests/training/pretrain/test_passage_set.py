@@ -1,8 +1,7 @@
 import random
 
 from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, read_object
-from deepsearch_rl.training.pretrain.passage_set import Names, PassageSet
-from deepsearch_rl.training.pretrain.prepare import strange_words
+from deepsearch_rl.training.pretrain.passage_set import Names, PassageSet, strange_words
 
 NAMES = Names(strange_words(OUT_OF_DOMAIN), strange_share=0.0)
 

@@ -18,7 +18,7 @@ from deepsearch_rl.training.rl.trainer import RlTask, RlTrainer
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A fixed conversation, ``messages``, and its tokens in the policy's chat template, ``prompt_ids``."""
+    """A fixed conversation and its tokens in the policy's chat template."""
 
     messages: list[dict[str, str]]
     prompt_ids: list[int]
@@ -46,7 +46,7 @@ class Canary:
 
 
 def make_canary(task: RlTask, config: CanaryConfig) -> Canary:
-    """Render the first dev question after the agent's system prompt with the tokenizer of the start model."""
+    """Return the first dev question after the agent's system prompt, rendered with the start model's tokenizer."""
     instruction = load_prompt(task.agent.prompt)
     messages = [{"role": "system", "content": instruction}, {"role": "user", "content": task.dev[0].question}]
     tokenizer = AutoTokenizer.from_pretrained(task.start)

@@ -41,13 +41,10 @@ class RlTask:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a batch of questions is rolled out.
+    """How a batch of questions is rolled out: ``samples`` rollouts each, with the ``temperature`` of every model call.
 
-    Args:
-        samples: rollouts per question.
-        temperature: of every model call.
-        seed: equal seeds draw equal random numbers for equal questions.
-        trained: the rollouts are trained on, so the engine records their tokens and log-probabilities.
+    Equal seeds draw equal random numbers for equal questions. ``trained`` rollouts are trained on, so the engine
+    records their tokens and log-probabilities.
     """
 
     samples: int
