@@ -36,8 +36,7 @@ class ChatFormat:
     ) -> list[int]:
         """Return a conversation's tokens up to where the model's next turn begins, or to the end of its last message.
 
-        Raises:
-            ConversationError: the chat template needs something that a message does not have.
+        Raises ConversationError if the chat template refuses the messages.
         """
         try:
             text = self.tokenizer.apply_chat_template(

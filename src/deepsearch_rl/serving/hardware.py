@@ -15,10 +15,8 @@ def require_gpu(purpose: str, packages: Sequence[str] = ()) -> None:
     """Check that the packages are installed and that torch sees a CUDA device.
 
     ``purpose`` is the subject of the error message, e.g. ``"rl with the unsloth backend"``. ``packages`` are import
-    names; they are looked up, not imported, because some fail to import without a GPU.
-
-    Raises:
-        UnavailableError: naming everything that is missing, not only the first.
+    names; they are looked up, not imported, because some fail to import without a GPU. UnavailableError names
+    everything that is missing, not only the first.
     """
     missing = [f"the package {name!r}" for name in packages if find_spec(name) is None]
     if find_spec("torch") is None or not import_module("torch").cuda.is_available():

@@ -40,11 +40,7 @@ class RemoteConfig(Record):
 
 
 def read_remote(folder: Path) -> RemoteConfig | None:
-    """Return what ``endpoint.json`` of a model folder says, None if there is no such file.
-
-    Raises:
-        ArtifactError: the file does not fit.
-    """
+    """Return what ``endpoint.json`` of a model folder says, None if there is no such file."""
     path = folder / FILE
     return read_record(path, RemoteConfig) if path.is_file() else None
 

@@ -88,7 +88,13 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
     with atomic_directory(output) as partial:
         if config.backend == "unsloth":
             del unmerged  # its memory is needed
-            _merge_with_unsloth(config, start, adapter, partial)
+            with tempfile.TemporaryDirectory(prefix="deepsearch-") as scratch:
+                local = shutil.copytree(adapter, Path(scratch, "adapter"))
+                settings = read_json(local / ADAPTER_FILES[0])  # unsloth loads the base that this file names
+                write_json(local / ADAPTER_FILES[0], {**settings, "base_model_name_or_path": str(start.resolve())})
+                loader = import_module("unsloth").FastLanguageModel
+                model, tokenizer = loader.from_pretrained(**unsloth_load_arguments(local, config))
+                model.save_pretrained_merged(tokenizer=tokenizer, **unsloth_save_arguments(partial))
         else:
             unmerged.merge_and_unload().save_pretrained(partial)
         complete_folder(start, partial)
@@ -101,17 +107,6 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
 def _load(folder: Path, config: AdapterMergeConfig) -> Any:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, config.dtype))
     return model.to("cuda") if config.backend == "unsloth" else model
-
-
-def _merge_with_unsloth(config: AdapterMergeConfig, start: Path, adapter: Path, output: Path) -> None:
-    loader = import_module("unsloth").FastLanguageModel
-    with tempfile.TemporaryDirectory(prefix="deepsearch-") as scratch:
-        local = Path(scratch, "adapter")
-        shutil.copytree(adapter, local)
-        settings = read_json(local / "adapter_config.json")  # unsloth loads the base that this file names
-        write_json(local / "adapter_config.json", {**settings, "base_model_name_or_path": str(start.resolve())})
-        model, tokenizer = loader.from_pretrained(**unsloth_load_arguments(local, config))
-        model.save_pretrained_merged(tokenizer=tokenizer, **unsloth_save_arguments(output))
 
 
 def fixed_prompts(folder: Path, count: int) -> list[list[int]]:
@@ -161,10 +156,8 @@ def require_same_answers(ours: Sequence[GreedyAnswer], theirs: Sequence[GreedyAn
     """Check that the unmerged model (``ours``) and the merged one (``theirs``) answer the same prompts alike.
 
     Rounding to 16 bits can decide between two tokens that the model holds for equally likely, and everything after
-    them; answers may part where two logits of ``ours`` differ by at most ``tie_tolerance``, and nowhere else.
-
-    Raises:
-        CheckFailedError: naming the first prompt whose answers differ.
+    them; answers may part where two logits of ``ours`` differ by at most ``tie_tolerance``. Where they part elsewhere,
+    CheckFailedError names the first prompt.
     """
     for number, (own, other) in enumerate(zip(ours, theirs, strict=True), 1):
         places = [place for place, pair in enumerate(zip_longest(own.tokens, other.tokens)) if pair[0] != pair[1]]

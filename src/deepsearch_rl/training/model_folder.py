@@ -31,10 +31,7 @@ def complete_folder(base: Path, merged: Path) -> None:
     """Give a folder of merged weights the base's tokenizer, chat template and settings, with the cache switched on.
 
     A training run leaves ``use_cache: false`` in a model's config, and then every generated token recomputes the
-    whole prompt.
-
-    Raises:
-        ArtifactError: both folders miss a file that serving needs.
+    whole prompt. Raises ArtifactError if both folders miss a file that serving needs.
     """
     config = read_json(merged / CONFIG)
     for stale in ("args.json", "README.md"):

@@ -180,9 +180,16 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
     if not count:
         raise ArtifactError(f"{rows} holds no rows to train on; look at the drop counts of the filter stage.")
     key = sha256_json([config.model_dump(), seed, *(sha256_file(path) for path in (rows, *weight_files(model)))])
-    checkpoint = _finished_checkpoint(config, SftTask(model, rows, work / f"sft-{key[:12]}", seed))
+    task = SftTask(model, rows, work / f"sft-{key[:12]}", seed)
+    checkpoint = newest_checkpoint(task.scratch)
+    if checkpoint is None or not read_state(checkpoint).finished:
+        with contextlib.ExitStack() as stack:
+            run_swift(swift_sft_command(config, task, checkpoint), task.scratch / "swift.log", _progress(stack))
+        checkpoint = newest_checkpoint(task.scratch)
+    if checkpoint is None:
+        raise ArtifactError(f"swift sft left no checkpoint in {task.scratch}; its output is in swift.log there.")
     lines = read_log(checkpoint)
-    versions = {name: importlib.metadata.version(name) for name in ("ms-swift", "transformers", "peft", "torch")}
+    packages = ("ms-swift", "transformers", "peft", "torch")
     manifest = {
         "tool": "ms-swift",
         "device": config.device,
@@ -191,26 +198,14 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
         "rows": count,
         "steps": read_state(checkpoint).global_step,
         "final_loss": lines[-1].loss,
-        "versions": versions,
+        "versions": {name: importlib.metadata.version(name) for name in packages},
     }
     with atomic_directory(output) as partial:
         shutil.copyfile(checkpoint / ADAPTER_WEIGHTS, partial / ADAPTER_WEIGHTS)
-        settings = canonical_adapter_config(read_json(checkpoint / ADAPTER_CONFIG), model)
-        write_json(partial / ADAPTER_CONFIG, settings)
+        settings = read_json(checkpoint / ADAPTER_CONFIG)
+        write_json(partial / ADAPTER_CONFIG, canonical_adapter_config(settings, model))
         write_jsonl(partial / "train_log.jsonl", lines)
         write_json(partial / "manifest.json", manifest)
-
-
-def _finished_checkpoint(config: SftConfig, task: SftTask) -> Path:
-    checkpoint = newest_checkpoint(task.scratch)
-    if checkpoint is not None and read_state(checkpoint).finished:
-        return checkpoint
-    with contextlib.ExitStack() as stack:
-        run_swift(swift_sft_command(config, task, checkpoint), task.scratch / "swift.log", _progress(stack))
-    checkpoint = newest_checkpoint(task.scratch)
-    if checkpoint is None:
-        raise ArtifactError(f"swift sft left no checkpoint in {task.scratch}; its output is in swift.log there.")
-    return checkpoint
 
 
 def newest_checkpoint(scratch: Path) -> Path | None:
@@ -229,10 +224,9 @@ def read_state(checkpoint: Path) -> TrainerState:
 
 
 def read_log(checkpoint: Path) -> list[SftLogLine]:
-    """Return the training curve, from the trainer's state: ``logging.jsonl`` repeats steps after a resume.
+    """Return the training curve; raise ArtifactError with file and field if the state or an entry does not fit.
 
-    Raises:
-        ArtifactError: the state, or an entry with a loss, does not fit; names file and field.
+    It is read from the trainer's state, because ``logging.jsonl`` repeats steps after a resume.
     """
     lines = []
     for place, entry in enumerate(read_state(checkpoint).log_history):

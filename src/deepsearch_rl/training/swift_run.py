@@ -19,10 +19,8 @@ def run_swift(command: Sequence[str], log_path: Path, on_line: Callable[[str], o
 
     The ``swift`` launcher imports torch only to start ``swift.cli.<subcommand>`` in a second process; that module is
     run directly, which is the same call 3 s earlier. Every line of output that is not blank is appended to the log and
-    given to ``on_line`` (a carriage return ends one too, so progress bars arrive as lines).
-
-    Raises:
-        CommandError: the exit code is not 0.
+    given to ``on_line`` (a carriage return ends one too, so progress bars arrive as lines). An exit code other than 0
+    raises CommandError.
     """
     program, subcommand, *flags = command
     log_path.parent.mkdir(parents=True, exist_ok=True)

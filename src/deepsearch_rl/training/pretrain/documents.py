@@ -115,11 +115,7 @@ class DocumentGenerator:
         passages, subject = self._passages(stage, rng), head
         steps: list[str] = []
         for relation in chain:
-            if rng.random() < self.config.unanswerable / len(chain):
-                self._leave_out(passages, relation, subject)
-                name = INSUFFICIENT
-            else:
-                name = passages.state(relation, subject).object
+            name = passages.state(relation, subject, hidden=rng.random() < self.config.unanswerable / len(chain))
             steps.append(f"{rng.choice(relation.queries).format(subject=subject)}: {name}\n")
             subject = name
             if name == INSUFFICIENT:
@@ -139,7 +135,7 @@ class DocumentGenerator:
         turns, subject = [_user(self._question(chain, head, rng)), _call(chain[0], head, rng)], head
         for relation, following in itertools.pairwise(chain[: rng.randint(2, len(chain))]):
             passages = self._passages(stage, rng)
-            subject = passages.state(relation, subject).object
+            subject = passages.state(relation, subject)
             for _ in range(rng.randint(0, RESULTS - 1)):
                 passages.add()
             passages.shuffle()
@@ -151,11 +147,7 @@ class DocumentGenerator:
         passages, relation = self._passages(stage, rng), chain[0]
         if rng.random() < self.config.wrong_query:
             relation = rng.choice(relations_of(self.grammar, self.grammar.kinds[relation.subject_kind]))
-        if rng.random() < self.config.unanswerable:
-            self._leave_out(passages, relation, head)
-            answer = INSUFFICIENT
-        else:
-            answer = passages.state(relation, head).object
+        answer = passages.state(relation, head, hidden=rng.random() < self.config.unanswerable)
         for _ in range(RESULTS - 1):
             passages.add()
         passages.shuffle()
@@ -164,15 +156,9 @@ class DocumentGenerator:
         question = _user(self._question(chain, head, rng))
         return self._with_system([question, _call(relation, head, rng), _result(passages), _answer(answer)], rng)
 
-    def _leave_out(self, passages: PassageSet, relation: Relation, subject: str) -> None:
-        """Add a passage about ``subject`` and have ``relation`` of it stated nowhere."""
-        passages.hide(relation, subject)
-        passages.add_about(subject, self.grammar.kinds[relation.subject_kind])
-
     def _with_system(self, turns: list[Turn], rng: random.Random) -> list[Turn]:
-        if rng.random() < self.config.without_system:
-            return turns
-        return [{"role": "system", "content": self.prompt}, *turns]
+        bare = rng.random() < self.config.without_system
+        return turns if bare else [{"role": "system", "content": self.prompt}, *turns]
 
     def _passages(self, stage: CurriculumStage, rng: random.Random) -> PassageSet:
         return PassageSet(self.grammar, self.names, stage.facts, stage.fillers, rng)

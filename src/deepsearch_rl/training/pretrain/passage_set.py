@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deepsearch_rl.agent.tool import format_passages
+from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.world.grammar import YEAR, Grammar, Kind, Relation
 from deepsearch_rl.records import Chunk, ChunkMetadata
 
@@ -89,14 +90,17 @@ class PassageSet:
         contents = [f"{passage.subject}\n{passage.text}" for passage in self.passages]
         return format_passages([Chunk(id="pretraining", contents=text, metadata=metadata) for text in contents])
 
-    def hide(self, relation: Relation, subject: str) -> None:
-        """Have ``relation`` of ``subject`` stated nowhere."""
-        self._relations(subject, self.grammar.kinds[relation.subject_kind]).remove(relation)
+    def state(self, relation: Relation, subject: str, hidden: bool = False) -> str:
+        """Add a passage about ``subject`` that states ``relation``, among others, and return the object.
 
-    def state(self, relation: Relation, subject: str) -> Fact:
-        """Add a passage about ``subject`` that states ``relation``, among others."""
-        self.add_about(subject, self.grammar.kinds[relation.subject_kind], [relation])
-        return next(fact for fact in self.facts if fact.relation is relation and fact.subject == subject)
+        If ``hidden``, have that relation stated nowhere, and return the answer that there is none.
+        """
+        kind = self.grammar.kinds[relation.subject_kind]
+        if hidden:
+            self._relations(subject, kind).remove(relation)
+        self.add_about(subject, kind, () if hidden else [relation])
+        objects = [fact.object for fact in self.facts if fact.relation is relation and fact.subject == subject]
+        return INSUFFICIENT if hidden else objects[0]
 
     def add(self) -> None:
         """Add a passage about the first passage's subject, one of similar name, or any."""

@@ -20,13 +20,14 @@ from transformers import AutoTokenizer
 
 from deepsearch_rl.agent.chat_messages import OPEN_THINK
 from deepsearch_rl.agent.config import FUNCTION_CALLING
+from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.errors import ArtifactError, ConfigError, StalePolicyError
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.training.rl.canary import Canary, make_canary
-from deepsearch_rl.training.rl.config import RlConfig
+from deepsearch_rl.training.rl.config import CanaryConfig, RlConfig
 from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
 from deepsearch_rl.training.rl.trainer import RlTask, RlTrainer, Sampling
 
@@ -110,6 +111,44 @@ def batch(task: RlTask, step: int, size: int) -> list[Question]:
     places = [divmod(place, count) for place in range(step * size, (step + 1) * size)]
     orders = {epoch: random.Random(f"{task.seed}/{epoch}").sample(task.train, count) for epoch, _ in places}
     return [orders[epoch][place] for epoch, place in places]
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """The proof that the served policy is the one just trained: a fixed conversation and its tokens.
+
+    The server answers it greedily and reports the log-probability of every token; the trainer scores the same tokens
+    after the same prompt. The two differ if the server still has the weights of an older step, if the two render
+    prompts differently, or if sampling settings bend the distribution.
+    """
+
+    messages: list[dict[str, str]]
+    prompt_ids: list[int]
+    config: CanaryConfig
+
+    async def check(self, trainer: RlTrainer, step: int) -> float:
+        """Return the largest difference of log-probabilities; raise StalePolicyError if it exceeds the tolerance."""
+        sampled = await trainer.sample_greedily(self.messages, self.config.max_tokens)
+        scores = await trainer.logprobs([*self.prompt_ids, *sampled.token_ids])
+        trained = scores[-len(sampled.token_ids) :]
+        difference = max(abs(ours - theirs) for ours, theirs in zip(sampled.logprobs, trained, strict=True))
+        if difference > self.config.tolerance:
+            raise StalePolicyError(
+                f"the model server does not serve the policy of step {step} that was just trained: log-probabilities "
+                f"of the canary prompt differ by {difference:.2g}, more than {self.config.tolerance:g}. Nothing of "
+                "this step was kept; check that the server took over the new weights and renders prompts as the "
+                "trainer does."
+            )
+        return difference
+
+
+def make_canary(task: RlTask, config: CanaryConfig) -> Canary:
+    """Return the first dev question after the agent's system prompt, rendered with the start model's tokenizer."""
+    instruction = load_prompt(task.agent.prompt)
+    messages = [{"role": "system", "content": instruction}, {"role": "user", "content": task.dev[0].question}]
+    tokenizer = AutoTokenizer.from_pretrained(task.start)
+    text = tokenizer.apply_chat_template(messages, tools=[RETRIEVE_TOOL], add_generation_prompt=True, tokenize=False)
+    return Canary(messages, tokenizer(text, add_special_tokens=False)["input_ids"], config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Serving through LoRA layers would nearly triple the number of small matrix products, so the served model holds
 ``base + scale * B A`` as dense weights. :meth:`LoraPolicy.publish` brings them up to date after every update; the
-canary of :mod:`deepsearch_rl.training.rl.canary` proves that it did. :meth:`LoraPolicy.update` makes one optimizer
+``Canary`` of :mod:`deepsearch_rl.training.rl.loop` proves that it did. :meth:`LoraPolicy.update` makes one optimizer
 step over packed rollouts with ART's own loss.
 
 Shapes: B rollouts, S tokens (padded on the right), V vocabulary. Log-probabilities are aligned as ART's loss wants
@@ -11,7 +11,7 @@ last position is meaningless and masked out.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -74,8 +74,11 @@ class LoraPolicy:
             group["lr"] = learning_rate
         trained_tokens = packed["assistant_mask"][rows].sum().item()
         totals: dict[str, float] = defaultdict(float)
-        for inputs, lengths_B in _forward_batches(packed, rows):
-            for name, value in _backward(self.trained, inputs, lengths_B, config, trained_tokens).items():
+        tensors = {name: tensor for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)}
+        lengths = (tensors["group_ids"] != -1).sum(dim=1)
+        for batch in rows[lengths[rows].argsort()].split(ROWS_PER_FORWARD):  # rows of similar length, little padding
+            inputs = {name: tensor[batch, : int(lengths[batch].max())] for name, tensor in tensors.items()}
+            for name, value in _backward(self.trained, inputs, lengths[batch], config, trained_tokens).items():
                 totals[name] += value
         norm = torch.nn.utils.clip_grad_norm_(self.trained.parameters(), MAX_GRAD_NORM)
         self.optimizer.step()
@@ -120,17 +123,6 @@ def token_statistics(
     with torch.no_grad():
         entropy_BS = -(all_BSV.exp() * all_BSV).sum(-1)
     return logprobs_BS, entropy_BS
-
-
-def _forward_batches(
-    packed: PackedTensors, rows: torch.Tensor
-) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-    """Yield rows of similar length together with their lengths, padding cut to the longest of each batch."""
-    tensors = {name: tensor for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)}
-    lengths = (tensors["group_ids"] != -1).sum(dim=1)
-    for batch in rows[lengths[rows].argsort()].split(ROWS_PER_FORWARD):
-        longest = int(lengths[batch].max())
-        yield {name: tensor[batch, :longest] for name, tensor in tensors.items()}, lengths[batch]
 
 
 def _backward(
