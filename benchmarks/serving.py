@@ -18,8 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.measure import timed
-from deepsearch_rl.serving.chat_server import end_ids
-from deepsearch_rl.serving.engine import Engine, Sampling
+from deepsearch_rl.serving.engine import Engine, Sampling, end_ids
 
 CONVERSATIONS, TURNS, ANSWER_TOKENS, PASSAGE_TOKENS = 64, 3, 24, 60
 SYSTEM_TOKENS, QUESTION_TOKENS = 145, 20
@@ -65,7 +64,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="a merged model folder, e.g. models/tiny/sft")
     folder = parser.parse_args().model
     served, plain = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for _ in range(2))
-    engine = Engine(served, end_ids(served), slots=2 * CONVERSATIONS, context_tokens=1024)
+    engine = Engine(served, slots=2 * CONVERSATIONS, context_tokens=1024)
     rng = random.Random(0)
     conversations = prompts(rng, plain.config.vocab_size)
     total = {"engine": 0.0, "generate": 0.0}

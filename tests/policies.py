@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.training.pretrain.architecture import ModelConfig, build_model
-from deepsearch_rl.training.pretrain.prepare import world_tokenizer
+from deepsearch_rl.training.pretrain.model import ModelConfig, build_model, world_tokenizer
 
 CONTEXT_TOKENS = 512
 

@@ -9,7 +9,7 @@ from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.profile import load_profile
-from deepsearch_rl.training.pretrain.prepare import world_tokenizer
+from deepsearch_rl.training.pretrain.model import world_tokenizer
 
 
 @pytest.mark.parametrize("name", ["multihoprag", "multihoprag_nothink", "multihoprag_thinking", "tiny"])

@@ -22,8 +22,7 @@ from deepsearch_rl.records import Chunk, ChunkMetadata, Question, QuestionMetada
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.rerank import RerankerConfig
-from deepsearch_rl.serving.cpu import CpuConfig
-from deepsearch_rl.serving.launch import ServingConfig
+from deepsearch_rl.serving.launch import CpuConfig, ServingConfig
 from stages import evaluate as evaluate_stage
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 from tests.policies import policy_folder

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deepsearch_rl.serving.vllm import VllmConfig, vllm_serve_command
+from deepsearch_rl.serving.launch import VllmConfig, vllm_serve_command
 from deepsearch_rl.training.adapter_merge import AdapterMergeConfig, unsloth_load_arguments, unsloth_save_arguments
 from deepsearch_rl.training.backends.art.unsloth import unsloth_settings
 from deepsearch_rl.training.rl.config import RlConfig

@@ -3,10 +3,7 @@ import pytest
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
-from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.processes import free_port
 from deepsearch_rl.serving.chat_format import assistant_message
-from deepsearch_rl.serving.chat_server import serve_in_thread
 
 QUESTION = [{"role": "user", "content": "Who directed Silent Harbor?"}]
 
@@ -59,13 +56,6 @@ def test_a_request_that_cannot_be_answered_says_why(
     reply = complete(endpoint, **changes)
     assert reply.status_code == status
     assert words in reply.text
-
-
-def test_a_port_in_use_is_an_error_and_not_another_port(endpoint: Endpoint) -> None:
-    port = int(endpoint.base_url.split(":")[2].removesuffix("/v1"))
-    with pytest.raises(EndpointError, match="in use"), serve_in_thread(None, "policy", port=port):  # type: ignore[arg-type]
-        raise AssertionError("two servers listen on one port")
-    assert free_port() != port
 
 
 CALL = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "director of Silent Harbor"}}\n</tool_call>'

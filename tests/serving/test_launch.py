@@ -8,8 +8,10 @@ import pytest
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.evaluation.evaluate_model import checkpoint_name
 from deepsearch_rl.files import write_json
-from deepsearch_rl.serving.launch import ServingConfig, serve_model
+from deepsearch_rl.profile import load_profile
+from deepsearch_rl.serving.launch import ServingConfig, VllmConfig, serve_model, vllm_serve_command
 from deepsearch_rl.serving.remote import shown_address
+from tests.conftest import ROOT
 from tests.policies import CONTEXT_TOKENS
 
 ENDPOINT = {"base_url": "$URL_OF_THE_TEST", "model": "$MODEL_OF_THE_TEST", "api_key_variable": "KEY_OF_THE_TEST"}
@@ -142,3 +144,12 @@ def test_a_key_in_place_of_its_variable_is_refused_and_not_repeated(tmp_path: Pa
     with pytest.raises(ArtifactError, match="api_key_variable") as caught, serve_model(tmp_path, config()):
         pass
     assert "sk-secret" not in str(caught.value)
+
+
+def test_a_reasoning_parser_is_named_for_models_that_think_alone() -> None:
+    gpu = load_profile(ROOT / "profiles" / "gpu" / "params.yaml").section("serving", ServingConfig)
+    assert isinstance(gpu.vllm, VllmConfig)
+    plain = vllm_serve_command(Path("model"), gpu.vllm, 8000)
+    thinking = vllm_serve_command(Path("model"), gpu.vllm.model_copy(update={"reasoning_parser": "qwen3"}), 8000)
+    assert "--reasoning-parser" not in plain
+    assert thinking[thinking.index("--reasoning-parser") + 1] == "qwen3"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.profile import load_profile
-from deepsearch_rl.training.rl.loop import RlTask
+from deepsearch_rl.training.rl.trainer import RlTask
 from stages import rl
 
 

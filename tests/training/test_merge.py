@@ -9,12 +9,18 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, UnavailableError
 from deepsearch_rl.files import sha256_file
-from deepsearch_rl.training.adapter_merge import AdapterMergeConfig, merge_rl_adapter
-from deepsearch_rl.training.greedy import GreedyAnswer, fixed_prompts, greedy_answers, require_same_answers
+from deepsearch_rl.training.adapter_merge import (
+    AdapterMergeConfig,
+    GreedyAnswer,
+    fixed_prompts,
+    greedy_answers,
+    merge_rl_adapter,
+    require_same_answers,
+)
 from deepsearch_rl.training.merge import MergeConfig, merge_adapter
 from deepsearch_rl.training.model_folder import complete_folder
 
@@ -39,7 +45,7 @@ def test_the_merged_model_writes_what_base_and_adapter_write_and_not_what_the_ba
     policy_folder: Path, adapter_folder: Path, tmp_path: Path
 ) -> None:
     merge_rl_adapter(PEFT_MERGE, policy_folder, adapter_folder, tmp_path / "merged")
-    prompts = fixed_prompts(AutoTokenizer.from_pretrained(tmp_path / "merged"), 4)
+    prompts = fixed_prompts(tmp_path / "merged", 4)
     merged, base = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "merged", policy_folder))
     assert [answer.tokens for answer in greedy_answers(merged, prompts, 8)] != [
         answer.tokens for answer in greedy_answers(base, prompts, 8)

@@ -26,7 +26,7 @@ from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import CheckFailedError, ConfigError
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.training.pretrain.prepare import world_tokenizer
+from deepsearch_rl.training.pretrain.model import world_tokenizer
 from deepsearch_rl.trajectories.convert import row_targets, swift_row
 from deepsearch_rl.trajectories.training_set import IGNORED, TokenProof
 from tests.agent.conftest import ChatServer, Searches

@@ -27,17 +27,16 @@ class _Call(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """Renders conversations and parses answers with one model's tokenizer."""
+    """Renders conversations and decodes answers with one model's tokenizer."""
 
     tokenizer: PreTrainedTokenizerBase
 
     def prompt_ids(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, continue_last: bool = False
     ) -> list[int]:
-        """Tokens of a conversation up to where the model's next turn begins, or to the end of its last message.
+        """Return a conversation's tokens up to where the model's next turn begins, or to the end of its last message.
 
-        Raises:
-            ConversationError: a message lacks what the chat template needs.
+        Raises ConversationError if the chat template refuses the messages.
         """
         try:
             text = self.tokenizer.apply_chat_template(
@@ -52,46 +51,34 @@ class ChatFormat:
         return list(self.tokenizer.encode(cast(str, text), add_special_tokens=False))
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer, without the token that ends it."""
+        """Return the text of an answer without the token that ends it."""
         return cast(str, self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
-def assistant_message(text: str) -> dict[str, Any]:
-    """An answer as a Chat Completions message.
-
-    With tool calls that all parse, they are its ``tool_calls`` and the text before them its content (None where there
-    is none). If one does not, the text stays as the model wrote it, which tells a caller what went wrong.
-    """
-    calls = _parse_calls(text)
-    if not calls:
-        return {"role": "assistant", "content": text}
-    before = text.partition(OPEN_TAG)[0].strip()
-    return {"role": "assistant", "content": before or None, "tool_calls": [_function_call(call) for call in calls]}
-
-
-def _parse_calls(text: str) -> list[_Call]:
-    """All calls of a text, or none if one of them is not closed or is not a name with an object of arguments."""
-    pieces = [piece.partition(CLOSE_TAG) for piece in text.split(OPEN_TAG)[1:]]
-    if not all(closed for _, closed, _ in pieces):
-        return []
-    try:
-        return [_Call.model_validate_json(body) for body, _, _ in pieces]
-    except ValidationError:
-        return []
-
-
-def _function_call(call: _Call) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
-    return {"id": f"call_{uuid.uuid4().hex[:12]}", "type": "function", "function": function}
-
-
 def load_chat_format(folder: Path) -> ChatFormat:
-    """Open the tokenizer of a model folder.
-
-    Raises:
-        ArtifactError: it has no chat template.
-    """
+    """Open the tokenizer of a model folder; raise ArtifactError if it has no chat template."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if not tokenizer.chat_template:
         raise ArtifactError(f"{folder} has no chat template, so conversations cannot be rendered for it.")
     return ChatFormat(tokenizer)
+
+
+def assistant_message(text: str) -> dict[str, Any]:
+    """Return an answer as a Chat Completions message.
+
+    If all its tool calls parse, they become ``tool_calls`` and the text before them the content (None if there is
+    none). If one does not, the text stays as the model wrote it, so that a caller can see what went wrong.
+    """
+    before, *pieces = text.split(OPEN_TAG)
+    bodies = [piece.partition(CLOSE_TAG) for piece in pieces]
+    try:
+        calls = [_Call.model_validate_json(body) for body, _, _ in bodies]
+    except ValidationError:
+        calls = []
+    if not calls or not all(closing for _, closing, _ in bodies):
+        return {"role": "assistant", "content": text}
+    functions = [{"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)} for call in calls]
+    tool_calls = [
+        {"id": f"call_{uuid.uuid4().hex[:12]}", "type": "function", "function": function} for function in functions
+    ]
+    return {"role": "assistant", "content": before.strip() or None, "tool_calls": tool_calls}

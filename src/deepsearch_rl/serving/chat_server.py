@@ -4,18 +4,22 @@
     GET  /v1/models             the one name that is served
     GET  /health                200 once requests are answered
 
-As with vLLM, an answer whose tool calls parse carries them as ``tool_calls``, and every sampled token is reported as
+    python -m deepsearch_rl.serving.chat_server SOCKET FOLDER NAME SLOTS CONTEXT_TOKENS     (started by `launch`)
+
+As with vLLM, an answer whose tool calls parse has them as ``tool_calls``, and every sampled token is reported as
 ``token_id:N``, so that a trainer reads the very tokens that were sampled.
 """
 
 import asyncio
 import secrets
+import socket
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -24,18 +28,13 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.processes import LOOPBACK
 from deepsearch_rl.serving.chat_format import ChatFormat, ConversationError, assistant_message, load_chat_format
-from deepsearch_rl.serving.cpu import ChatServerConfig
-from deepsearch_rl.serving.engine import Engine, Generation, Sampling, end_ids
-
-START_TIMEOUT_S = 60.0
+from deepsearch_rl.serving.engine import Engine, Generation, Sampling
 
 
 class ChatCompletionRequest(BaseModel):
-    """The fields of a Chat Completions request that are acted on; others are ignored, as other servers do."""
+    """The fields of a Chat Completions request that are used; others are ignored, as other servers do."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -48,20 +47,12 @@ class ChatCompletionRequest(BaseModel):
     continue_final_message: bool = Field(default=False, description="the answer goes on where the last message ends")
     logprobs: bool | None = False
 
-    def sampling(self) -> Sampling:
-        """The engine's form of the settings."""
-        seed = secrets.randbits(63) if self.seed is None else self.seed
-        return Sampling(self.temperature, self.max_tokens, seed)
-
 
 def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], str]) -> FastAPI:
-    """The server's routes.
+    """Return the server's routes.
 
-    Args:
-        engine: generates; shared by all requests.
-        chat_format: of the model.
-        served_name: the model name that requests must use now. RL changes it with every step (``name@step``), so
-            that a client that still asks for the previous policy is told so (404) instead of getting the new one.
+    ``served_name`` gives the model name that requests must use now. RL changes it with every step (``name@step``), so
+    that a client that still asks for the previous policy gets 404 instead of an answer of the new one.
     """
     app = FastAPI(title="deepsearch-rl model server")
 
@@ -75,11 +66,14 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
 
     @app.post("/v1/chat/completions")
     async def complete(request: ChatCompletionRequest) -> dict[str, Any]:
+        """Answer a conversation: 404 for another model name, 400 for what cannot be rendered or does not fit."""
         if request.model != served_name():
             raise HTTPException(404, f"model {request.model!r} is not served; {served_name()!r} is.")
+        seed = secrets.randbits(63) if request.seed is None else request.seed
+        sampling = Sampling(request.temperature, request.max_tokens, seed)
         try:
             prompt = chat_format.prompt_ids(request.messages, request.tools, request.continue_final_message)
-            generation = await asyncio.wrap_future(engine.generate(prompt, request.sampling()))
+            generation = await asyncio.wrap_future(engine.generate(prompt, sampling))
         except (ConversationError, ValueError) as error:
             raise HTTPException(400, str(error)) from error
         return _completion(request, len(prompt), generation, chat_format.text(generation.token_ids))
@@ -92,13 +86,16 @@ def _completion(
 ) -> dict[str, Any]:
     message = assistant_message(text)
     called = generation.finish_reason == "stop" and "tool_calls" in message
+    tokens = [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in zip(generation.token_ids, generation.logprobs, strict=True)
+    ]
     choice = {
         "index": 0,
         "message": message,
         "finish_reason": "tool_calls" if called else generation.finish_reason,
-        "logprobs": _logprobs(generation) if request.logprobs else None,
+        "logprobs": {"content": tokens} if request.logprobs else None,
     }
-    completion_tokens = len(generation.token_ids)
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
@@ -107,58 +104,41 @@ def _completion(
         "choices": [choice],
         "usage": {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
+            "completion_tokens": len(tokens),
+            "total_tokens": prompt_tokens + len(tokens),
         },
     }
 
 
-def _logprobs(generation: Generation) -> dict[str, Any]:
-    drawn = zip(generation.token_ids, generation.logprobs, strict=True)
-    tokens = [
-        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-        for token, logprob in drawn
-    ]
-    return {"content": tokens}
-
-
 @contextmanager
-def serve_in_thread(app: FastAPI, model: str, host: str = LOOPBACK, port: int = 0) -> Iterator[Endpoint]:
-    """Run the server in a thread of this process and stop it at the end of the block; port 0 takes a free one.
-
-    Raises:
-        EndpointError: the port is in use, or the server does not start.
-    """
-    server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=_run, args=(server,), name="chat-server", daemon=True)
-    thread.start()
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not server.started:
-        if not thread.is_alive() or time.monotonic() > deadline:
-            raise EndpointError(f"the model server could not listen on {host}:{port}; is the port in use?")
-        time.sleep(0.01)
-    bound = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield Endpoint(base_url=f"http://{host}:{bound}/v1", model=model, api_key="EMPTY")
-    finally:
-        server.should_exit = True
-        thread.join(timeout=10)
+def serve_in_thread(app: FastAPI) -> Iterator[int]:
+    """Serve on a free loopback port from a thread of this process until the end of the block; yield the port."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        thread = threading.Thread(target=_run, args=(server, listener), name="chat-server", daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(timeout=10)
 
 
-def _run(server: uvicorn.Server) -> None:
-    try:
-        server.run()
-    except SystemExit:  # uvicorn's way to say that it could not bind; `serve_in_thread` sees the thread end
-        server.started = False
+def _run(server: uvicorn.Server, listener: socket.socket) -> None:
+    # Accepted connections inherit this; asyncio sets it only on sockets that were made with a protocol number. Without
+    # it every answer waits 40 ms for the client's delayed acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    server.run(sockets=[listener])
 
 
 def main() -> None:
-    """Serve the model that the :class:`ChatServerConfig` on standard input names, until told to stop."""
-    config = ChatServerConfig.model_validate_json(sys.stdin.buffer.read())
-    model = AutoModelForCausalLM.from_pretrained(config.folder, dtype=torch.float32).eval()
-    engine = Engine(model, end_ids(model), config.cpu.slots, config.cpu.context_tokens)
-    app = chat_app(engine, load_chat_format(config.folder), lambda: config.name)
-    uvicorn.run(app, host=LOOPBACK, port=config.port, log_level="warning", lifespan="off")
+    """Serve a model folder on the inherited socket until told to stop; see the module's docstring for the arguments."""
+    descriptor, folder, name, slots, context_tokens = sys.argv[1:]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    app = chat_app(Engine(model, int(slots), int(context_tokens)), load_chat_format(Path(folder)), lambda: name)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    with socket.socket(fileno=int(descriptor)) as listener:
+        _run(server, listener)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ measurements, and a test proves equal outputs to ``generate``.
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -26,13 +26,7 @@ ATTENTION = "grouped_sdpa"
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn: the plain softmax at ``temperature``, the most probable token at 0.
-
-    Args:
-        temperature: 0 to 2.
-        max_tokens: longest answer.
-        seed: of this request's own generator.
-    """
+    """How tokens are drawn: from the plain softmax at ``temperature``; the most probable token at 0."""
 
     temperature: float
     max_tokens: int
@@ -64,29 +58,24 @@ class Engine:
 
     Args:
         model: a causal language model with grouped-query attention and full attention in every layer (Qwen3).
-        end_ids: tokens that end an answer.
         slots: conversations kept; at most half of them run at once, the rest are there to be continued.
         context_tokens: longest prompt plus answer.
     """
 
-    def __init__(self, model: PreTrainedModel, end_ids: Sequence[int], slots: int, context_tokens: int) -> None:
+    def __init__(self, model: PreTrainedModel, slots: int, context_tokens: int) -> None:
         AttentionInterface.register(ATTENTION, _grouped_attention)
         model.config._attn_implementation = ATTENTION
-        self._model, self._end_ids, self.context_tokens = model, frozenset(end_ids), context_tokens
+        self._model, self._end_ids, self.context_tokens = model, frozenset(end_ids(model)), context_tokens
         self._table = SlotTable(model.config, slots, context_tokens)
         self._batch = slots // 2
-        self._waiting: queue.SimpleQueue[_Request | Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Request | threading.Event | None] = queue.SimpleQueue()
         self._backlog: list[_Request] = []
         self._running: list[_Request] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def generate(self, prompt: Sequence[int], sampling: Sampling) -> "Future[Generation]":
-        """Queue a prompt of token ids.
-
-        Raises:
-            ValueError: prompt and answer would not fit the context.
-        """
+        """Queue a prompt of token ids; raise ValueError if prompt and answer would not fit the context."""
         if not prompt or len(prompt) + sampling.max_tokens > self.context_tokens:
             raise ValueError(
                 f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, which does not fit the "
@@ -98,9 +87,9 @@ class Engine:
 
     def forget(self) -> None:
         """Drop everything computed so far and wait until it is gone; call it when the weights have changed."""
-        done = threading.Event()
-        self._waiting.put(lambda: (self._table.clear(), done.set())[0])
-        done.wait()
+        cleared = threading.Event()
+        self._waiting.put(cleared)
+        cleared.wait()
 
     def close(self) -> None:
         """Stop the thread; requests that are not finished are cancelled."""
@@ -120,42 +109,56 @@ class Engine:
         """Move what waits into the backlog, blocking while there is nothing else to do; False at the end."""
         idle = not self._running and not self._backlog
         while idle or not self._waiting.empty():
-            item = self._waiting.get()
-            if item is None:
-                return False
-            if isinstance(item, _Request):
-                self._backlog.append(item)
-                idle = False
-            else:
-                item()
+            match self._waiting.get():
+                case None:
+                    return False
+                case threading.Event() as cleared:
+                    self._table.clear()
+                    cleared.set()
+                case request:
+                    self._backlog.append(request)
+                    idle = False
         return True
 
     def _admit(self) -> None:
         """Start requests while there is room; of equal prompts the first goes ahead and the others copy its work."""
         while self._backlog and len(self._running) < self._batch:
-            room = self._batch - len(self._running)
-            first, later = _distinct(self._backlog, room)
-            self._backlog = later
-            rests = []
-            for request in first:
+            first: dict[tuple[int, ...], _Request] = {}
+            later: list[_Request] = []
+            for request in self._backlog:
+                prompt = tuple(request.prompt)
+                if prompt in first or len(self._running) + len(first) == self._batch:
+                    later.append(request)
+                else:
+                    first[prompt] = request
+            self._backlog, rests = later, []
+            for request in first.values():
                 request.slot, computed = self._table.acquire(request.prompt)
                 rests.append(list(request.prompt[computed:]))
-            self._running += first
-            self._step(first, rests)
+            self._running += first.values()
+            self._step(list(first.values()), rests)
 
     def _step(self, requests: list[_Request], new_tokens: list[list[int]]) -> None:
         try:
             logits_BV = self._forward([request.slot for request in requests], new_tokens)
         except Exception as error:  # noqa: BLE001 - the requests' callers get it; the engine goes on with the others
-            for request in list(requests):
-                self._finish(request, error)
+            for request in requests:
+                self._release(request)
+                request.result.set_exception(error)
             return
         for request, token, logprob in zip(requests, *_draw(logits_BV, requests), strict=True):
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             self._table.append(request.slot, token)
-        for request in [request for request in requests if self._ended(request)]:
-            self._finish(request)
+            ended = token in self._end_ids
+            if ended or len(request.token_ids) >= request.sampling.max_tokens:
+                self._release(request)
+                reason = "stop" if ended else "length"
+                request.result.set_result(Generation(tuple(request.token_ids), tuple(request.logprobs), reason))
+
+    def _release(self, request: _Request) -> None:
+        self._running = [other for other in self._running if other is not request]
+        self._table.release(request.slot)
 
     def _forward(self, slots: list[int], new_tokens: list[list[int]]) -> torch.Tensor:
         """Compute each row's new tokens and return the logits after its last one, [B, V]."""
@@ -180,34 +183,9 @@ class Engine:
         last_BE = hidden_BQE[torch.arange(len(slots)), counts_B - 1]
         return self._model.lm_head(last_BE).float()
 
-    def _ended(self, request: _Request) -> bool:
-        return request.token_ids[-1] in self._end_ids or len(request.token_ids) >= request.sampling.max_tokens
-
-    def _finish(self, request: _Request, error: Exception | None = None) -> None:
-        self._running = [other for other in self._running if other is not request]
-        self._table.release(request.slot)
-        if error is not None:
-            request.result.set_exception(error)
-            return
-        reason = "stop" if request.token_ids[-1] in self._end_ids else "length"
-        request.result.set_result(Generation(tuple(request.token_ids), tuple(request.logprobs), reason))
-
-
-def _distinct(backlog: list[_Request], room: int) -> tuple[list[_Request], list[_Request]]:
-    """Up to ``room`` requests with different prompts, and the others in their order."""
-    first: dict[tuple[int, ...], _Request] = {}
-    later = []
-    for request in backlog:
-        key = tuple(request.prompt)
-        if len(first) < room and key not in first:
-            first[key] = request
-        else:
-            later.append(request)
-    return list(first.values()), later
-
 
 def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int], list[float]]:
-    """One token per row with its log-probability at temperature 1.
+    """Draw one token per row; return the tokens and their log-probabilities at temperature 1.
 
     Sampling inverts the cumulative distribution at one uniform number from the row's own generator.
     """
@@ -242,7 +220,7 @@ def _grouped_attention(
 
 
 def end_ids(model: PreTrainedModel) -> list[int]:
-    """The tokens that end an answer, as the model's generation config has them."""
+    """Return the tokens that end an answer, from the model's generation config."""
     assert model.generation_config is not None
     ids = model.generation_config.eos_token_id
     return [ids] if isinstance(ids, int) else list(ids or [])

@@ -4,25 +4,22 @@ A stage of the gpu profile that is started on the wrong machine must not downloa
 before it fails: every GPU backend begins with :func:`require_gpu`.
 """
 
-import importlib.util
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 
 from deepsearch_rl.errors import UnavailableError
 
 
 def require_gpu(purpose: str, packages: Sequence[str] = ()) -> None:
-    """Check that the packages can be imported and that torch sees a CUDA device.
+    """Check that the packages are installed and that torch sees a CUDA device.
 
-    Args:
-        purpose: what needs them, as the subject of the message, e.g. ``"rl with the unsloth backend"``.
-        packages: top-level import names. They are looked up, not imported: some fail to import without a GPU.
-
-    Raises:
-        UnavailableError: naming everything that is missing, not only the first.
+    ``purpose`` is the subject of the error message, e.g. ``"rl with the unsloth backend"``. ``packages`` are import
+    names; they are looked up, not imported, because some fail to import without a GPU. UnavailableError names
+    everything that is missing, not only the first.
     """
-    missing = [f"the package {name!r}" for name in packages if importlib.util.find_spec(name) is None]
-    if not _cuda_is_available():
+    missing = [f"the package {name!r}" for name in packages if find_spec(name) is None]
+    if find_spec("torch") is None or not import_module("torch").cuda.is_available():
         missing.append("a CUDA GPU (torch.cuda.is_available() is false)")
     if missing:
         raise UnavailableError(
@@ -30,9 +27,3 @@ def require_gpu(purpose: str, packages: Sequence[str] = ()) -> None:
             "profiles/gpu/README.md says which machine and environments the gpu profile needs; `dvc repro dvc.yaml` "
             "runs the same graph at toy size on a CPU."
         )
-
-
-def _cuda_is_available() -> bool:
-    if importlib.util.find_spec("torch") is None:
-        return False
-    return bool(import_module("torch").cuda.is_available())

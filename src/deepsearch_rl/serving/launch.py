@@ -3,22 +3,51 @@
     with serve_model(folder, config) as endpoint:
         ...  # OpenAI-compatible, stopped at the end of the block
 
-Backends: ``cpu`` (our own engine over transformers' models) and ``vllm`` (GPU). A folder that describes a server which
-runs already (:mod:`deepsearch_rl.serving.remote`) needs neither.
+Backends: ``cpu`` (our own engine over transformers' models) and ``vllm`` (GPU), each a program in a process of its own.
+A folder that describes a server which runs already (:mod:`deepsearch_rl.serving.remote`) needs neither.
 """
 
 import contextlib
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from pydantic import Field
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import sha256_json
-from deepsearch_rl.records import Record, ServingBackend
-from deepsearch_rl.serving.cpu import CpuConfig, serve_cpu
+from deepsearch_rl.processes import LOOPBACK, free_port, running_server
+from deepsearch_rl.records import NonEmpty, Record, ServingBackend
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.serving.remote import open_endpoint, read_remote
-from deepsearch_rl.serving.vllm import VllmConfig, serve_vllm
+
+SERVED_NAME = "policy"
+
+
+class CpuConfig(Record):
+    """Section ``serving.cpu``."""
+
+    slots: int = Field(ge=2, description="conversations whose keys and values are kept; half of them can run at once")
+    context_tokens: int = Field(ge=1, description="longest prompt plus answer")
+    start_timeout_s: float = Field(gt=0, description="how long the server may take to load")
+
+
+class VllmConfig(Record):
+    """Section ``serving.vllm``."""
+
+    dtype: NonEmpty = Field(description="of weights and activations, e.g. bfloat16")
+    max_model_len: int = Field(ge=1, description="longest prompt plus answer, tokens")
+    max_num_seqs: int = Field(ge=1, description="requests decoded together")
+    gpu_memory_utilization: float = Field(gt=0, le=1, description="share of the GPU's memory that vLLM takes")
+    enforce_eager: bool = Field(description="no CUDA graphs: slower decoding, the same kernels as in RL's rollouts")
+    tool_call_parser: NonEmpty = Field(description="vLLM's name of the model's tool call format, e.g. hermes")
+    reasoning_parser: NonEmpty | None = Field(
+        description="vLLM's name of the model's think format, e.g. qwen3; null: for models that do not think"
+    )
+    seed: int = Field(ge=0)
+    start_timeout_s: float = Field(gt=0, description="how long the server may take to load and compile")
 
 
 class ServingConfig(Record):
@@ -29,23 +58,25 @@ class ServingConfig(Record):
     vllm: VllmConfig | None = None
 
     def digest_of_answers(self) -> str:
-        """SHA-256 of how weights are served: the backend and its settings, but for how long it may take to start."""
+        """Return the SHA-256 of how weights are served: backend and settings, without the time it may take to start."""
         settings: CpuConfig | VllmConfig | None = getattr(self, self.backend)
         fields = settings and settings.model_dump(mode="json", exclude={"start_timeout_s"})
         return sha256_json([self.backend, fields])
 
 
-def require_backend(config: ServingConfig) -> None:
-    """Check that the named backend can run here, before anything is read or started.
+def require_backend(config: ServingConfig) -> CpuConfig | VllmConfig:
+    """Return the settings of the named backend after checking, before anything is read or started, that it can run.
 
     Raises:
         ConfigError: the named backend has no settings in params.
         UnavailableError: it needs a GPU or a package that is not here.
     """
-    if getattr(config, config.backend) is None:
+    settings = getattr(config, config.backend)
+    if settings is None:
         raise ConfigError(f"serving.backend is {config.backend!r} but params have no serving.{config.backend} section.")
     if config.backend == "vllm":
         require_gpu("serving with vllm", packages=["vllm"])
+    return settings
 
 
 @contextlib.contextmanager
@@ -56,15 +87,55 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
         ConfigError: the named backend has no settings in params, or a variable of ``endpoint.json`` is not set.
         UnavailableError: it needs a GPU or a package that is not here.
         ArtifactError: ``folder`` holds no model.
-        EndpointError: the server does not start, or one that should run does not answer.
+        EndpointError: the server ended or did not answer in time (the message holds its last lines), or one that
+            should run does not answer.
     """
     remote = read_remote(folder)
     if remote is not None:
         yield open_endpoint(remote)
         return
-    require_backend(config)
+    settings = require_backend(config)
     if not (folder / "config.json").is_file():
         raise ArtifactError(f"{folder} holds no model (config.json is missing); run the stage that makes it first.")
-    serve = serve_vllm if config.backend == "vllm" else serve_cpu
-    with serve(folder, getattr(config, config.backend)) as endpoint:
-        yield endpoint
+    listener = None
+    if isinstance(settings, CpuConfig):
+        listener = socket.create_server((LOOPBACK, 0))
+        port = listener.getsockname()[1]
+        sizes = [settings.slots, settings.context_tokens]
+        arguments = map(str, [listener.fileno(), folder, SERVED_NAME, *sizes])
+        command = [sys.executable, "-m", "deepsearch_rl.serving.chat_server", *arguments]
+    else:
+        port = free_port()  # vLLM takes no open socket
+        command = vllm_serve_command(folder, settings, port)
+        command[0] = str(Path(sys.executable).with_name("vllm"))  # the one installed beside this interpreter
+    url, timeout_s = f"http://{LOOPBACK}:{port}", settings.start_timeout_s
+    with running_server("the model server", command, url, "/health", timeout_s, listener=listener):
+        yield Endpoint(base_url=f"{url}/v1", model=SERVED_NAME, api_key="EMPTY")
+
+
+def vllm_serve_command(folder: Path, config: VllmConfig, port: int) -> list[str]:
+    """Return the ``vllm serve`` call for a merged 16-bit model folder on a loopback port (vLLM 0.32; LoRA stays off).
+
+    Departures from vLLM's defaults: ``--generation-config vllm``, because the model folder's own file would add top-k
+    and top-p to every request, and a recorded temperature would no longer say how an answer was drawn; token ids in
+    the log-probabilities, so that a trainer reads the very tokens that were sampled; hermes tool calls, the format
+    that Qwen3 was trained on and that our SFT rows use.
+    """
+    flags = {
+        "served-model-name": SERVED_NAME,
+        "host": LOOPBACK,
+        "port": port,
+        "dtype": config.dtype,
+        "max-model-len": config.max_model_len,
+        "max-num-seqs": config.max_num_seqs,
+        "gpu-memory-utilization": config.gpu_memory_utilization,
+        "tool-call-parser": config.tool_call_parser,
+        "generation-config": "vllm",
+        "seed": config.seed,
+    }
+    if config.reasoning_parser is not None:
+        flags["reasoning-parser"] = config.reasoning_parser
+    switches = ["enable-auto-tool-choice", "return-tokens-as-token-ids", "no-enable-lora"]
+    switches += ["enforce-eager"] if config.enforce_eager else []
+    pairs = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    return ["vllm", "serve", str(folder), *pairs, *(f"--{name}" for name in switches)]

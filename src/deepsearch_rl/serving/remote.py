@@ -10,10 +10,10 @@ the environment. Because an artifact must say what was really asked, results nam
 variables held, and the log of unfinished work is kept apart by them.
 """
 
+import contextlib
 import os
 import re
 from pathlib import Path
-from typing import Annotated
 
 import httpx
 from pydantic import Field
@@ -27,11 +27,8 @@ from deepsearch_rl.redaction import public_address, split_address
 FILE = "endpoint.json"
 REMOTE_TIMEOUT_S = 20.0
 """How long a server that runs already may take to say that it is there."""
-
 _HEADER_TEXT = re.compile(r"[!-~]+")
 """What a key may hold; a client would call anything else a broken connection."""
-
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 
 
 class RemoteConfig(Record):
@@ -39,30 +36,25 @@ class RemoteConfig(Record):
 
     base_url: NonEmpty = Field(description="address up to and including /v1, or $NAME of the variable that holds it")
     model: NonEmpty = Field(description="model name to ask for, or $NAME of the variable that holds it")
-    api_key_variable: VariableName = Field(description="environment variable that holds the key")
+    api_key_variable: str = Field(pattern=r"^[A-Za-z_]\w*$", description="environment variable that holds the key")
 
 
 def read_remote(folder: Path) -> RemoteConfig | None:
-    """What ``endpoint.json`` of a model folder says, or None where the folder holds no such file.
-
-    Raises:
-        ArtifactError: the file does not fit.
-    """
+    """Return what ``endpoint.json`` of a model folder says, None if there is no such file."""
     path = folder / FILE
     return read_record(path, RemoteConfig) if path.is_file() else None
 
 
 def resolve_endpoint(config: RemoteConfig) -> Endpoint:
-    """The endpoint with what its environment variables hold; nothing is asked yet.
+    """Return the endpoint with what its environment variables hold; nothing is asked yet.
 
     Raises:
         ConfigError: a variable is not set, or its address or key cannot be used; names it, never its value.
     """
     base_url = _resolved(config.base_url, "the address of an OpenAI-compatible server, up to and including /v1")
-    if not _is_http(base_url):
-        raise _unreadable(_place(config))
+    address = shown_address(base_url, _place(config))
     model = _resolved(config.model, "the name of the model to ask for")
-    key = _resolved(f"${config.api_key_variable}", f"the key of {shown_address(base_url)}")
+    key = _resolved(f"${config.api_key_variable}", f"the key of {address}")
     if not _HEADER_TEXT.fullmatch(key):
         raise ConfigError(
             f"the environment variable {config.api_key_variable} holds no key: there is white space (perhaps a line's "
@@ -71,16 +63,28 @@ def resolve_endpoint(config: RemoteConfig) -> Endpoint:
     return Endpoint(base_url=base_url, model=model, api_key=key)
 
 
+def _resolved(value: str, meaning: str) -> str:
+    text = os.environ.get(value[1:]) if value.startswith("$") else value
+    if not text:
+        raise ConfigError(f"set the environment variable {value[1:]} to {meaning}.")
+    return text
+
+
+def _place(config: RemoteConfig) -> str:
+    """Return where the address comes from."""
+    variable = config.base_url.removeprefix("$")
+    return f"base_url ({FILE})" if variable == config.base_url else f"the environment variable {variable}"
+
+
 def open_endpoint(config: RemoteConfig) -> Endpoint:
-    """The endpoint, after it has shown that it is there.
+    """Return the endpoint of :func:`resolve_endpoint` after it has answered.
 
     Raises:
         ConfigError: a variable is not set, or its address or key cannot be used.
         EndpointError: nothing answers at its address.
     """
     endpoint = resolve_endpoint(config)
-    try:
-        # Whatever it answers, it is there.
+    try:  # any answer will do
         httpx.get(f"{endpoint.base_url.rstrip('/')}/models", timeout=REMOTE_TIMEOUT_S)
     except httpx.TransportError as error:
         raise EndpointError(
@@ -90,46 +94,18 @@ def open_endpoint(config: RemoteConfig) -> Endpoint:
     return endpoint
 
 
-def shown_address(base_url: str) -> str:
-    """Return an address without user, password and query.
+def shown_address(base_url: str, place: str = "the endpoint's settings") -> str:
+    """Return the address of a web server without user, password and query; ``place`` is where it comes from.
 
     Raises:
-        ConfigError: the address cannot be read, so that nobody knows which part of it is secret.
+        ConfigError: the address cannot be read in one way only, so that nobody knows which part of it is secret.
     """
-    address = public_address(base_url)
-    if address is None or not _is_http(base_url):
-        raise _unreadable("the endpoint's settings")
-    return address
-
-
-def _is_http(base_url: str) -> bool:
-    """Return whether an address is one of a web server that can be read in one way only."""
-    parts = split_address(base_url)
-    try:
+    parts, address = split_address(base_url), public_address(base_url)
+    with contextlib.suppress(httpx.InvalidURL):
         httpx.URL(base_url)
-    except httpx.InvalidURL:
-        return False
-    return parts is not None and bool(parts.hostname) and parts.scheme in {"http", "https"}
-
-
-def _unreadable(place: str) -> ConfigError:
-    return ConfigError(
+        if address is not None and parts is not None and parts.hostname and parts.scheme in {"http", "https"}:
+            return address
+    raise ConfigError(
         f"the address in {place} cannot be read: give http:// or https://, a host, a port number if it needs one, "
         "and the path up to /v1; percent-encode user and password."
     )
-
-
-def _place(config: RemoteConfig) -> str:
-    """Where the address comes from."""
-    return (
-        f"the environment variable {config.base_url[1:]}" if config.base_url.startswith("$") else f"base_url ({FILE})"
-    )
-
-
-def _resolved(value: str, meaning: str) -> str:
-    if not value.startswith("$"):
-        return value
-    text = os.environ.get(value[1:])
-    if not text:
-        raise ConfigError(f"set the environment variable {value[1:]} to {meaning}.")
-    return text

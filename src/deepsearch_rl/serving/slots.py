@@ -18,13 +18,7 @@ EMPTY = -1
 
 
 class SlotTable:
-    """Tokens, keys and values of N conversations.
-
-    Args:
-        config: of the model; gives layers, heads and head dimension.
-        slots: N.
-        context_tokens: longest conversation.
-    """
+    """Tokens, keys and values of N = ``slots`` conversations of a model; layers and heads come from its config."""
 
     def __init__(self, config: PretrainedConfig, slots: int, context_tokens: int) -> None:
         shape = (slots, config.num_key_value_heads, context_tokens, config.head_dim)
@@ -36,11 +30,6 @@ class SlotTable:
         self._busy = np.zeros(slots, dtype=bool)
         self._clock = 0
 
-    @property
-    def free(self) -> int:
-        """Number of slots that no running request uses."""
-        return int((~self._busy).sum())
-
     def acquire(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Take a slot for a prompt and return it with the number of its tokens that are computed already.
 
@@ -49,7 +38,9 @@ class SlotTable:
         the slot that was unused for the longest time.
         """
         prompt = np.asarray(tokens, dtype=np.int64)
-        common = self._common_prefixes(prompt)
+        equal = self._tokens[:, : len(prompt)] == prompt
+        prefixes = np.where(equal.all(axis=1), len(prompt), equal.argmin(axis=1))
+        common = np.minimum(prefixes, self._lengths)
         source = int(common.argmax())
         shared = min(int(common[source]), len(prompt) - 1)
         continues = not self._busy[source] and shared > 0 and shared >= self._lengths[source] - 1
@@ -62,11 +53,6 @@ class SlotTable:
         self._lengths[slot] = shared
         self._busy[slot] = True
         return slot, shared
-
-    def _common_prefixes(self, wanted: np.ndarray) -> np.ndarray:
-        equal = self._tokens[:, : len(wanted)] == wanted
-        prefixes = np.where(equal.all(axis=1), len(wanted), equal.argmin(axis=1))
-        return np.minimum(prefixes, self._lengths)
 
     def extend(self, slots: Sequence[int], counts: Sequence[int]) -> None:
         """Count further tokens of each slot as computed."""
@@ -88,17 +74,14 @@ class SlotTable:
         self._lengths[:] = 0
 
     def lengths(self, slots: Sequence[int]) -> np.ndarray:
-        """Computed tokens of each slot, shape [B]."""
+        """Return the number of computed tokens of each slot, shape [B]."""
         return self._lengths[list(slots)]
 
 
 class SlotCache:
     """What the model's attention layers see of the slots in one forward pass (the ``update`` of a transformers cache).
 
-    Args:
-        table: all slots.
-        slots_B: the slot of each row.
-        positions_BQ: where each row's new tokens go.
+    ``slots_B`` is the slot of each row, ``positions_BQ`` says where each row's new tokens go.
     """
 
     def __init__(self, table: SlotTable, slots_B: torch.Tensor, positions_BQ: torch.Tensor) -> None:
@@ -117,5 +100,5 @@ class SlotCache:
         return stored[0], stored[1]
 
     def mask(self) -> torch.Tensor:
-        """Which token each new token may attend to: those up to itself; [B, 1, Q, T]."""
+        """Return which tokens each new token may attend to: those up to itself; [B, 1, Q, T]."""
         return (torch.arange(self._visible)[None, None, :] <= self._positions_BQ[:, :, None])[:, None]

@@ -3,11 +3,16 @@
 Backends: ``peft`` adds the adapter to the base in the base's own 16- or 32-bit weights; ``unsloth`` (GPU) does the
 same from its own loader, ``save_pretrained_merged(..., save_method="merged_16bit")``. Neither ever merges into a base
 that was loaded in 4 bits, although the adapter may have been trained beside one: the rounded base would be kept.
+
+The proof: both models write the same greedy answers to a fixed set of prompts, compared token by token.
 """
 
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,14 +21,24 @@ from peft import PeftModel
 from pydantic import Field
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.errors import CheckFailedError, ConfigError
 from deepsearch_rl.files import atomic_directory, read_json, write_json
 from deepsearch_rl.records import Record
 from deepsearch_rl.serving.hardware import require_gpu
-from deepsearch_rl.training.greedy import QUESTIONS, fixed_prompts, greedy_answers, require_same_answers
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, CONFIG, complete_folder, require_files
 
 MANIFEST = "manifest.json"
+QUESTIONS = (
+    "Who directed the film?",
+    "In which city was the founder of the company born?",
+    "Which country is the capital of the region in?",
+    "Did the two people found the same company?",
+    "When was the bridge over the river opened?",
+    "Who is the spouse of the person who wrote the novel?",
+    "Which of the two films came out first?",
+    "What is the name of the company that made the engine?",
+)
 
 
 class AdapterMergeConfig(Record):
@@ -38,7 +53,7 @@ class AdapterMergeConfig(Record):
 
 
 def unsloth_load_arguments(adapter: Path, config: AdapterMergeConfig) -> dict[str, Any]:
-    """Keyword arguments of ``unsloth.FastLanguageModel.from_pretrained``."""
+    """Return the keyword arguments of ``unsloth.FastLanguageModel.from_pretrained``."""
     return {
         "model_name": str(adapter),
         "max_seq_length": config.max_sequence_tokens,
@@ -48,18 +63,12 @@ def unsloth_load_arguments(adapter: Path, config: AdapterMergeConfig) -> dict[st
 
 
 def unsloth_save_arguments(folder: Path) -> dict[str, Any]:
-    """Keyword arguments of the model's ``save_pretrained_merged``, without ``tokenizer``."""
+    """Return the keyword arguments of the model's ``save_pretrained_merged``, without ``tokenizer``."""
     return {"save_directory": str(folder), "save_method": "merged_16bit"}
 
 
 def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, output: Path) -> None:
-    """Merge, check, and write the whole model folder at once.
-
-    Args:
-        config: how, and what is checked.
-        start: model folder that RL started from.
-        adapter: PEFT folder that RL made.
-        output: folder that appears when the merged model has answered as the unmerged one.
+    """Merge an adapter into the model that RL started from, check, and write the whole model folder at once.
 
     Raises:
         UnavailableError: the backend is ``unsloth`` and there is no GPU.
@@ -73,21 +82,26 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
     require_files(adapter, ADAPTER_FILES)
     if "quantization_config" in read_json(start / CONFIG):
         raise ConfigError(f"{start} holds quantized weights; merge into the 16-bit model that they were made from.")
-    prompts = fixed_prompts(AutoTokenizer.from_pretrained(start), config.prompts)
+    prompts = fixed_prompts(start, config.prompts)
     unmerged: Any = PeftModel.from_pretrained(_load(start, config), adapter)
     expected = greedy_answers(unmerged, prompts, config.max_tokens)
     with atomic_directory(output) as partial:
         if config.backend == "unsloth":
             del unmerged  # its memory is needed
-            _merge_with_unsloth(config, start, adapter, partial)
+            with tempfile.TemporaryDirectory(prefix="deepsearch-") as scratch:
+                local = shutil.copytree(adapter, Path(scratch, "adapter"))
+                settings = read_json(local / ADAPTER_FILES[0])  # unsloth loads the base that this file names
+                write_json(local / ADAPTER_FILES[0], {**settings, "base_model_name_or_path": str(start.resolve())})
+                loader = import_module("unsloth").FastLanguageModel
+                model, tokenizer = loader.from_pretrained(**unsloth_load_arguments(local, config))
+                model.save_pretrained_merged(tokenizer=tokenizer, **unsloth_save_arguments(partial))
         else:
             unmerged.merge_and_unload().save_pretrained(partial)
         complete_folder(start, partial)
         if (adapter / MANIFEST).is_file():  # names the training step that was kept
             shutil.copyfile(adapter / MANIFEST, partial / MANIFEST)
-        require_same_answers(
-            expected, greedy_answers(_load(partial, config), prompts, config.max_tokens), config.tie_tolerance
-        )
+        merged = greedy_answers(_load(partial, config), prompts, config.max_tokens)
+        require_same_answers(expected, merged, config.tie_tolerance)
 
 
 def _load(folder: Path, config: AdapterMergeConfig) -> Any:
@@ -95,12 +109,67 @@ def _load(folder: Path, config: AdapterMergeConfig) -> Any:
     return model.to("cuda") if config.backend == "unsloth" else model
 
 
-def _merge_with_unsloth(config: AdapterMergeConfig, start: Path, adapter: Path, output: Path) -> None:
-    loader = import_module("unsloth").FastLanguageModel
-    with tempfile.TemporaryDirectory(prefix="deepsearch-") as scratch:
-        local = Path(scratch, "adapter")
-        shutil.copytree(adapter, local)
-        settings = read_json(local / "adapter_config.json")  # unsloth loads the base that this file names
-        write_json(local / "adapter_config.json", {**settings, "base_model_name_or_path": str(start.resolve())})
-        model, tokenizer = loader.from_pretrained(**unsloth_load_arguments(local, config))
-        model.save_pretrained_merged(tokenizer=tokenizer, **unsloth_save_arguments(output))
+def fixed_prompts(folder: Path, count: int) -> list[list[int]]:
+    """Return the first ``count`` questions in a model's own chat template, with the search tool, as token ids."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tools=[RETRIEVE_TOOL], add_generation_prompt=True, tokenize=False
+        )
+        for question in QUESTIONS[:count]
+    ]
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyAnswer:
+    """The T tokens that a model writes after one prompt, and the logits that each was chosen from."""
+
+    tokens: tuple[int, ...]
+    logits_TV: torch.Tensor
+
+
+def greedy_answers(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[GreedyAnswer]:
+    """Return a ``transformers`` model's answers; one prompt at a time, so that no padding can make a difference."""
+    model.eval()
+    answers = []
+    for prompt in prompts:
+        ids_BS = torch.tensor([prompt], device=model.device)
+        with torch.no_grad():
+            out = model.generate(
+                input_ids=ids_BS,
+                attention_mask=torch.ones_like(ids_BS),
+                do_sample=False,
+                temperature=None,
+                top_p=None,
+                top_k=None,
+                max_new_tokens=max_tokens,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        tokens = out.sequences[0, len(prompt) :].tolist()
+        answers.append(GreedyAnswer(tuple(tokens), torch.cat(out.logits).float().cpu()))
+    return answers
+
+
+def require_same_answers(ours: Sequence[GreedyAnswer], theirs: Sequence[GreedyAnswer], tie_tolerance: float) -> None:
+    """Check that the unmerged model (``ours``) and the merged one (``theirs``) answer the same prompts alike.
+
+    Rounding to 16 bits can decide between two tokens that the model holds for equally likely, and everything after
+    them; answers may part where two logits of ``ours`` differ by at most ``tie_tolerance``. Where they part elsewhere,
+    CheckFailedError names the first prompt.
+    """
+    for number, (own, other) in enumerate(zip(ours, theirs, strict=True), 1):
+        places = [place for place, pair in enumerate(zip_longest(own.tokens, other.tokens)) if pair[0] != pair[1]]
+        if not places:
+            continue
+        place = places[0]
+        if place < min(len(own.tokens), len(other.tokens)):
+            logits_V = own.logits_TV[place]
+            if float(logits_V[own.tokens[place]] - logits_V[other.tokens[place]]) <= tie_tolerance:
+                continue
+        raise CheckFailedError(
+            f"the merged model does not write what the unmerged one does: greedy answers to prompt {number} of "
+            f"{len(ours)} differ from token {place} on ({list(own.tokens)[:16]} unmerged, {list(other.tokens)[:16]} "
+            "merged). The merged model is not kept."
+        )

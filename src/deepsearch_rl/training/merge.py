@@ -1,4 +1,4 @@
-"""Merging the SFT adapter into its base model with ms-swift: a plain Hugging Face folder comes out."""
+"""Merging the SFT adapter into its base model with ms-swift, which makes a plain Hugging Face folder."""
 
 from pathlib import Path
 from typing import Literal
@@ -9,7 +9,7 @@ from deepsearch_rl.files import atomic_directory
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, CONFIG, complete_folder, require_files
-from deepsearch_rl.training.swift_run import run_swift
+from deepsearch_rl.training.swift_run import run_swift, swift_command
 
 
 class MergeConfig(Record):
@@ -22,30 +22,25 @@ class MergeConfig(Record):
 
 
 def swift_export_command(config: MergeConfig, base: Path, adapter: Path, output: Path) -> list[str]:
-    """The ``swift export --merge_lora`` call; ``output`` must not exist."""
+    """Return the ``swift export --merge_lora`` call; ``output`` must not exist."""
     flags = {
         "model": base,
         "model_type": config.model_type,
         "template": config.template,
         "adapters": adapter,
-        "load_args": "false",  # everything that swift would read from the adapter's args.json is said here
-        "merge_lora": "true",
+        "load_args": False,  # all that swift would read from the adapter's args.json is given here
+        "merge_lora": True,
         "torch_dtype": config.dtype,
         "device_map": config.device,
         "output_dir": output,
     }
-    return ["swift", "export", *(part for name, value in flags.items() for part in (f"--{name}", str(value)))]
+    return swift_command("export", flags)
 
 
 def merge_adapter(config: MergeConfig, base: Path, adapter: Path, work: Path, output: Path) -> None:
-    """Merge ``adapter`` into ``base`` and write the whole model folder at once.
+    """Merge a PEFT folder into the model folder that it was trained on and write the whole model folder at once.
 
-    Args:
-        config: where and how.
-        base: model folder that the adapter was trained on.
-        adapter: PEFT folder.
-        work: untracked folder for the tool's log.
-        output: folder that appears when the model is whole.
+    The tool's log goes to ``work``.
 
     Raises:
         UnavailableError: params name a GPU and there is none.
@@ -58,5 +53,5 @@ def merge_adapter(config: MergeConfig, base: Path, adapter: Path, work: Path, ou
     require_files(adapter, ADAPTER_FILES)
     with atomic_directory(output) as partial:
         partial.rmdir()  # swift export makes the folder itself, and refuses one that exists
-        run_swift(swift_export_command(config, base, adapter, partial), work / "merge" / "swift.log", lambda _: None)
+        run_swift(swift_export_command(config, base, adapter, partial), work / "merge" / "swift.log")
         complete_folder(base, partial)

@@ -8,18 +8,12 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json, write_json
 
 WEIGHTS = "*.safetensors"
-WEIGHT_INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-NEEDED = (CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weights of a model folder: one file, or several shards in order.
-
-    Raises:
-        ArtifactError: there are none.
-    """
+    """Return the weights of a model folder, one file or several shards in order; raise ArtifactError if none."""
     files = sorted(folder.glob(WEIGHTS))
     if not files:
         raise ArtifactError(f"{folder} holds no model weights; run the stage that makes it first.")
@@ -27,11 +21,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def require_files(folder: Path, names: Sequence[str]) -> None:
-    """Check that a folder holds the named files.
-
-    Raises:
-        ArtifactError: naming those that are missing.
-    """
+    """Check that a folder holds the named files; raise ArtifactError with those that are missing."""
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise ArtifactError(f"{folder} is not whole, {', '.join(missing)} missing; run the stage that makes it first.")
@@ -41,17 +31,15 @@ def complete_folder(base: Path, merged: Path) -> None:
     """Give a folder of merged weights the base's tokenizer, chat template and settings, with the cache switched on.
 
     A training run leaves ``use_cache: false`` in a model's config, and then every generated token recomputes the
-    whole prompt.
-
-    Raises:
-        ArtifactError: a file that serving needs is missing from both.
+    whole prompt. Raises ArtifactError if both folders miss a file that serving needs.
     """
-    merged_config = read_json(merged / CONFIG)
+    config = read_json(merged / CONFIG)
     for stale in ("args.json", "README.md"):
         (merged / stale).unlink(missing_ok=True)
     for source in sorted(base.iterdir()):
-        if source.is_file() and source.name not in (CONFIG, WEIGHT_INDEX) and not source.match(WEIGHTS):
+        of_weights = source.name in (CONFIG, "model.safetensors.index.json") or source.match(WEIGHTS)
+        if source.is_file() and not of_weights:
             shutil.copyfile(source, merged / source.name)
-    write_json(merged / CONFIG, {**merged_config, "use_cache": True})
-    require_files(merged, NEEDED)
+    write_json(merged / CONFIG, {**config, "use_cache": True})
+    require_files(merged, [CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
     weight_files(merged)

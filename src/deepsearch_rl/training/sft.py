@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import (
     atomic_directory,
+    first_problem,
     read_json,
     read_jsonl,
+    read_record,
     sha256_file,
     sha256_json,
     write_json,
@@ -34,11 +36,12 @@ from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, weight_files
-from deepsearch_rl.training.swift_run import run_swift
-from deepsearch_rl.training.trainer_state import is_whole, read_log, read_state
+from deepsearch_rl.training.swift_run import run_swift, swift_command
 from deepsearch_rl.trajectories.convert import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
+TRAINER_STATE = "trainer_state.json"
+"""What the Hugging Face trainer, behind ms-swift, keeps of a run; the last file that a checkpoint gets."""
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 _LOSS = re.compile(r"'loss': '?([\d.]+)")
 
@@ -73,13 +76,10 @@ class SftConfig(Record):
 
 @dataclass(frozen=True, slots=True)
 class SftTask:
-    """What one run works on.
+    """What one run works on; ``seed`` is that of adapter, dropout and data order.
 
-    Args:
-        model: base model folder.
-        rows: ms-swift rows, JSON Lines.
-        scratch: untracked folder for checkpoints; the same task must get the same folder.
-        seed: of adapter, dropout and data order.
+    ``rows`` are ms-swift's, JSON Lines. ``scratch`` is the untracked folder of checkpoints; the same task must get the
+    same folder.
     """
 
     model: Path
@@ -88,8 +88,33 @@ class SftTask:
     seed: int
 
 
+class SftLogLine(Record):
+    """One line of ``train_log.jsonl``: means since the line before."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    token_acc: float = Field(description="share of trained tokens whose most likely token is right")
+    grad_norm: float
+
+
+class TrainerState(BaseModel):
+    """How far a run is, and what it logged; entries without a loss are summaries."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    global_step: int = Field(ge=0)
+    max_steps: int = Field(ge=0)
+    log_history: tuple[dict[str, JsonValue], ...]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last step is done."""
+        return self.global_step >= self.max_steps
+
+
 def swift_sft_command(config: SftConfig, task: SftTask, resume_from: Path | None = None) -> list[str]:
-    """The ``swift sft`` call; ``resume_from`` is a checkpoint of an earlier run of the same task."""
+    """Return the ``swift sft`` call; ``resume_from`` is a checkpoint of an earlier run of the same task."""
     flags: dict[str, object] = {
         "model": task.model,
         "model_type": config.model_type,
@@ -134,103 +159,109 @@ def swift_sft_command(config: SftConfig, task: SftTask, resume_from: Path | None
         flags["use_cpu"] = True
     if resume_from is not None:
         flags["resume_from_checkpoint"] = resume_from
-    return ["swift", "sft", *(part for name, value in flags.items() for part in (f"--{name}", _text(value)))]
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return swift_command("sft", flags)
 
 
 def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: Path, output: Path) -> None:
-    """Train and write adapter, ``train_log.jsonl`` and ``manifest.json``, all at once.
+    """Train on a base model and ms-swift's rows; write adapter, ``train_log.jsonl`` and ``manifest.json`` at once.
 
-    Args:
-        config: what is trained, and where.
-        model: base model folder.
-        rows: ms-swift rows, JSON Lines.
-        seed: of adapter, dropout and data order.
-        work: untracked folder. Checkpoints live below it under a name made from all inputs, so that a killed run goes
-            on and a run with other inputs starts afresh.
-        output: folder that appears when the adapter is whole.
+    Checkpoints are in ``work`` under a name made from all inputs, so that a killed run continues and a run with other
+    inputs starts afresh.
 
     Raises:
         UnavailableError: params name a GPU and there is none.
-        ArtifactError: there is no model, or there are no rows to train on.
+        ArtifactError: there is no model, there are no rows to train on, or the trainer's state does not fit.
         RecordError: a line is not a row; names file, line and field.
         CommandError: ``swift sft`` failed.
     """
     if config.device == "cuda":
         require_gpu("sft", packages=["swift", "flash_attn"] if config.attention == "flash_attn" else ["swift"])
-    if not rows.is_file() or not sum(1 for _ in read_jsonl(rows, SwiftRow)):
+    count = sum(1 for _ in read_jsonl(rows, SwiftRow)) if rows.is_file() else 0
+    if not count:
         raise ArtifactError(f"{rows} holds no rows to train on; look at the drop counts of the filter stage.")
     key = sha256_json([config.model_dump(), seed, *(sha256_file(path) for path in (rows, *weight_files(model)))])
     task = SftTask(model, rows, work / f"sft-{key[:12]}", seed)
-    _publish(config, task, _trained_checkpoint(config, task), output)
-
-
-def _trained_checkpoint(config: SftConfig, task: SftTask) -> Path:
     checkpoint = newest_checkpoint(task.scratch)
-    if checkpoint is not None and read_state(checkpoint).finished:
-        return checkpoint
-    with contextlib.ExitStack() as stack:
-        run_swift(swift_sft_command(config, task, checkpoint), task.scratch / "swift.log", _progress(stack))
-    checkpoint = newest_checkpoint(task.scratch)
+    if checkpoint is None or not read_state(checkpoint).finished:
+        with contextlib.ExitStack() as stack:
+            run_swift(swift_sft_command(config, task, checkpoint), task.scratch / "swift.log", _progress(stack))
+        checkpoint = newest_checkpoint(task.scratch)
     if checkpoint is None:
         raise ArtifactError(f"swift sft left no checkpoint in {task.scratch}; its output is in swift.log there.")
-    return checkpoint
+    lines = read_log(checkpoint)
+    packages = ("ms-swift", "transformers", "peft", "torch")
+    manifest = {
+        "tool": "ms-swift",
+        "device": config.device,
+        "dtype": config.dtype,
+        "seed": seed,
+        "rows": count,
+        "steps": read_state(checkpoint).global_step,
+        "final_loss": lines[-1].loss,
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+    }
+    with atomic_directory(output) as partial:
+        shutil.copyfile(checkpoint / ADAPTER_WEIGHTS, partial / ADAPTER_WEIGHTS)
+        settings = read_json(checkpoint / ADAPTER_CONFIG)
+        write_json(partial / ADAPTER_CONFIG, canonical_adapter_config(settings, model))
+        write_jsonl(partial / "train_log.jsonl", lines)
+        write_json(partial / "manifest.json", manifest)
 
 
 def newest_checkpoint(scratch: Path) -> Path | None:
-    """The last whole checkpoint."""
-    checkpoints = [path for path in scratch.glob("checkpoint-*") if is_whole(path)]
+    """Return the last whole checkpoint, None if there is none; a killed run may leave one that is not whole."""
+    checkpoints = []
+    for folder in scratch.glob("checkpoint-*"):
+        with contextlib.suppress(ArtifactError):
+            if read_json(folder / TRAINER_STATE):
+                checkpoints.append(folder)
     return max(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
+def read_state(checkpoint: Path) -> TrainerState:
+    """Return the trainer's state in a whole checkpoint; raise ArtifactError with file and field if it does not fit."""
+    return read_record(checkpoint / TRAINER_STATE, TrainerState)
+
+
+def read_log(checkpoint: Path) -> list[SftLogLine]:
+    """Return the training curve; raise ArtifactError with file and field if the state or an entry does not fit.
+
+    It is read from the trainer's state, because ``logging.jsonl`` repeats steps after a resume.
+    """
+    lines = []
+    for place, entry in enumerate(read_state(checkpoint).log_history):
+        if "loss" not in entry:
+            continue
+        try:
+            lines.append(SftLogLine.model_validate({name: entry.get(name) for name in SftLogLine.model_fields}))
+        except ValidationError as error:
+            field, problem = first_problem(error)
+            raise ArtifactError(
+                f"{checkpoint / TRAINER_STATE}, field 'log_history.{place}.{field}': {problem}; the trainer is of a "
+                "version that logs otherwise."
+            ) from error
+    return lines
+
+
 def _progress(stack: contextlib.ExitStack) -> Callable[[str], None]:
-    """A reader of swift's output that shows the steps done; the total is known from the first line that has it."""
-    meter: ProgressBar | None = None
+    """Return a reader of swift's output that shows the steps done; the first line with steps gives the total."""
+    bar: ProgressBar | None = None
     last_step = 0
 
     def read(line: str) -> None:
-        nonlocal meter, last_step
-        step = _STEP.search(line)
+        """Advance the bar to the step that a line names; other lines are ignored."""
+        nonlocal bar, last_step
+        step, loss = _STEP.search(line), _LOSS.search(line)
         if step is None:
             return
         done, total = int(step[1]), int(step[2])
-        meter = meter or stack.enter_context(ProgressBar("sft", total, "steps"))
-        loss = _LOSS.search(line)
-        meter.advance(done - last_step, note=f"loss {float(loss[1]):.3f}" if loss else "")
+        bar = bar or stack.enter_context(ProgressBar("sft", total, "steps"))
+        bar.advance(done - last_step, note=f"loss {float(loss[1]):.3f}" if loss else "")
         last_step = done
 
     return read
 
 
-def _publish(config: SftConfig, task: SftTask, checkpoint: Path, output: Path) -> None:
-    steps, lines = read_state(checkpoint).global_step, read_log(checkpoint)
-    with atomic_directory(output) as partial:
-        shutil.copyfile(checkpoint / ADAPTER_WEIGHTS, partial / ADAPTER_WEIGHTS)
-        write_json(
-            partial / ADAPTER_CONFIG, canonical_adapter_config(read_json(checkpoint / ADAPTER_CONFIG), task.model)
-        )
-        write_jsonl(partial / "train_log.jsonl", lines)
-        write_json(partial / "manifest.json", _manifest(config, task, steps, lines[-1].loss))
-
-
 def canonical_adapter_config(config: dict[str, Any], model: Path) -> dict[str, Any]:
-    """PEFT's settings without what differs between equal runs: absolute paths and the order of a set."""
+    """Return PEFT's settings without what differs between equal runs: absolute paths and the order of a set."""
     return {**config, "base_model_name_or_path": str(model), "target_modules": sorted(config["target_modules"])}
-
-
-def _manifest(config: SftConfig, task: SftTask, steps: int, final_loss: float) -> dict[str, Any]:
-    with task.rows.open("rb") as rows:
-        count = sum(1 for row in rows if row.strip())
-    return {
-        "tool": "ms-swift",
-        "device": config.device,
-        "dtype": config.dtype,
-        "seed": task.seed,
-        "rows": count,
-        "steps": steps,
-        "final_loss": final_loss,
-        "versions": {name: importlib.metadata.version(name) for name in ("ms-swift", "transformers", "peft", "torch")},
-    }

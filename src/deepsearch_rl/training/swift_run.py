@@ -1,37 +1,32 @@
-"""Running ms-swift's commands: output kept in a log, failure told in the program's own last lines."""
+"""Running ms-swift's commands: output kept in a log, a failure told in the program's own last lines."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from deepsearch_rl.errors import CommandError
 from deepsearch_rl.processes import ProcessGuard, stream_lines
 
 
-def run_swift(command: Sequence[str], log_path: Path, on_line: Callable[[str], None]) -> None:
-    """Run ``swift <subcommand> ...`` to its end.
+def swift_command(subcommand: str, flags: Mapping[str, object]) -> list[str]:
+    """Return the call ``swift <subcommand> --name value ...`` with booleans as ms-swift writes them."""
+    values = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in flags.items()}
+    return ["swift", subcommand, *(part for name, value in values.items() for part in (f"--{name}", value))]
+
+
+def run_swift(command: Sequence[str], log_path: Path, on_line: Callable[[str], object] = lambda _: None) -> None:
+    """Run ``["swift", subcommand, *flags]`` to its end.
 
     The ``swift`` launcher imports torch only to start ``swift.cli.<subcommand>`` in a second process; that module is
-    run directly, which is the same call 3 s earlier.
-
-    Args:
-        command: ``["swift", subcommand, *flags]``.
-        log_path: every line of output that is not blank is appended to it.
-        on_line: called with every such line (a carriage return ends one too, so progress bars arrive as lines).
-
-    Raises:
-        CommandError: the exit code is not 0.
+    run directly, which is the same call 3 s earlier. Every line of output that is not blank is appended to the log and
+    given to ``on_line`` (a carriage return ends one too, so progress bars arrive as lines). An exit code other than 0
+    raises CommandError.
     """
     program, subcommand, *flags = command
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with ProcessGuard() as guard, log_path.open("a", encoding="utf-8") as log:
-
-        def write_line(line: str) -> None:
-            log.write(f"{line}\n")
-            on_line(line)
-
         process = guard.start([sys.executable, "-u", "-m", f"{program}.cli.{subcommand}", *flags])
-        tail = "\n".join(stream_lines(process, write_line))
+        tail = "\n".join(stream_lines(process, lambda line: (log.write(f"{line}\n"), on_line(line))))
     if process.returncode != 0:
         raise CommandError(
             f"`{program} {subcommand}` ended with exit code {process.returncode}; its output is in {log_path}, "

@@ -12,13 +12,13 @@ from deepsearch_rl.errors import StalePolicyError, UnknownNameError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.training.backends.art.conversations import conversation
 from deepsearch_rl.training.backends.art.cpu import make_cpu_trainer
 from deepsearch_rl.training.backends.art.policy import LoraPolicy
+from deepsearch_rl.training.backends.art.trainer import conversation
 from deepsearch_rl.training.backends.make import open_engine
+from deepsearch_rl.training.rl import loop
 from deepsearch_rl.training.rl.config import LoraConfig, RlConfig
 from deepsearch_rl.training.rl.loop import RlLogLine, train_policy
-from deepsearch_rl.training.rl.rewards import WeightedRewards
 from deepsearch_rl.training.rl.trainer import RlTask
 from deepsearch_rl.trajectories.synthesize import Source
 from tests.policies import CONTEXT_TOKENS
@@ -52,10 +52,10 @@ def task(policy_folder: Path, world: Source, world_server: str, smoke: Profile, 
 def any_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     """An untrained policy answers nothing; a reward that differs between rollouts gives the loss something to do."""
 
-    def parts(_rewards: WeightedRewards, trajectory: Trajectory, _question: Question) -> dict[str, float]:
+    def parts(_weights: object, trajectory: Trajectory, *_: object) -> dict[str, float]:
         return {"letters": float(len(trajectory.messages[-1].content) % 5)}
 
-    monkeypatch.setattr(WeightedRewards, "parts", parts)
+    monkeypatch.setattr(loop, "reward_parts", parts)
 
 
 def train(task: RlTask, config: RlConfig, output: Path) -> list[RlLogLine]:

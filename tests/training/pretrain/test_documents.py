@@ -10,8 +10,7 @@ from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.answers import INSUFFICIENT, extract_answer
 from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, name_words, read_object
 from deepsearch_rl.training.pretrain.documents import CurriculumStage, DocumentConfig, DocumentGenerator
-from deepsearch_rl.training.pretrain.passage_set import Names
-from deepsearch_rl.training.pretrain.prepare import strange_words
+from deepsearch_rl.training.pretrain.passage_set import Names, strange_words
 
 KINDS = ("copy", "reasoning", "search", "continuation", "demonstration")
 Turns = list[dict[str, Any]]
@@ -26,8 +25,7 @@ def generator(document_config: DocumentConfig) -> DocumentGenerator:
 def take(generator: DocumentGenerator, stage: CurriculumStage, count: int, **shares: float) -> list[Turns]:
     """The turns of the first documents, mixed as ``shares`` says; the rest is reading."""
     mixed = stage.model_copy(update={f"{kind}_share": shares.get(kind, 0.0) for kind in KINDS})
-    documents = itertools.islice(generator.documents(mixed, random.Random(5)), count)
-    return [list(document.turns) for document in documents]
+    return list(itertools.islice(generator.documents(mixed, random.Random(5)), count))
 
 
 def match(pattern: str, text: str) -> tuple[str, ...]:
@@ -133,6 +131,5 @@ def test_a_share_of_the_tool_conversations_goes_without_the_system_block(
 ) -> None:
     shares = {f"{kind}_share": 0.5 * (kind in ("demonstration", "search")) for kind in KINDS}
     documents = list(itertools.islice(generator.documents(stage.model_copy(update=shares), random.Random(5)), 300))
-    bare = [document for document in documents if not document.with_tools]
+    bare = [turns for turns in documents if turns[0]["role"] != "system"]
     assert 0.3 < len(bare) / len(documents) < 0.5
-    assert all((document.turns[0]["role"] == "system") == document.with_tools for document in documents)

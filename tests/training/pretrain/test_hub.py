@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from deepsearch_rl.errors import ConfigError, EndpointError
-from deepsearch_rl.training.pretrain.hub import ModelHubConfig, download
+from deepsearch_rl.training.pretrain.prepare import ModelHubConfig, download
 
 REVISION = "cdbee75f17c01a7cc42f958dc650907174af0554"
 FILES = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": bytes(range(256)) * 40, "README.md": b"no"}

@@ -1,8 +1,8 @@
 import random
 
+from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, read_object
-from deepsearch_rl.training.pretrain.passage_set import Names, PassageSet
-from deepsearch_rl.training.pretrain.prepare import strange_words
+from deepsearch_rl.training.pretrain.passage_set import Names, PassageSet, strange_words
 
 NAMES = Names(strange_words(OUT_OF_DOMAIN), strange_share=0.0)
 
@@ -16,7 +16,7 @@ def test_a_chain_never_comes_back_to_a_subject_though_its_kind_has_few_names() -
     for seed in range(20):
         passages, subject, subjects = passage_set(seed), "Harwick", {"Harwick"}
         for relation in (country, capital, country, capital, country, capital):
-            subject = passages.state(relation, subject).object
+            subject = passages.state(relation, subject)
             assert subject not in subjects
             subjects.add(subject)
 
@@ -25,8 +25,7 @@ def test_a_hidden_fact_is_stated_nowhere() -> None:
     birthplace = IN_DOMAIN.relations["birthplace"]
     for seed in range(50):
         passages = passage_set(seed)
-        passages.hide(birthplace, "Ada Abbott")
-        passages.add_about("Ada Abbott", IN_DOMAIN.kinds["person"])
+        assert passages.state(birthplace, "Ada Abbott", hidden=True) == INSUFFICIENT
         for _ in range(4):
             passages.add()
         text = "\n".join(passage.text for passage in passages.passages)

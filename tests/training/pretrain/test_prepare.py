@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deepsearch_rl.errors import ConfigError, UnknownNameError
-from deepsearch_rl.training.pretrain import prepare, trainer
+from deepsearch_rl.training.pretrain import trainer
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig, PretrainConfig, prepare_model
 
 
@@ -46,9 +46,9 @@ def test_the_saved_folder_is_a_model_that_generates_with_a_cache(config: Prepare
 def test_training_lowers_the_loss_and_logs_every_stage_of_the_curriculum(
     config: PrepareModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "LOG_EVERY", 4)
+    monkeypatch.setattr(trainer, "LOG_EVERY", 4)
     prepare_model(config, 0, tmp_path / "base")
-    steps = [json.loads(line) for line in (tmp_path / "base" / prepare.TRAIN_LOG).read_text().splitlines()]
+    steps = [json.loads(line) for line in (tmp_path / "base" / trainer.TRAIN_LOG).read_text().splitlines()]
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert {step["level"] for step in steps} == {0, 1}
 
@@ -59,7 +59,7 @@ def test_a_run_that_dies_leaves_the_old_model_and_nothing_half_written(
     folder = tmp_path / "base"
     folder.mkdir()
     (folder / "config.json").write_text("old")
-    monkeypatch.setattr(trainer, "_step", lambda *_: 1 / 0)
+    monkeypatch.setattr(trainer, "_backward", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare_model(config, 0, folder)
     assert contents(folder) == {"config.json": b"old"}

@@ -17,10 +17,9 @@ from deepsearch_rl.records import Question
 from deepsearch_rl.training.rl.config import RlConfig
 from deepsearch_rl.training.rl.loop import (
     RlLogLine,
-    ScoredRollout,
     batch,
+    best_line,
     group_rewards,
-    newest_and_best,
     policy_text,
     train_policy,
 )
@@ -171,17 +170,15 @@ def test_an_epoch_asks_every_question_once_before_any_twice(task: RlTask) -> Non
     assert order[:5] != order[5:]
 
 
-def test_the_best_step_is_the_earliest_of_those_with_the_best_dev_f1(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
+def test_the_best_step_is_the_earliest_of_those_with_the_best_dev_f1() -> None:
     scores = [0.2, None, 0.5, 0.5, None]
-    log.write_text("".join(RlLogLine(step=i, dev_f1=f1).model_dump_json() + "\n" for i, f1 in enumerate(scores)))
-    assert newest_and_best(log) == (4, 2)
+    assert best_line([RlLogLine(step=step, dev_f1=f1) for step, f1 in enumerate(scores)]).step == 2
 
 
 def test_shuffled_rewards_stay_inside_their_group() -> None:
-    scored = [[ScoredRollout(None, {"part": 10 * group + n}) for n in range(4)] for group in range(2)]  # type: ignore[arg-type]
+    parts = [[{"part": 10.0 * group + n} for n in range(4)] for group in range(2)]
     in_order = [[0, 1, 2, 3], [10, 11, 12, 13]]
-    assert group_rewards(scored) == in_order
-    shuffled = group_rewards(scored, random.Random(1))
+    assert group_rewards(parts) == in_order
+    shuffled = group_rewards(parts, random.Random(1))
     assert [sorted(group) for group in shuffled] == in_order
     assert shuffled != in_order

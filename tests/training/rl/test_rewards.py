@@ -16,7 +16,7 @@ from deepsearch_rl.training.rl.rewards import (
     REWARDS,
     PolicyText,
     ThinkLength,
-    WeightedRewards,
+    reward_parts,
     think_length_score,
 )
 
@@ -73,7 +73,7 @@ def score(name: str, trajectory: Trajectory, **metadata: Any) -> float:
 
 
 def total(weights: dict[str, float], trajectory: Trajectory) -> float:
-    return sum(WeightedRewards(weights, policy()).parts(trajectory, question()).values())
+    return sum(reward_parts(weights, trajectory, question(), policy()).values())
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_f1_and_exact_match_are_the_best_over_all_golden_answers(answer: str, f1
 @pytest.mark.parametrize("name", REWARDS)
 def test_a_failed_rollout_scores_zero_in_every_reward(name: str) -> None:
     failed = rollout(thought(50), answer="Ada Lovelace", stop=StopReason.TOKEN_BUDGET)
-    assert WeightedRewards({name: 2.0}, policy()).parts(failed, question()) == {name: 0.0}
+    assert reward_parts({name: 2.0}, failed, question(), policy()) == {name: 0.0}
 
 
 def test_a_reward_is_the_weighted_sum_of_the_named_scores_only() -> None:
-    published = WeightedRewards({"f1": 2.0, "answer_format": 0.5}, policy())
-    assert published.parts(rollout(answer="Ada Lovelace"), question()) == {"f1": 2.0, "answer_format": 0.5}
+    published = {"f1": 2.0, "answer_format": 0.5}
+    assert reward_parts(published, rollout(answer="Ada Lovelace"), question(), policy()) == published
 
 
 @pytest.mark.parametrize(("answer", "value"), [("x", 1.0), (" x ", 1.0), ("", 0.0), (" \n\t", 0.0)])
@@ -235,10 +235,10 @@ def test_think_format_rewards_nothing_else(turns: list[str | Message]) -> None:
 
 
 def test_a_tag_that_the_prompt_wrote_counts_as_the_models() -> None:
-    weighted = WeightedRewards({"think_format": 0.5, "short_think": 0.5}, policy(opens_thought=True))
+    weights = {"think_format": 0.5, "short_think": 0.5}
 
     def parts(*turns: str | Message) -> tuple[float, ...]:
-        return tuple(weighted.parts(rollout(*turns), question()).values())
+        return tuple(reward_parts(weights, rollout(*turns), question(), policy(opens_thought=True)).values())
 
     assert parts(call("a\n</think>\n\n"), f"{'w ' * 50}</think>{ANSWER}") == (0.5, 0.25)
     assert parts(call("", "a"), f"<think>b</think>{ANSWER}") == (0, 0)

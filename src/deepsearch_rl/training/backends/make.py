@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from deepsearch_rl.errors import UnknownNameError
+from deepsearch_rl.errors import look_up
 from deepsearch_rl.training.backends.art.cpu import make_cpu_trainer
 from deepsearch_rl.training.backends.art.unsloth import make_unsloth_trainer, require_unsloth
 from deepsearch_rl.training.rl.config import RlConfig
@@ -31,7 +31,6 @@ def open_engine(name: str) -> Engine:
         UnknownNameError: there is no engine of this name.
         UnavailableError: it needs hardware or packages that are missing.
     """
-    if name not in ENGINES:
-        raise UnknownNameError("rl.backend", name, ENGINES)
-    ENGINES[name].require()
-    return ENGINES[name]
+    engine = look_up("rl.backend", name, ENGINES)
+    engine.require()
+    return engine

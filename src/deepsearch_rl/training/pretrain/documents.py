@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from pydantic import Field, JsonValue
 
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL_NAME
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.world.grammar import Grammar, Relation
 from deepsearch_rl.records import Record
@@ -61,23 +61,15 @@ class DocumentConfig(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class PretrainingDocument:
-    """A conversation as the chat template takes it."""
-
-    turns: tuple[Turn, ...]
-    with_tools: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class DocumentGenerator:
-    """Writes documents about random facts of one grammar."""
+    """Writes documents about random facts of one grammar, each a conversation as the chat template takes it."""
 
     grammar: Grammar
     names: Names
     prompt: str
     config: DocumentConfig
 
-    def documents(self, stage: CurriculumStage, rng: random.Random) -> Iterator[PretrainingDocument]:
+    def documents(self, stage: CurriculumStage, rng: random.Random) -> Iterator[list[Turn]]:
         """Yield documents of a curriculum stage without end."""
         kinds = [
             (self._demonstration, stage.demonstration_share),
@@ -91,12 +83,12 @@ class DocumentGenerator:
             write = rng.choices((*writers, self._reading), (*shares, 1 - sum(shares)))[0]
             yield write(stage, rng)
 
-    def _copy(self, _: CurriculumStage, rng: random.Random) -> PretrainingDocument:
+    def _copy(self, _: CurriculumStage, rng: random.Random) -> list[Turn]:
         kinds = list(self.grammar.kinds.values())
         names = ", ".join(self.names.draw(rng.choice(kinds), rng) for _ in range(rng.randint(2, 12)))
-        return PretrainingDocument((_user(f"Name {names}."), _answer(names)))
+        return [_user(f"Name {names}."), _answer(names)]
 
-    def _reading(self, stage: CurriculumStage, rng: random.Random) -> PretrainingDocument:
+    def _reading(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         passages = self._passages(stage, rng)
         for _ in range(rng.randint(*stage.passages)):
             passages.add()
@@ -106,8 +98,8 @@ class DocumentGenerator:
             pairs.insert(rng.randint(0, len(pairs)), (self._question_without_answer(passages, rng), INSUFFICIENT))
         turns: list[Turn] = []
         for question, answer in pairs:
-            turns += [_user(question if turns else f"{_text(passages)}\n\n{question}"), _answer(answer)]
-        return PretrainingDocument(tuple(turns))
+            turns += [_user(question if turns else f"{passages.text()}\n\n{question}"), _answer(answer)]
+        return turns
 
     def _question_without_answer(self, passages: PassageSet, rng: random.Random) -> str:
         passage = rng.choice(passages.passages)
@@ -119,16 +111,12 @@ class DocumentGenerator:
         stranger = self.names.draw_similar(passage.subject, passage.kind, rng)
         return self._question([rng.choice(relations)], stranger, rng)
 
-    def _reasoning(self, stage: CurriculumStage, rng: random.Random) -> PretrainingDocument:
+    def _reasoning(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         chain, head = self._chain(rng)
         passages, subject = self._passages(stage, rng), head
         steps: list[str] = []
         for relation in chain:
-            if rng.random() < self.config.unanswerable / len(chain):
-                self._leave_out(passages, relation, subject)
-                name = INSUFFICIENT
-            else:
-                name = passages.state(relation, subject).object
+            name = passages.state(relation, subject, hidden=rng.random() < self.config.unanswerable / len(chain))
             steps.append(f"{rng.choice(relation.queries).format(subject=subject)}: {name}\n")
             subject = name
             if name == INSUFFICIENT:
@@ -136,53 +124,42 @@ class DocumentGenerator:
         while len(passages.passages) < rng.randint(*stage.passages):
             passages.add()
         rng.shuffle(passages.passages)
-        question = _user(f"{_text(passages)}\n\n{self._question(chain, head, rng)}")
-        answer: Turn = {"role": "assistant", "content": f"{''.join(steps)}<answer> {subject}</answer>"}
-        return PretrainingDocument((question, answer))
+        question = _user(f"{passages.text()}\n\n{self._question(chain, head, rng)}")
+        return [question, {"role": "assistant", "content": f"{''.join(steps)}<answer> {subject}</answer>"}]
 
-    def _search(self, _: CurriculumStage, rng: random.Random) -> PretrainingDocument:
+    def _search(self, _: CurriculumStage, rng: random.Random) -> list[Turn]:
         chain, head = self._chain(rng)
-        return self._with_tools([_user(self._question(chain, head, rng)), _call(chain[0], head, rng)], rng)
+        return self._with_system([_user(self._question(chain, head, rng)), _call(chain[0], head, rng)], rng)
 
-    def _continuation(self, stage: CurriculumStage, rng: random.Random) -> PretrainingDocument:
+    def _continuation(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         chain, head = self._chain(rng, min_hops=2)
         turns, subject = [_user(self._question(chain, head, rng)), _call(chain[0], head, rng)], head
         for relation, following in itertools.pairwise(chain[: rng.randint(2, len(chain))]):
             passages = self._passages(stage, rng)
-            subject = passages.state(relation, subject).object
+            subject = passages.state(relation, subject)
             for _ in range(rng.randint(0, RESULTS - 1)):
                 passages.add()
             passages.shuffle()
             turns += [_result(passages), _call(following, subject, rng)]
-        return self._with_tools(turns, rng)
+        return self._with_system(turns, rng)
 
-    def _demonstration(self, stage: CurriculumStage, rng: random.Random) -> PretrainingDocument:
+    def _demonstration(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         chain, head = self._chain(rng)
         passages, relation = self._passages(stage, rng), chain[0]
         if rng.random() < self.config.wrong_query:
             relation = rng.choice(relations_of(self.grammar, self.grammar.kinds[relation.subject_kind]))
-        if rng.random() < self.config.unanswerable:
-            self._leave_out(passages, relation, head)
-            answer = INSUFFICIENT
-        else:
-            answer = passages.state(relation, head).object
+        answer = passages.state(relation, head, hidden=rng.random() < self.config.unanswerable)
         for _ in range(RESULTS - 1):
             passages.add()
         passages.shuffle()
         if passages.facts and rng.random() < self.config.wrong_answer:
             answer = rng.choice(passages.facts).object
         question = _user(self._question(chain, head, rng))
-        return self._with_tools([question, _call(relation, head, rng), _result(passages), _answer(answer)], rng)
+        return self._with_system([question, _call(relation, head, rng), _result(passages), _answer(answer)], rng)
 
-    def _leave_out(self, passages: PassageSet, relation: Relation, subject: str) -> None:
-        """Add a passage about ``subject`` and have ``relation`` of it stated nowhere."""
-        passages.hide(relation, subject)
-        passages.add_about(subject, self.grammar.kinds[relation.subject_kind])
-
-    def _with_tools(self, turns: Sequence[Turn], rng: random.Random) -> PretrainingDocument:
-        if rng.random() < self.config.without_system:
-            return PretrainingDocument(tuple(turns))
-        return PretrainingDocument(({"role": "system", "content": self.prompt}, *turns), with_tools=True)
+    def _with_system(self, turns: list[Turn], rng: random.Random) -> list[Turn]:
+        bare = rng.random() < self.config.without_system
+        return turns if bare else [{"role": "system", "content": self.prompt}, *turns]
 
     def _passages(self, stage: CurriculumStage, rng: random.Random) -> PassageSet:
         return PassageSet(self.grammar, self.names, stage.facts, stage.fillers, rng)
@@ -201,10 +178,6 @@ class DocumentGenerator:
         return rng.choice(wordings).format(path=path)
 
 
-def _text(passages: PassageSet) -> str:
-    return format_passages([passage.chunk for passage in passages.passages])
-
-
 def _user(text: str) -> Turn:
     return {"role": "user", "content": text}
 
@@ -214,10 +187,10 @@ def _answer(name: str) -> Turn:
 
 
 def _result(passages: PassageSet) -> Turn:
-    return {"role": "tool", "content": _text(passages)}
+    return {"role": "tool", "content": passages.text()}
 
 
 def _call(relation: Relation, subject: str, rng: random.Random) -> Turn:
-    name: JsonValue = RETRIEVE_TOOL["function"]["name"]  # type: ignore[index,call-overload]
     arguments = json.dumps({"query": rng.choice(relation.queries).format(subject=subject)})
-    return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
+    call: JsonValue = {"function": {"name": RETRIEVE_TOOL_NAME, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -7,9 +7,11 @@ like the first results of a search: two parts of one article, and articles about
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from deepsearch_rl.corpora.world.grammar import Grammar, Kind, Relation
+from deepsearch_rl.agent.tool import format_passages
+from deepsearch_rl.answers import INSUFFICIENT
+from deepsearch_rl.corpora.world.grammar import YEAR, Grammar, Kind, Relation
 from deepsearch_rl.records import Chunk, ChunkMetadata
 
 _SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.4  # shares of further passages; the rest is about anything
@@ -33,12 +35,6 @@ class FactPassage:
     kind: Kind
     facts: tuple[Fact, ...]
     text: str
-
-    @property
-    def chunk(self) -> Chunk:
-        """The passage as retrieval would return it."""
-        metadata = ChunkMetadata(doc_id="pretraining", doc_chunks=1, doc_chunk_id=0)
-        return Chunk(id="pretraining", contents=f"{self.subject}\n{self.text}", metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,81 +64,86 @@ class Names:
         return " ".join([*words[:place], other[place], *words[place + 1 :]])
 
 
+@dataclass(slots=True)
 class PassageSet:
-    """The passages of one document: no subject states a relation twice.
+    """The passages of one document, in which no subject states a relation twice.
 
-    Args:
-        grammar: how facts are worded.
-        names: how subjects and objects are called.
-        facts: fewest and most facts of a passage.
-        fillers: fewest and most sentences without a fact of a passage.
-        rng: source of every choice.
+    ``fact_range`` and ``filler_range`` are the fewest and most facts, and sentences without a fact, of a passage.
     """
 
-    def __init__(
-        self, grammar: Grammar, names: Names, facts: tuple[int, int], fillers: tuple[int, int], rng: random.Random
-    ) -> None:
-        self._grammar, self._names, self._rng = grammar, names, rng
-        self._facts, self._fillers = facts, fillers
-        self._unstated: dict[str, list[Relation]] = {}
-        self.passages: list[FactPassage] = []
+    grammar: Grammar
+    names: Names
+    fact_range: tuple[int, int]
+    filler_range: tuple[int, int]
+    rng: random.Random
+    passages: list[FactPassage] = field(default_factory=list)
+    _unstated: dict[str, list[Relation]] = field(default_factory=dict)
 
     @property
     def facts(self) -> list[Fact]:
         """Every fact stated so far."""
         return [fact for passage in self.passages for fact in passage.facts]
 
-    def hide(self, relation: Relation, subject: str) -> None:
-        """Have ``relation`` of ``subject`` stated nowhere."""
-        self._relations(subject, self._grammar.kinds[relation.subject_kind]).remove(relation)
+    def text(self) -> str:
+        """Return the passages as a search shows them."""
+        metadata = ChunkMetadata(doc_id="pretraining", doc_chunks=1, doc_chunk_id=0)
+        contents = [f"{passage.subject}\n{passage.text}" for passage in self.passages]
+        return format_passages([Chunk(id="pretraining", contents=text, metadata=metadata) for text in contents])
 
-    def state(self, relation: Relation, subject: str) -> Fact:
-        """Add a passage about ``subject`` that states ``relation``, among others."""
-        self.add_about(subject, self._grammar.kinds[relation.subject_kind], [relation])
-        return next(fact for fact in self.facts if fact.relation is relation and fact.subject == subject)
+    def state(self, relation: Relation, subject: str, hidden: bool = False) -> str:
+        """Add a passage about ``subject`` that states ``relation``, among others, and return the object.
+
+        If ``hidden``, have that relation stated nowhere, and return the answer that there is none.
+        """
+        kind = self.grammar.kinds[relation.subject_kind]
+        if hidden:
+            self._relations(subject, kind).remove(relation)
+        self.add_about(subject, kind, () if hidden else [relation])
+        objects = [fact.object for fact in self.facts if fact.relation is relation and fact.subject == subject]
+        return INSUFFICIENT if hidden else objects[0]
 
     def add(self) -> None:
         """Add a passage about the first passage's subject, one of similar name, or any."""
-        draw, first = self._rng.random(), self.passages[0] if self.passages else None
+        draw, first = self.rng.random(), self.passages[0] if self.passages else None
         if first and draw < _SAME_SUBJECT:
             self.add_about(first.subject, first.kind)
         elif first and draw < _SAME_SUBJECT + _SIMILAR_SUBJECT:
-            self.add_about(self._names.draw_similar(first.subject, first.kind, self._rng), first.kind)
+            self.add_about(self.names.draw_similar(first.subject, first.kind, self.rng), first.kind)
         else:
-            kinds = [kind for kind in self._grammar.kinds.values() if relations_of(self._grammar, kind)]
-            kind = self._rng.choice(kinds)
-            self.add_about(self._names.draw(kind, self._rng), kind)
+            kinds = [kind for kind in self.grammar.kinds.values() if relations_of(self.grammar, kind)]
+            kind = self.rng.choice(kinds)
+            self.add_about(self.names.draw(kind, self.rng), kind)
 
     def add_about(self, subject: str, kind: Kind, relations: Sequence[Relation] = ()) -> None:
         """Add a passage about ``subject`` that states ``relations`` and others at random."""
         unstated = self._relations(subject, kind)
         others = [relation for relation in unstated if relation not in relations]
-        count = max(0, self._rng.randint(*self._facts) - len(relations))
-        stated = [*relations, *self._rng.sample(others, min(count, len(others)))]
+        count = max(0, self.rng.randint(*self.fact_range) - len(relations))
+        stated = [*relations, *self.rng.sample(others, min(count, len(others)))]
         self._unstated[subject] = [relation for relation in unstated if relation not in stated]
-        facts = tuple(Fact(relation, subject, self._object_of(relation)) for relation in stated)
+        facts = tuple(Fact(relation, subject, self._draw_object(relation)) for relation in stated)
         self.passages.append(FactPassage(subject, kind, facts, self._write(facts, kind)))
 
     def shuffle(self) -> None:
         """Put the passages into random order, in three sets of ten."""
-        if self._rng.random() < 0.3:
-            self._rng.shuffle(self.passages)
+        if self.rng.random() < 0.3:
+            self.rng.shuffle(self.passages)
 
     def _relations(self, subject: str, kind: Kind) -> list[Relation]:
-        return self._unstated.setdefault(subject, relations_of(self._grammar, kind))
+        return self._unstated.setdefault(subject, relations_of(self.grammar, kind))
 
-    def _object_of(self, relation: Relation) -> str:
+    def _draw_object(self, relation: Relation) -> str:
         """Draw a name that is no subject of the set, so that a chain of facts never returns to an earlier name."""
-        while (name := self._names.draw(self._grammar.kinds[relation.object_kind], self._rng)) in self._unstated:
+        while (name := self.names.draw(self.grammar.kinds[relation.object_kind], self.rng)) in self._unstated:
             pass
         return name
 
     def _write(self, facts: Sequence[Fact], kind: Kind) -> str:
-        rng = self._rng
+        rng = self.rng
         sentences = [
             rng.choice(fact.relation.statements).format(subject=fact.subject, object=fact.object) for fact in facts
         ]
-        fillers = max(rng.randint(*self._fillers), 0 if facts else 1)
+        fillers = max(rng.randint(*self.filler_range), 0 if facts else 1)
         sentences += rng.sample(kind.fillers, min(fillers, len(kind.fillers)))
         rng.shuffle(sentences)
         return "".join(sentence + ("\n" if rng.random() < _NEW_PARAGRAPH else " ") for sentence in sentences).strip()
@@ -151,3 +152,9 @@ class PassageSet:
 def relations_of(grammar: Grammar, kind: Kind) -> list[Relation]:
     """Return the relations whose subjects are of ``kind``, in the grammar's order."""
     return [relation for relation in grammar.relations.values() if relation.subject_kind == kind.name]
+
+
+def strange_words(grammar: Grammar) -> tuple[str, ...]:
+    """Return the first words of the names of another world, without years."""
+    lists = [kind.word_lists[0] for kind in grammar.kinds.values() if kind.name != YEAR]
+    return tuple(word for words in lists for word in words)

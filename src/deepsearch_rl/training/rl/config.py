@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from deepsearch_rl.errors import UnknownNameError
+from deepsearch_rl.errors import look_up
 from deepsearch_rl.records import Record
 from deepsearch_rl.training.rl.rewards import REWARDS, ThinkLength
 
@@ -45,11 +45,7 @@ class LoraConfig(Record):
 
 
 class RlConfig(Record):
-    """Reinforcement learning from search.
-
-    Raises:
-        UnknownNameError: a reward does not exist.
-    """
+    """Reinforcement learning from search; raises UnknownNameError for a reward that does not exist."""
 
     backend: str = Field(description="name of the engine that trains and serves the policy (backends/make.py)")
     starts: tuple[str, ...] = Field(description="models that RL starts from; one rl stage each")
@@ -82,6 +78,5 @@ class RlConfig(Record):
     @classmethod
     def _known_rewards(cls, weights: dict[str, float]) -> dict[str, float]:
         for name in weights:
-            if name not in REWARDS:
-                raise UnknownNameError("reward", name, REWARDS)
+            look_up("reward", name, REWARDS)
         return weights

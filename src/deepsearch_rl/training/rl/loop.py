@@ -20,15 +20,16 @@ from transformers import AutoTokenizer
 
 from deepsearch_rl.agent.chat_messages import OPEN_THINK
 from deepsearch_rl.agent.config import FUNCTION_CALLING
+from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.errors import ArtifactError, ConfigError, StalePolicyError
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.training.rl.canary import Canary, make_canary
-from deepsearch_rl.training.rl.config import RlConfig
-from deepsearch_rl.training.rl.rewards import PolicyText, WeightedRewards
-from deepsearch_rl.training.rl.trainer import RlTask, RlTrainer, Rollout, Sampling
+from deepsearch_rl.training.rl.config import CanaryConfig, RlConfig
+from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
+from deepsearch_rl.training.rl.trainer import RlTask, RlTrainer, Sampling
 
 _LOG = logging.getLogger(__name__)
 TRAIN_LOG = "train_log.jsonl"
@@ -47,19 +48,6 @@ class RlLogLine(BaseModel):
     def metrics(self) -> Mapping[str, float]:
         """What rollouts and update say of themselves; empty at step 0."""
         return self.model_extra or {}
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredRollout:
-    """A rollout and the summands of its reward by name."""
-
-    trajectory: Trajectory
-    parts: Mapping[str, float]
-
-    @property
-    def reward(self) -> float:
-        """The sum of the parts."""
-        return sum(self.parts.values())
 
 
 def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Path) -> None:
@@ -84,9 +72,24 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
             f"{task.start} thinks before every turn, and rl trains a rollout as one conversation with all its "
             "thoughts; set agent.history_reasoning: true, so that this is what the model is served."
         )
-    run = _Run(task, config, trainer, WeightedRewards(config.rewards, policy), task.scratch / TRAIN_LOG)
-    asyncio.run(run.train())
-    run.publish(output)
+    run = _Run(task, config, trainer, policy)
+    lines = asyncio.run(run.train())
+    best, start_f1 = best_line(lines), lines[1].metrics["f1"] if len(lines) > 1 else None
+    manifest = {
+        "start": task.start_name,
+        "steps": lines[-1].step,
+        "best_step": best.step,
+        "best_dev_f1": best.dev_f1,
+        "sampled_f1_at_start": start_f1,
+        "below_gate": start_f1 is not None and start_f1 < config.gate_f1,
+        "backend": config.backend,
+        **trainer.hardware,
+        "seed": task.seed,
+    }
+    with atomic_directory(output) as partial:
+        trainer.save(best.step, partial)
+        shutil.copyfile(task.scratch / TRAIN_LOG, partial / TRAIN_LOG)
+        write_json(partial / "manifest.json", manifest)
 
 
 def policy_text(start: Path, config: RlConfig) -> PolicyText:
@@ -110,133 +113,141 @@ def batch(task: RlTask, step: int, size: int) -> list[Question]:
     return [orders[epoch][place] for epoch, place in places]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """The proof that the served policy is the one just trained: a fixed conversation and its tokens.
+
+    The server answers it greedily and reports the log-probability of every token; the trainer scores the same tokens
+    after the same prompt. The two differ if the server still has the weights of an older step, if the two render
+    prompts differently, or if sampling settings bend the distribution.
+    """
+
+    messages: list[dict[str, str]]
+    prompt_ids: list[int]
+    config: CanaryConfig
+
+    async def check(self, trainer: RlTrainer, step: int) -> float:
+        """Return the largest difference of log-probabilities; raise StalePolicyError if it exceeds the tolerance."""
+        sampled = await trainer.sample_greedily(self.messages, self.config.max_tokens)
+        scores = await trainer.logprobs([*self.prompt_ids, *sampled.token_ids])
+        trained = scores[-len(sampled.token_ids) :]
+        difference = max(abs(ours - theirs) for ours, theirs in zip(sampled.logprobs, trained, strict=True))
+        if difference > self.config.tolerance:
+            raise StalePolicyError(
+                f"the model server does not serve the policy of step {step} that was just trained: log-probabilities "
+                f"of the canary prompt differ by {difference:.2g}, more than {self.config.tolerance:g}. Nothing of "
+                "this step was kept; check that the server took over the new weights and renders prompts as the "
+                "trainer does."
+            )
+        return difference
+
+
+def make_canary(task: RlTask, config: CanaryConfig) -> Canary:
+    """Return the first dev question after the agent's system prompt, rendered with the start model's tokenizer."""
+    instruction = load_prompt(task.agent.prompt)
+    messages = [{"role": "system", "content": instruction}, {"role": "user", "content": task.dev[0].question}]
+    tokenizer = AutoTokenizer.from_pretrained(task.start)
+    text = tokenizer.apply_chat_template(messages, tools=[RETRIEVE_TOOL], add_generation_prompt=True, tokenize=False)
+    return Canary(messages, tokenizer(text, add_special_tokens=False)["input_ids"], config)
+
+
+@dataclass(frozen=True, slots=True)
 class _Run:
     """The running training: one call of :meth:`_step` per step."""
 
     task: RlTask
     config: RlConfig
     trainer: RlTrainer
-    rewards: WeightedRewards
-    log_path: Path
+    policy: PolicyText
 
-    async def train(self) -> None:
-        """Train the steps that have no line in the log yet."""
-        done, steps = self._resume(), self.config.steps[self.task.start_name]
+    async def train(self) -> list[RlLogLine]:
+        """Train the steps that have no line in the log yet and return the whole log."""
+        steps, log_path = self.config.steps[self.task.start_name], self.task.scratch / TRAIN_LOG
         try:
-            await self.trainer.start(done)
-            canary = make_canary(self.task, self.config.canary)
-            with AppendLog(self.log_path) as log, ProgressBar(f"rl@{self.task.start_name}", steps, "steps") as meter:
-                meter.advance(done)
-                if not self.log_path.stat().st_size:
-                    dev_f1 = await self._dev_f1()
-                    log.append(RlLogLine(step=0, dev_f1=dev_f1, canary=await canary.check(self.trainer, 0)))
-                for step in range(done, steps):
-                    line = await self._step(step, canary)
-                    log.append(line)
-                    self.trainer.keep_only(set(newest_and_best(self.log_path)))
-                    meter.advance(note=_note(line))
+            with AppendLog(log_path) as log:  # cuts off a line that a kill left unfinished
+                lines = list(read_jsonl(log_path, RlLogLine))
+                done = lines[-1].step if lines else 0
+                await self.trainer.start(done)
+                canary = make_canary(self.task, self.config.canary)
+                with ProgressBar(f"rl@{self.task.start_name}", steps, "steps") as bar:
+                    bar.advance(done)
+                    if not lines:
+                        dev_f1 = await self._dev_f1()
+                        lines.append(RlLogLine(step=0, dev_f1=dev_f1, canary=await canary.check(self.trainer, 0)))
+                        log.append(lines[0])
+                    for step in range(done, steps):
+                        lines.append(await self._step(step, canary))
+                        log.append(lines[-1])
+                        self.trainer.keep_only({lines[-1].step, best_line(lines).step})
+                        bar.advance(note=_note(lines[-1]))
         finally:
             await self.trainer.close()
-
-    def _resume(self) -> int:
-        """Repair the log and return how many steps it holds."""
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        AppendLog(self.log_path).close()  # cuts off a line that a kill left unfinished
-        return max((line.step for line in read_jsonl(self.log_path, RlLogLine)), default=0)
+        return lines
 
     async def _step(self, step: int, canary: Canary) -> RlLogLine:
-        questions = batch(self.task, step, self.config.groups_per_step)
-        sampling = self._sampling(self.config.group_size, self.config.temperature, draw=step, trained=True)
+        config, seed = self.config, self.task.seed
+        questions = batch(self.task, step, config.groups_per_step)
+        sampling = Sampling(config.group_size, config.temperature, self._seed(step), trained=True)
         rollouts_QG = await self.trainer.roll_out(questions, sampling)
-        scored_QG = [self._score(*group) for group in zip(questions, rollouts_QG, strict=True)]
-        metrics = rollout_metrics([rollout for scored_G in scored_QG for rollout in scored_G])
-        if step == 0:
-            self._warn_if_weak(metrics["f1"])
-        shuffler = random.Random(f"{self.task.seed}/{step}") if self.config.shuffle_rewards else None
-        update = await self.trainer.update(rollouts_QG, group_rewards(scored_QG, shuffler))
+        parts_QG = [
+            [reward_parts(config.rewards, rollout.trajectory, question, self.policy) for rollout in rollouts_G]
+            for question, rollouts_G in zip(questions, rollouts_QG, strict=True)
+        ]
+        trajectories = [rollout.trajectory for rollouts_G in rollouts_QG for rollout in rollouts_G]
+        metrics = rollout_metrics(trajectories, [parts for parts_G in parts_QG for parts in parts_G])
+        if step == 0 and metrics["f1"] < config.gate_f1:
+            _LOG.warning(
+                "rl@%s starts at a sampled F1 of %.2f, below the gate of %.2f: expect it to learn little.",
+                self.task.start_name,
+                metrics["f1"],
+                config.gate_f1,
+            )
+        shuffler = random.Random(f"{seed}/{step}") if config.shuffle_rewards else None
+        update = await self.trainer.update(rollouts_QG, group_rewards(parts_QG, shuffler))
         number = step + 1
-        evaluated = number % self.config.dev.every == 0 or number == self.config.steps[self.task.start_name]
+        evaluated = number % config.dev.every == 0 or number == config.steps[self.task.start_name]
         dev_f1 = await self._dev_f1() if evaluated else None
         difference = await canary.check(self.trainer, number)
         return RlLogLine(step=number, dev_f1=dev_f1, canary=difference, **metrics, **update)
 
-    def _score(self, question: Question, rollouts_G: Sequence[Rollout]) -> list[ScoredRollout]:
-        trajectories = [rollout.trajectory for rollout in rollouts_G]
-        return [ScoredRollout(trajectory, self.rewards.parts(trajectory, question)) for trajectory in trajectories]
-
-    def _warn_if_weak(self, f1: float) -> None:
-        if f1 < self.config.gate_f1:
-            _LOG.warning(
-                "rl@%s starts at a sampled F1 of %.2f, below the gate of %.2f: expect it to learn little.",
-                self.task.start_name,
-                f1,
-                self.config.gate_f1,
-            )
-
     async def _dev_f1(self) -> float:
         questions = self.task.dev[: self.config.dev.questions]
-        sampling = self._sampling(1, self.config.dev.temperature, draw=-1, trained=False)
+        sampling = Sampling(1, self.config.dev.temperature, self._seed(-1), trained=False)
         groups = await self.trainer.roll_out(questions, sampling)
         return sum(score_rollout(rollout.trajectory).f1 for (rollout,) in groups) / len(questions)
 
-    def _sampling(self, samples: int, temperature: float, *, draw: int, trained: bool) -> Sampling:
-        """How to roll out; all dev runs share one draw and thus their random numbers."""
-        seed = int(sha256_json([self.task.seed, draw])[:12], 16)
-        return Sampling(samples, temperature, seed, trained)
-
-    def publish(self, output: Path) -> None:
-        """Write the best step's adapter with log and manifest."""
-        last, best = newest_and_best(self.log_path)
-        lines = {line.step: line for line in read_jsonl(self.log_path, RlLogLine)}
-        start_f1 = lines[1].metrics["f1"] if 1 in lines else None
-        manifest = {
-            "start": self.task.start_name,
-            "steps": last,
-            "best_step": best,
-            "best_dev_f1": lines[best].dev_f1,
-            "sampled_f1_at_start": start_f1,
-            "below_gate": start_f1 is not None and start_f1 < self.config.gate_f1,
-            "backend": self.config.backend,
-            **self.trainer.hardware,
-            "seed": self.task.seed,
-        }
-        with atomic_directory(output) as partial:
-            self.trainer.save(best, partial)
-            shutil.copyfile(self.log_path, partial / TRAIN_LOG)
-            write_json(partial / "manifest.json", manifest)
+    def _seed(self, draw: int) -> int:
+        """Return the seed of a roll-out; all dev runs share one draw and thus their random numbers."""
+        return int(sha256_json([self.task.seed, draw])[:12], 16)
 
 
-def newest_and_best(log_path: Path) -> tuple[int, int]:
-    """Return the last logged step, and the step with the best dev F1 (the earliest of equals)."""
-    lines = list(read_jsonl(log_path, RlLogLine))
+def best_line(lines: Sequence[RlLogLine]) -> RlLogLine:
+    """Return the line of the step with the best dev F1, the earliest of equals."""
     evaluated = [line for line in lines if line.dev_f1 is not None]
-    best = max(evaluated, key=lambda line: (line.dev_f1 or 0.0, -line.step))
-    return lines[-1].step, best.step
+    return max(evaluated, key=lambda line: (line.dev_f1 or 0.0, -line.step))
 
 
 def group_rewards(
-    scored_QG: Sequence[Sequence[ScoredRollout]], shuffler: random.Random | None = None
+    parts_QG: Sequence[Sequence[Mapping[str, float]]], shuffler: random.Random | None = None
 ) -> list[list[float]]:
-    """Return the rewards of Q groups of G rollouts.
+    """Return the rewards of Q groups of G rollouts, each the sum of its parts.
 
     ``shuffler`` shuffles them inside every group: the control experiment in which a reward says nothing.
     """
-    rewards_QG = [[rollout.reward for rollout in scored_G] for scored_G in scored_QG]
+    rewards_QG = [[sum(parts.values()) for parts in parts_G] for parts_G in parts_QG]
     if shuffler is not None:
         for rewards_G in rewards_QG:
             shuffler.shuffle(rewards_G)
     return rewards_QG
 
 
-def rollout_metrics(rollouts: Sequence[ScoredRollout]) -> dict[str, float]:
+def rollout_metrics(trajectories: Sequence[Trajectory], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return means over a step's rollouts: reward and parts, F1, lengths, tool calls, and the share of each failure."""
-    n = len(rollouts)
-    trajectories = [rollout.trajectory for rollout in rollouts]
+    n = len(trajectories)
     failures = Counter(trajectory.stop_reason for trajectory in trajectories if trajectory.failed)
     return {
-        "reward": sum(rollout.reward for rollout in rollouts) / n,
-        **{f"reward/{name}": sum(rollout.parts[name] for rollout in rollouts) / n for name in rollouts[0].parts},
+        "reward": sum(sum(rewards.values()) for rewards in parts) / n,
+        **{f"reward/{name}": sum(rewards[name] for rewards in parts) / n for name in parts[0]},
         "f1": sum(score_rollout(trajectory).f1 for trajectory in trajectories) / n,
         "response_tokens": fmean(trajectory.completion_tokens for trajectory in trajectories),
         "tool_calls": fmean(trajectory.tool_calls for trajectory in trajectories),

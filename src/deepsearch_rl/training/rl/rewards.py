@@ -50,17 +50,12 @@ class ThinkLength(Record):
 
 @dataclass(frozen=True, slots=True)
 class PolicyText:
-    """How to read what a policy writes.
-
-    Args:
-        count_tokens: counts the tokens of a text with the policy's tokenizer.
-        think_length: length of a thought that ``short_think`` rewards.
-        opens_thought: the prompt of the policy ends in ``<think>``, which counts as written by the policy.
-    """
+    """How to read what a policy writes; ``count_tokens`` counts the tokens of a text with the policy's tokenizer."""
 
     count_tokens: Callable[[str], int]
     think_length: ThinkLength
     opens_thought: bool = False
+    """The prompt ends in ``<think>``, which counts as written by the policy."""
 
     def turns(self, trajectory: Trajectory) -> list[str]:
         """Return the assistant turns as the policy wrote them, with separate reasoning put back into its tags."""
@@ -85,21 +80,15 @@ def reward(function: RewardFunction) -> RewardFunction:
     return function
 
 
-@dataclass(frozen=True, slots=True)
-class WeightedRewards:
-    """The weighted sum of rewards; ``weights`` are by names of :data:`REWARDS`."""
-
-    weights: Mapping[str, float]
-    policy: PolicyText
-
-    def parts(self, trajectory: Trajectory, question: Question) -> dict[str, float]:
-        """Return the summands by name, each weight times score; all zero for a failed rollout."""
-
-        def weighted(rollout: Trajectory) -> dict[str, float]:
-            scores = {name: REWARDS[name](rollout, question, self.policy) for name in self.weights}
-            return {name: weight * scores[name] for name, weight in self.weights.items()}
-
-        return trajectory.score(weighted, dict.fromkeys(self.weights, 0.0))
+def reward_parts(
+    weights: Mapping[str, float], trajectory: Trajectory, question: Question, policy: PolicyText
+) -> dict[str, float]:
+    """Return the summands of a rollout's reward by name, each weight times score; all zero for a failed rollout."""
+    zero = dict.fromkeys(weights, 0.0)
+    return trajectory.score(
+        lambda rollout: {name: weight * REWARDS[name](rollout, question, policy) for name, weight in weights.items()},
+        zero,
+    )
 
 
 @reward
@@ -160,7 +149,7 @@ def search_r1_structure(trajectory: Trajectory, _question: Question, policy: Pol
 
 @reward
 def search_r1_retrieval(trajectory: Trajectory, question: Question, policy: PolicyText) -> float:
-    """1 if the structure is right and the answer wrong, and a tool result holds a golden answer (normalised)."""
+    """1 if the structure is right, the answer wrong, and a golden answer (normalised) in a tool result."""
     if exact_match(trajectory, question, policy) or not _is_search_r1_sequence(trajectory, policy):
         return 0.0
     results = [normalise(message.content) for message in trajectory.messages if message.role == "tool"]
@@ -185,12 +174,12 @@ def think_length_score(tokens: int, length: ThinkLength) -> float:
 
 
 def _only_thought(turn: str) -> re.Match[str] | None:
-    """The think block of a turn that has one opening tag, one closing tag after it, and no other."""
+    """Return the think block of a turn with one opening tag and one closing tag after it, None for other turns."""
     return _THINK.search(turn) if turn.count(OPEN_THINK) == turn.count(CLOSE_THINK) == 1 else None
 
 
 def _thinks_first(turn: str) -> bool:
-    """Whether the only thought is not empty and precedes the action of the turn.
+    """Return whether the only thought is not empty and precedes the action of the turn.
 
     Calls that the server parsed follow the text. In the text, no action's tag may precede the thought, and the answer,
     which is the last one (:func:`~deepsearch_rl.answers.extract_answer`), may not lie inside it.

@@ -16,17 +16,11 @@ from deepsearch_rl.records import Question, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class RlTask:
-    """What one RL run works on.
+    """What one RL run works on: it rolls out the ``train`` questions, and the ``dev`` questions choose the checkpoint.
 
-    Args:
-        start: merged model folder that RL starts from.
-        start_name: its name in params, e.g. ``sft``.
-        train: questions that are rolled out.
-        dev: questions that choose the checkpoint.
-        agent: the agent's limits.
-        retrieval_url: base URL of the retrieval server.
-        scratch: folder for checkpoints and the log of the running stage; the same task must get the same folder.
-        seed: of question order, adapter and sampler.
+    RL starts from the merged model folder ``start``, which params call ``start_name``, e.g. ``sft``. ``scratch`` is for
+    checkpoints and the log of the running stage; the same task must get the same folder. ``seed`` is that of question
+    order, adapter and sampler.
     """
 
     start: Path
@@ -41,13 +35,10 @@ class RlTask:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a batch of questions is rolled out.
+    """How a batch of questions is rolled out: ``samples`` rollouts each, with the ``temperature`` of every model call.
 
-    Args:
-        samples: rollouts per question.
-        temperature: of every model call.
-        seed: equal seeds draw equal random numbers for equal questions.
-        trained: the rollouts are trained on, so the engine records their tokens and log-probabilities.
+    Equal seeds draw equal random numbers for equal questions. ``trained`` rollouts are trained on, so the engine
+    records their tokens and log-probabilities.
     """
 
     samples: int
@@ -100,8 +91,7 @@ class RlTrainer(Protocol):
     async def sample_greedily(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> SampledTokens:
         """Return what the server of the newest policy writes after ``messages`` with the search tool.
 
-        Raises:
-            EndpointError: the server does not answer.
+        Raises EndpointError if the server does not answer.
         """
         ...
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from art import dev, types
@@ -26,12 +26,12 @@ from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from mp_actors import move_to_child_process
 
 from deepsearch_rl.errors import UnavailableError
+from deepsearch_rl.processes import LOOPBACK
 from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
-from deepsearch_rl.serving.engine import Engine, end_ids
+from deepsearch_rl.serving.engine import Engine
 from deepsearch_rl.training.backends.art.policy import LoraPolicy, load_policy
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
-from deepsearch_rl.training.backends.art.update import update_policy
 from deepsearch_rl.training.rl.config import RlConfig
 from deepsearch_rl.training.rl.trainer import RlTask
 
@@ -57,9 +57,8 @@ class CpuBackend(LocalBackend):
             folder = get_model_dir(model=model, art_path=self._path)
             context_tokens, seed = self._task.agent.context_tokens, self._task.seed
             service = CpuService(model.name, model.base_model, self._config, folder, context_tokens, seed)
-            self._services[model.name] = cast(
-                ModelService, service if self._in_process else move_to_child_process(service)
-            )
+            running = service if self._in_process else move_to_child_process(service)
+            self._services[model.name] = cast(ModelService, running)
         return self._services[model.name]
 
 
@@ -80,11 +79,6 @@ class CpuService:
         """The newest finished step: the number of its checkpoint folder, 0 before training."""
         return get_step_from_dir(self.output_dir)
 
-    @property
-    def served_name(self) -> str:
-        """The only model name that the server answers to now."""
-        return f"{self.model_name}@{self.step}"
-
     @cached_property
     def _policy(self) -> LoraPolicy:
         newest = get_last_checkpoint_dir(self.output_dir)
@@ -96,20 +90,18 @@ class CpuService:
 
     @cached_property
     def _engine(self) -> Engine:
-        served = self._policy.served
-        engine = Engine(served, end_ids(served), self.config.slots, self.context_tokens)
+        engine = Engine(self._policy.served, self.config.slots, self.context_tokens)
         self._server.callback(engine.close)
         return engine
 
     def _checkpoint(self, step: int) -> Path:
         return Path(get_step_checkpoint_dir(self.output_dir, step))
 
-    async def start_openai_server(self, config: dev.OpenAIServerConfig | None) -> tuple[str, int]:
-        """Serve the policy on loopback and return host and port."""
-        port = int(cast(dict[str, Any], config or {}).get("server_args", {}).get("port", 0))
-        app = chat_app(self._engine, load_chat_format(Path(self.base_model)), lambda: self.served_name)
-        endpoint = self._server.enter_context(serve_in_thread(app, self.served_name, port=port))
-        return "127.0.0.1", int(endpoint.base_url.rsplit(":", 1)[1].removesuffix("/v1"))
+    async def start_openai_server(self, config: dev.OpenAIServerConfig | None) -> tuple[str, int]:  # noqa: ARG002 - ART's
+        """Serve the policy on loopback and return host and port; only the name of the newest step is answered."""
+        chat_format = load_chat_format(Path(self.base_model))
+        app = chat_app(self._engine, chat_format, lambda: f"{self.model_name}@{self.step}")
+        return LOOPBACK, self._server.enter_context(serve_in_thread(app))
 
     async def vllm_engine_is_sleeping(self) -> bool:
         """Return False: training and serving do not share a device's memory here."""
@@ -131,7 +123,7 @@ class CpuService:
         packed = packed_tensors_from_dir(**disk_packed_tensors)
         order = torch.randperm(disk_packed_tensors["num_sequences"])
         for rows in order.chunk(min(self.config.minibatches, len(order))):
-            yield await asyncio.to_thread(update_policy, self._policy, packed, rows, config.learning_rate, _config)
+            yield await asyncio.to_thread(self._policy.update, packed, rows, config.learning_rate, _config)
         self._policy.publish()
         self._engine.forget()
         self._policy.save(self._checkpoint(self.step + 1))

@@ -1,7 +1,8 @@
 """ART as an engine of the RL loop, whichever of its services trains and serves the policy.
 
-ART captures the agent's model calls, tokenises the conversations, computes group advantages, calls its own ``loss_fn``
-and keeps a folder per step. The services are those of ``cpu.py`` and ``unsloth.py``.
+The agent answers a question as it does everywhere; ART captures the model calls underneath, tokenises the
+conversations, computes group advantages, calls its own ``loss_fn`` and keeps a folder per step. The services are those
+of ``cpu.py`` and ``unsloth.py``.
 """
 
 import asyncio
@@ -18,19 +19,18 @@ import openai
 from art import dev
 from art.auto_trajectory import AutoTrajectoryContext
 from art.local.backend import LocalBackend
+from art.types import MessagesAndChoices
 from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
+from openai.types.chat.chat_completion import Choice
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.records import Question
-from deepsearch_rl.training.backends.art.conversations import art_trajectory
 from deepsearch_rl.training.rl.config import RlConfig
 from deepsearch_rl.training.rl.trainer import RlTask, Rollout, SampledTokens, Sampling
 
-POLICY = "policy"
-PROJECT = "deepsearch-rl"
 RESUME_ONLY = ("optimizer.pt", "README.md")
 """Files of a checkpoint that a merge does not need."""
 METRICS = {
@@ -49,12 +49,8 @@ METRICS = {
 class ArtTrainer:
     """An :class:`~deepsearch_rl.training.rl.trainer.RlTrainer` around an ART backend.
 
-    Args:
-        task: what the run works on.
-        config: section ``rl``.
-        backend: its service for the policy must have ``trainer_logprobs``.
-        settings: ART's model settings.
-        hardware: device and dtype of the service.
+    The backend's service for the policy must have ``trainer_logprobs``. ``settings`` are ART's model settings,
+    ``hardware`` names device and dtype of the service.
     """
 
     def __init__(
@@ -68,23 +64,33 @@ class ArtTrainer:
         self.hardware = hardware
         self._task, self._config, self._backend = task, config, backend
         self._model: art.TrainableModel[Any, Any] = art.TrainableModel(
-            name=POLICY, project=PROJECT, base_model=str(task.start), _internal_config=settings
+            name="policy", project="deepsearch-rl", base_model=str(task.start), _internal_config=settings
         )
         self._folder = Path(get_model_dir(self._model, str(task.scratch)))
         self._step = 0
 
-    async def start(self, step: int) -> None:  # noqa: D102
+    async def start(self, step: int) -> None:
+        """Delete checkpoints of later steps and folders that a kill left half-written, then serve the newest policy."""
         self._step = step
-        for name, checkpoint in self._checkpoints():
-            if not 0 <= name <= step:
+        for number, checkpoint in self._checkpoints():
+            if not 0 <= number <= step:
                 shutil.rmtree(checkpoint)
         await self._model.register(self._backend)
 
-    async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:  # noqa: D102
-        agent = self._agent(sampling)
+    async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
+        """Answer every question with the agent; a trained rollout's ``capture`` is ART's record of its model calls."""
+        agent = SearchAgent(
+            self._task.agent,
+            self._endpoint(),
+            self._task.retrieval_url,
+            sampling.temperature,
+            logprobs=sampling.trained,
+            seed=sampling.seed,
+        )
         limit = asyncio.Semaphore(self._task.agent.concurrency)
 
         async def answer(question: Question, sample: int) -> Rollout:
+            """Roll out one sample as soon as fewer than ``agent.concurrency`` others run."""
             async with limit:
                 with AutoTrajectoryContext() if sampling.trained else contextlib.nullcontext() as captured:
                     return Rollout(await agent.answer(question, sample), captured)
@@ -94,25 +100,16 @@ class ArtTrainer:
             groups = [asyncio.gather(*(answer(question, sample) for sample in samples)) for question in questions]
             return await asyncio.gather(*groups)
 
-    def _agent(self, sampling: Sampling) -> SearchAgent:
-        return SearchAgent(
-            self._task.agent,
-            self._endpoint(),
-            self._task.retrieval_url,
-            sampling.temperature,
-            logprobs=sampling.trained,
-            seed=sampling.seed,
-        )
-
     def _endpoint(self) -> Endpoint:
         address, key = self._model.inference_base_url, self._model.inference_api_key
         assert address is not None, "the trainer was not started"
         assert key is not None
         return Endpoint(address, self._model.get_inference_name(), key)
 
-    async def update(  # noqa: D102
+    async def update(
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
+        """Have ART train on the captured rollouts; return those of its metrics that :data:`METRICS` names."""
         random.seed(f"{self._task.seed}/{self._step}")  # ART draws ids and orders from the module's generator
         groups = [
             art.TrajectoryGroup([art_trajectory(*pair) for pair in zip(rollouts_G, rewards_G, strict=True)])
@@ -123,7 +120,8 @@ class ArtTrainer:
         self._step += 1
         return {name: float(result.metrics[key]) for key, name in METRICS.items() if key in result.metrics}
 
-    async def sample_greedily(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> SampledTokens:  # noqa: D102
+    async def sample_greedily(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> SampledTokens:
+        """Return what the server of the newest policy writes; raise EndpointError if it does not answer."""
         endpoint = self._endpoint()
         try:
             async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
@@ -143,26 +141,56 @@ class ArtTrainer:
         token_ids = [int(token.token.removeprefix("token_id:")) for token in tokens]
         return SampledTokens(token_ids, [token.logprob for token in tokens])
 
-    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:  # noqa: D102
+    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the service's own log-probability of every token but the first."""
         service: Any = await self._backend._get_service(self._model)
         return await service.trainer_logprobs(list(token_ids))
 
-    def save(self, step: int, folder: Path) -> None:  # noqa: D102
+    def save(self, step: int, folder: Path) -> None:
+        """Copy a step's checkpoint without the files that only a resume needs."""
         checkpoint = get_step_checkpoint_dir(str(self._folder), step)
         shutil.copytree(checkpoint, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*RESUME_ONLY))
 
-    def keep_only(self, steps: set[int]) -> None:  # noqa: D102
+    def keep_only(self, steps: set[int]) -> None:
+        """Delete the checkpoints of all other steps."""
         for step, checkpoint in self._checkpoints():
             if step >= 0 and step not in steps:
                 shutil.rmtree(checkpoint)
 
     def _checkpoints(self) -> Iterator[tuple[int, Path]]:
-        """Every checkpoint with its step; -1 for a folder that a kill left half-written."""
+        """Yield every checkpoint with its step; -1 for a folder that a kill left half-written."""
         for folder in list(self._folder.glob("checkpoints/*")):
             yield int(folder.name) if folder.name.isdigit() else -1, folder
 
-    async def close(self) -> None:  # noqa: D102
+    async def close(self) -> None:
+        """Stop the backend's services."""
         await self._backend.close()
+
+
+def art_trajectory(rollout: Rollout, reward: float) -> art.Trajectory:
+    """Return a rollout that ART captured as one conversation with its tools and its reward."""
+    captured: art.Trajectory = rollout.capture
+    tools = next((history.tools for history in (captured, *captured.additional_histories) if history.tools), None)
+    return art.Trajectory(messages_and_choices=conversation(captured), tools=tools, reward=reward)
+
+
+def conversation(captured: art.Trajectory) -> MessagesAndChoices:
+    """Return the whole conversation of a rollout with every assistant turn as the choice that was sampled.
+
+    ART splits a rollout into several histories where a request does not repeat the previous answer to the letter (an
+    empty text against none); they are put back together. ART renders an assistant turn as its sampled tokens followed
+    by its structured tool calls, which the tokens already hold; the structured copy is dropped.
+    """
+    histories = [history.messages_and_choices for history in (captured, *captured.additional_histories)]
+    choices = iter([item for history in histories for item in history if isinstance(item, Choice)])
+    items: MessagesAndChoices = []
+    for item in max(histories, key=len):
+        if isinstance(item, Choice) or item["role"] == "assistant":
+            choice = next(choices)
+            message = choice.message.model_copy(update={"content": "", "tool_calls": None})
+            item = choice.model_copy(update={"message": message})
+        items.append(item)
+    return items
 
 
 def model_settings(config: RlConfig) -> dev.InternalModelConfig:

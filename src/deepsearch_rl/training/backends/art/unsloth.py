@@ -72,11 +72,7 @@ def unsloth_settings(config: RlConfig, seed: int) -> dev.InternalModelConfig:
 
 
 def require_unsloth() -> None:
-    """Check for the GPU and for the packages of ART's service.
-
-    Raises:
-        UnavailableError: naming what is missing.
-    """
+    """Check for the GPU and for the packages of ART's service; raise UnavailableError with what is missing."""
     require_gpu("rl with the unsloth backend", packages=["unsloth", "bitsandbytes", "trl"])
 
 

@@ -4,7 +4,7 @@ from transformers import PreTrainedTokenizerFast
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.corpora.world.grammar import GRAMMARS, name_words
-from deepsearch_rl.training.pretrain.vocabulary import FORMAT_TOKENS, SPECIAL_TOKENS
+from deepsearch_rl.training.pretrain.model import FORMAT_TOKENS, SPECIAL_TOKENS
 
 
 def test_every_name_word_of_both_worlds_is_one_token_after_a_space(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,0 +1,138 @@
+"""The tokenizer of the generated worlds and the empty Qwen3 model.
+
+The tokenizer is a byte-level BPE in which every word of given texts is one token. Copying names is what a model of
+this size learns last, and a name of one token per word is copied in as many steps as it has words. Qwen's
+pre-tokeniser joins a word with the space before it, so the promise holds for words that follow a space: that is why
+answers are written ``<answer> X</answer>``.
+
+Merges alone would need a thousand intermediate tokens to build these words. Instead, as in Llama 3's tokenizer
+(``ignore_merges``), a word that is in the vocabulary is taken whole, and merges serve any other text.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+
+import torch
+from pydantic import Field
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from deepsearch_rl.agent.prompts import load_chat_template
+from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.corpora.world.grammar import GRAMMARS, Grammar, name_words
+from deepsearch_rl.records import Record
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
+# Added but not special: a decoder that skips special tokens must keep them, or no tool call could be parsed.
+FORMAT_TOKENS = (
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *("<think>", "</think>", "<answer>", "</answer>"),
+)
+# Qwen2's pre-tokenisation (transformers, models/qwen2/tokenization_qwen2.py): a word takes the one space before it,
+# and every digit stands alone.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def world_tokenizer(prompt: str, subwords: int, context_tokens: int) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of models that read the generated worlds.
+
+    Its vocabulary holds every word of the system block and of both worlds' sentences, and their name words as they
+    stand after a space. ``subwords`` is the size of the part learned by BPE, the 256 bytes included.
+    """
+    template = load_chat_template()
+    contents = {"system": prompt, "user": "", "assistant": ""}
+    turns = [{"role": role, "content": content} for role, content in contents.items()]
+    texts = [render_jinja_template([turns], tools=[RETRIEVE_TOOL], chat_template=template)[0][0], '"}}\n']
+    texts += [text for grammar in GRAMMARS.values() for text in _wordings(grammar)]
+    texts += [f" {word}" for grammar in GRAMMARS.values() for word in name_words(grammar)]
+    backend = Tokenizer(_vocabulary(texts, subwords))
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _pre_tokenizer()
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in FORMAT_TOKENS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=template,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        model_max_length=context_tokens,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _wordings(grammar: Grammar) -> Iterator[str]:
+    """Yield every sentence, phrase and question template without its placeholders."""
+    templates = [text for kind in grammar.kinds.values() for text in kind.fillers]
+    for relation in grammar.relations.values():
+        templates += [*relation.statements, relation.noun, relation.phrase, *relation.queries]
+    for questions in grammar.questions.values():
+        templates += questions
+    for template in [*templates, *grammar.comparisons]:
+        yield re.sub(r" ?\{\w+\}", "", template)
+
+
+def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+    words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _vocabulary(texts: list[str], subwords: int) -> models.BPE:
+    """Return the BPE learned from texts with all of their words as whole tokens."""
+    learner, splitter = Tokenizer(models.BPE()), _pre_tokenizer()
+    learner.pre_tokenizer = splitter
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    learner.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=subwords, initial_alphabet=alphabet, show_progress=False)
+    )
+    learned = json.loads(learner.to_str())["model"]
+    vocabulary: dict[str, int] = learned["vocab"]
+    for word in sorted({piece for text in texts for piece, _ in splitter.pre_tokenize_str(text)}):
+        vocabulary.setdefault(word, len(vocabulary))
+    return models.BPE(vocab=vocabulary, merges=[tuple(pair) for pair in learned["merges"]], ignore_merges=True)
+
+
+class ModelConfig(Record):
+    """Shape of a Qwen3 model with tied embeddings."""
+
+    hidden_size: int = Field(ge=8, description="width of the residual stream")
+    layers: int = Field(ge=1, description="number of decoder layers")
+    heads: int = Field(ge=1, description="number of query heads")
+    kv_heads: int = Field(ge=1, description="number of key and value heads; divides heads")
+    head_dim: int = Field(ge=2, description="width of a head")
+    mlp_size: int = Field(ge=8, description="width of the gated feed-forward layer")
+    rope_theta: float = Field(gt=1, description="base of the rotary position angles")
+    initializer_range: float = Field(gt=0, description="standard deviation of the first weights")
+    context_tokens: int = Field(ge=128, description="longest sequence that the model promises to handle")
+
+
+def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+    """Return a float32 model with random weights drawn from ``seed``, its generation settings included."""
+    torch.manual_seed(seed)
+    end, padding = (tokenizer.get_vocab()[token] for token in (TURN_END, END_OF_TEXT))
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden_size,
+            intermediate_size=config.mlp_size,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=config.context_tokens,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            initializer_range=config.initializer_range,
+            tie_word_embeddings=True,
+            use_cache=True,  # saved as it is: without it a server recomputes every token of every turn
+            eos_token_id=end,
+            pad_token_id=padding,
+            dtype="float32",
+        )
+    )
+    model.generation_config = GenerationConfig(do_sample=True, temperature=0.7, eos_token_id=end, pad_token_id=padding)
+    return model
