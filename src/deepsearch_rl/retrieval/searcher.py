@@ -18,11 +18,10 @@ from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.chunk_store import ChunkStore
 from deepsearch_rl.retrieval.encoders.choice import open_encoder
 from deepsearch_rl.retrieval.fusion import FusionWeights, ReciprocalRankFusion
-from deepsearch_rl.retrieval.hybrid.features import FEATURES
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames
-from deepsearch_rl.retrieval.hybrid.retriever import CandidateFinder, HybridRetriever
+from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, HybridRetriever
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms
-from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest, read_manifest
+from deepsearch_rl.retrieval.manifest import IndexConfig, read_manifest
 from deepsearch_rl.retrieval.ranking import Ranking, Retriever
 from deepsearch_rl.retrieval.row_table import Filter, RowTable
 from deepsearch_rl.retrieval.sparse.choice import open_sparse
@@ -89,13 +88,6 @@ def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str 
         raise UnknownNameError("retriever", retriever, RETRIEVERS)
     built = read_manifest(index_dir)
     path = chunks_path or Path(os.path.normpath(index_dir.resolve() / built.chunks))
-    _check_chunks(path, index_dir, built)
-    rows_folder = index_dir / manifest.ROWS_FOLDER
-    ranked_by = open_retriever(index_dir, built.config, built.fusion_weights, retriever)
-    return Searcher(ranked_by, ChunkStore(path, rows_folder), RowTable.open(rows_folder))
-
-
-def _check_chunks(path: Path, index_dir: Path, built: IndexManifest) -> None:
     if not path.is_file():
         raise ArtifactError(
             f"{path} does not exist; it is the chunk file of the index in {index_dir}. If it was moved, say where "
@@ -106,6 +98,9 @@ def _check_chunks(path: Path, index_dir: Path, built: IndexManifest) -> None:
             f"the index in {index_dir} was built from other chunks than {path}, so its rows would name the "
             f"wrong passages; build it again from this file (`dvc repro` does)."
         )
+    rows_folder = index_dir / manifest.ROWS_FOLDER
+    ranked_by = open_retriever(index_dir, built.config, built.fusion_weights, retriever)
+    return Searcher(ranked_by, ChunkStore(path, rows_folder), RowTable.open(rows_folder))
 
 
 def open_retriever(folder: Path, config: IndexConfig, weights: FusionWeights | None, name: str) -> Retriever:
