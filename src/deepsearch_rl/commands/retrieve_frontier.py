@@ -39,7 +39,7 @@ def frontier_command(
     Every kind is built over these vectors in turn and removed again. Queries/s are of one core with all files in the
     page cache. HNSW takes longest to build: leave it out of --kinds where there are millions of vectors.
     """
-    from deepsearch_rl.retrieval.measurement import frontier, frontier_report  # noqa: PLC0415 - loads FAISS
+    from deepsearch_rl.retrieval.measurement import frontier  # noqa: PLC0415 - loads FAISS
     from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file  # noqa: PLC0415
 
     budget_mb, path = megabytes_of(memory_budget), vectors_of(vectors, index)
@@ -50,14 +50,14 @@ def frontier_command(
     sample = frontier.prepare_queries(file, queries, sample_queries, out / "queries.npy", seed)
     points = frontier.measure_frontier(path, sample, settings, batch, out, seed)
     best = frontier.recommend(points, budget_mb, target)
-    frontier_report.write_points(points, out / "frontier.csv")
-    frontier_report.draw_frontier(points, best, budget_mb, out / "frontier.png")
-    typer.echo("\n".join(frontier_report.described(point) for point in frontier.pareto(points)))
+    frontier.write_points(points, out / "frontier.csv")
+    frontier.draw_frontier(points, best, budget_mb, out / "frontier.png")
+    typer.echo("\n".join(frontier.described(point) for point in frontier.pareto(points)))
     typer.echo(f"\nAll settings: {out / 'frontier.csv'} and {out / 'frontier.png'}.")
     if best is None:
         least_mb = min(point.memory_mb for point in points)
         raise ConfigError(f"no index fits {memory_budget}; the smallest takes {least_mb:.1f} MB.")
-    typer.echo(f"For {memory_budget}, {frontier_report.described(best)}:\n\n  {frontier_report.snippet(best.config)}")
+    typer.echo(f"For {memory_budget}, {frontier.described(best)}:\n\n  {frontier.snippet(best.config)}")
 
 
 def vectors_of(vectors: Path | None, index: Path | None) -> Path:
