@@ -95,7 +95,7 @@ class CandidateFinder:
             _share(best_sentence_C),
             _share_within(passage_CP[:, 0], source_C, question.sources),
             _share_within(best_sentence_C, source_C, question.sources),
-            on_a_day_C,
+            on_a_day_C.astype(np.float64),
             np.log(self.terms.doc_chunks_N[rows_C]),
         )
         return np.stack(columns, axis=1)

@@ -13,8 +13,13 @@ from pydantic import JsonValue
 
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.records import Chunk, ChunkMetadata
-from deepsearch_rl.retrieval.online.config import FieldMap, OnlineConfig, ResultField, read_key, read_online_config
-from deepsearch_rl.retrieval.online.exchange import SearchEndpoint
+from deepsearch_rl.retrieval.online.endpoint import (
+    FieldMap,
+    ResultField,
+    SearchEndpoint,
+    read_key,
+    read_online_config,
+)
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 
@@ -33,9 +38,9 @@ class OnlineSearcher:
     result's place in the answer.
     """
 
-    def __init__(self, endpoint: SearchEndpoint, config: OnlineConfig) -> None:
-        self._endpoint, self._config = endpoint, config
-        self._threads = ThreadPoolExecutor(config.max_concurrency, thread_name_prefix="online-search")
+    def __init__(self, endpoint: SearchEndpoint) -> None:
+        self._endpoint, self.config = endpoint, endpoint.config
+        self._threads = ThreadPoolExecutor(self.config.max_concurrency, thread_name_prefix="online-search")
 
     def close(self) -> None:
         """Cancel what was not sent yet, and close the connections."""
@@ -53,15 +58,15 @@ class OnlineSearcher:
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {top_k}")
         if where is not None and where != Filter():
-            raise ConfigError(f"online search {self._config.name!r} takes no filters; put them into the query.")
+            raise ConfigError(f"online search {self.config.name!r} takes no filters; put them into the query.")
         return list(self._threads.map(lambda query: self._search(query, top_k), queries))
 
     def _search(self, query: str, top_k: int) -> list[Hit]:
         if not query.strip():
             return []
-        answer = self._endpoint.ask(query, min(top_k, self._config.max_results))
+        answer = self._endpoint.ask(query, min(top_k, self.config.max_results))
         try:
-            return read_hits(answer, self._config.fields)[:top_k]
+            return read_hits(answer, self.config.fields)[:top_k]
         except AnswerError as error:
             raise self._endpoint.error(str(error)) from error
 
@@ -74,20 +79,17 @@ def open_online(config_path: Path) -> OnlineSearcher:
         ConfigError: it describes no endpoint, or its key is not set.
     """
     config = read_online_config(config_path)
-    return OnlineSearcher(SearchEndpoint(config, read_key(config)), config)
+    return OnlineSearcher(SearchEndpoint(config, read_key(config)))
 
 
 def read_hits(answer: JsonValue, fields: FieldMap) -> list[Hit]:
-    """Return the distinct results of an answer, best score first, equal scores in the endpoint's order.
+    """Return results of different contents, best score first, equal scores in the endpoint's order.
+
+    A second passage of the same URL gets a digest for its id.
 
     Raises:
         AnswerError: the list of results, or a field of one that is not optional, is missing or of a wrong type.
     """
-    hits = [_hit(result, row, fields) for row, result in enumerate(_results(answer, fields))]
-    return sorted(_distinct(hits), key=lambda hit: -hit.score)
-
-
-def _results(answer: JsonValue, fields: FieldMap) -> list[JsonValue]:
     results = answer if fields.results is None else value_at(answer, fields.results)
     if results is None and fields.results_optional:
         return []
@@ -95,10 +97,20 @@ def _results(answer: JsonValue, fields: FieldMap) -> list[JsonValue]:
         path = "the answer itself" if fields.results is None else f"results path {fields.results!r}"
         problem = "leads nowhere" if results is None else f"is no list but {_KINDS[type(results)]}"
         raise AnswerError(f"{path} {problem}; the answer {_keys_of(answer)}.")
-    return results
+    by_contents: dict[str, Hit] = {}
+    ids: set[str] = set()
+    for row, result in enumerate(results):
+        chunk, score = _chunk(result, row, fields), _score(result, row, fields)
+        if chunk.contents in by_contents:
+            continue
+        if chunk.id in ids:
+            chunk = chunk.model_copy(update={"id": _digest(chunk.contents)})
+        ids.add(chunk.id)
+        by_contents[chunk.contents] = Hit(row, score, chunk)
+    return sorted(by_contents.values(), key=lambda hit: -hit.score)
 
 
-def _hit(result: JsonValue, row: int, fields: FieldMap) -> Hit:
+def _chunk(result: JsonValue, row: int, fields: FieldMap) -> Chunk:
     url = _text(result, row, fields, "url")
     title = " ".join(_text(result, row, fields, "title").split()) or url
     contents = f"{title}\n{_text(result, row, fields, 'text')}"
@@ -106,8 +118,7 @@ def _hit(result: JsonValue, row: int, fields: FieldMap) -> Hit:
     metadata: dict[str, JsonValue] = {name: value for name, value in extra.items() if value is not None}
     id_ = url or _digest(contents)
     metadata |= {**({"url": url} if url else {}), "doc_id": id_, "doc_chunks": 1, "doc_chunk_id": 0}
-    chunk = Chunk(id=id_, contents=contents, metadata=ChunkMetadata.model_validate(metadata))
-    return Hit(row, _score(result, row, fields), chunk)
+    return Chunk(id=id_, contents=contents, metadata=ChunkMetadata.model_validate(metadata))
 
 
 def _text(result: JsonValue, row: int, fields: FieldMap, field: ResultField) -> str:
@@ -138,21 +149,6 @@ def _field(result: JsonValue, row: int, fields: FieldMap, field: ResultField) ->
             f"{field!r} under `optional`."
         )
     return value
-
-
-def _distinct(hits: list[Hit]) -> list[Hit]:
-    """Return hits of different contents; a second passage of the same URL gets a digest for its id."""
-    by_contents: dict[str, Hit] = {}
-    ids: set[str] = set()
-    for hit in hits:
-        chunk = hit.chunk
-        if chunk.contents in by_contents:
-            continue
-        if chunk.id in ids:
-            chunk = chunk.model_copy(update={"id": _digest(chunk.contents)})
-        ids.add(chunk.id)
-        by_contents[chunk.contents] = Hit(hit.row, hit.score, chunk)
-    return list(by_contents.values())
 
 
 def value_at(value: JsonValue, path: str) -> JsonValue:

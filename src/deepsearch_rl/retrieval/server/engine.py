@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from deepsearch_rl.retrieval.online.config import read_online_config
 from deepsearch_rl.retrieval.online.searcher import open_online
 from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher
 from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY
@@ -31,8 +30,8 @@ def open_engine(config: ServerConfig) -> SearchEngine:
             ``max_tokens`` tokens.
     """
     if config.online:
-        results = read_online_config(config.online).max_results
-        engine = SearchEngine(open_online(config.online), results, takes_filters=False)
+        online = open_online(config.online)
+        engine = SearchEngine(online, online.config.max_results, takes_filters=False)
     else:
         engine = _open_index(config)
     if config.reranker is None:
