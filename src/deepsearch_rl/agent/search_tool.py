@@ -23,7 +23,7 @@ from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import Question, Retrieval, StopReason, ToolCall
 from deepsearch_rl.retries import retry
-from deepsearch_rl.retrieval.server.bodies import MAX_QUERY_CHARS
+from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
 
 _LOG = logging.getLogger(__name__)
 ATTEMPTS = 3

@@ -6,45 +6,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
-from deepsearch_rl.commands.defaults import defaults_of
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.presets import load_preset
 
 if TYPE_CHECKING:
     from deepsearch_rl.retrieval.measurement.comparison import Comparison, Interval
 
-_DEFAULT = defaults_of("retrieve")
+_LEARNING = load_preset("retrieve").value("index")["fusion"]["learning"]
 METRICS = ("mrr", "map", "hits", "evidence_recall")
 """In the order of the table's rows."""
 
 
 def eval_command(
-    index: Annotated[Path, typer.Option("--index", help="Folder that `retrieve build` wrote.")],
-    questions: Annotated[Path, typer.Option(help="Questions with gold evidence, JSON Lines.")],
+    index: Annotated[Path, Option("--index", help="Folder that `retrieve build` wrote.")],
+    questions: Annotated[Path, Option(help="Questions with gold evidence, JSON Lines.")],
     retriever: Annotated[
-        list[str] | None, typer.Option(help="bm25, dense, rrf or hybrid; repeatable.", show_default="all four")
+        list[str] | None, Option(help="bm25, dense, rrf or hybrid; repeatable.", show_default="all four")
     ] = None,
     cross_validate: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--cross-validate/--stored-weights",
             help="The hybrid learns from the other folds of these questions, or ranks as the index has learnt to; "
             "the latter is honest only for questions that it was not built with.",
         ),
     ] = True,
-    folds: Annotated[int, typer.Option(help="Parts that the questions are dealt into.", min=2)] = _DEFAULT[
-        "index.fusion.learning.folds"
-    ],
-    ridge: Annotated[float, typer.Option(help="Penalty on squared weights.", min=1e-9)] = _DEFAULT[
-        "index.fusion.learning.ridge"
-    ],
-    cutoffs: Annotated[str, typer.Option(help="The k of hits@k and evidence recall@k.")] = "4,10",
-    chunks: Annotated[Path | None, typer.Option(help="The passage file, if it was moved since the build.")] = None,
-    seed: Annotated[int, typer.Option(help="Of folds and resamples.", min=0, max=2**31 - 1)] = 0,
-    draws: Annotated[int, typer.Option(help="Bootstrap resamples.", min=0)] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    as_csv: Annotated[Path | None, typer.Option("--csv", help="Also write the figures to a CSV file.")] = None,
+    folds: Annotated[int, Option(help="Parts that the questions are dealt into.", min=2)] = _LEARNING["folds"],
+    ridge: Annotated[float, Option(help="Penalty on squared weights.", min=1e-9)] = _LEARNING["ridge"],
+    cutoffs: Annotated[str, Option(help="The k of hits@k and evidence recall@k.")] = "4,10",
+    chunks: Annotated[Path | None, Option(help="The passage file, if it was moved since the build.")] = None,
+    seed: Annotated[int, Option(help="Of folds and resamples.", min=0, max=2**31 - 1)] = 0,
+    draws: Annotated[int, Option(help="Bootstrap resamples.", min=0)] = 1000,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
+    as_csv: Annotated[Path | None, Option("--csv", help="Also write the figures to a CSV file.")] = None,
 ) -> None:
     """Score an index's retrievers over questions with gold evidence, with 95 % intervals.
 
@@ -60,7 +57,9 @@ def eval_command(
     from deepsearch_rl.retrieval.measurement.comparison import COMPARED, compare_retrievers  # noqa: PLC0415
     from deepsearch_rl.retrieval.searcher import open_index  # noqa: PLC0415
 
-    depths = _numbers(cutoffs)
+    depths = [part.strip() for part in cutoffs.split(",")]
+    if not all(re.fullmatch("[1-9][0-9]{0,5}", depth) for depth in depths):
+        raise ConfigError(f"--cutoffs {cutoffs!r} should be numbers from 1 to 999999 with commas between, e.g. 4,10.")
     rows = list(read_jsonl(questions, Question))
     learning = LearningConfig(split="given", questions=max(len(rows), 1), ridge=ridge, folds=folds)
     comparison = compare_retrievers(
@@ -68,7 +67,7 @@ def eval_command(
         index,
         rows,
         retriever or COMPARED,
-        depths,
+        list(map(int, depths)),
         learning if cross_validate else None,
         seed,
         draws,
@@ -79,13 +78,6 @@ def eval_command(
         typer.echo(comparison.model_dump_json(indent=2))
     else:
         _print(comparison, "cross-validated" if cross_validate else "as stored")
-
-
-def _numbers(cutoffs: str) -> list[int]:
-    parts = [part.strip() for part in cutoffs.split(",")]
-    if not all(re.fullmatch("[1-9][0-9]{0,5}", part) for part in parts):
-        raise ConfigError(f"--cutoffs {cutoffs!r} should be numbers from 1 to 999999 with commas between, e.g. 4,10.")
-    return [int(part) for part in parts]
 
 
 def _print(comparison: "Comparison", weights: str) -> None:
@@ -110,21 +102,17 @@ def _cell(interval: "Interval", form: str) -> str:
 
 def _metrics(comparison: "Comparison") -> list[str]:
     """Return the names of the metrics, such as ``hits@10``, in the order of the table."""
-
-    def rank(metric: str) -> tuple[int, int]:
-        name, _, depth = metric.partition("@")
-        return METRICS.index(name), int(depth)
-
-    return sorted(next(iter(comparison.scores.values())), key=rank)
+    names = (metric.split("@") for metric in next(iter(comparison.scores.values())))
+    ranked = sorted((METRICS.index(name), int(depth)) for name, depth in names)
+    return [f"{METRICS[place]}@{depth}" for place, depth in ranked]
 
 
 def _write_csv(path: Path, comparison: "Comparison") -> None:
-    rows = {**comparison.scores, "hybrid_minus_better_half": comparison.hybrid_minus_better_half}
-    intervals = [
-        (name, metric, scores[metric]) for name, scores in rows.items() for metric in _metrics(comparison) if scores
-    ]
+    scores = {**comparison.scores, "hybrid_minus_better_half": comparison.hybrid_minus_better_half}
     with path.open("w", newline="", encoding="utf-8") as out:
         rows = csv.writer(out)
         rows.writerow(("retriever", "metric", "mean", "low", "high"))
-        for name, metric, score in intervals:
-            rows.writerow((name, metric, *(f"{value:.6f}" for value in (score.mean, score.low, score.high))))
+        for name, intervals in scores.items():
+            for metric in _metrics(comparison) if intervals else ():
+                score = intervals[metric]
+                rows.writerow((name, metric, *(f"{value:.6f}" for value in (score.mean, score.low, score.high))))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
 
@@ -12,27 +13,25 @@ UNITS_MB = {"kb": 1e-3, "mb": 1.0, "gb": 1e3, "tb": 1e6}
 
 
 def frontier_command(
-    out: Annotated[Path, typer.Option(help="Folder for frontier.csv and frontier.png.")],
-    vectors: Annotated[Path | None, typer.Option(help="Vectors to index, an N x D .npy file of unit rows.")] = None,
-    index: Annotated[Path | None, typer.Option(help="Or an index folder that keeps its vectors.")] = None,
-    queries: Annotated[Path | None, typer.Option(help="Query vectors, a .npy file.")] = None,
+    out: Annotated[Path, Option(help="Folder for frontier.csv and frontier.png.")],
+    vectors: Annotated[Path | None, Option(help="Vectors to index, an N x D .npy file of unit rows.")] = None,
+    index: Annotated[Path | None, Option(help="Or an index folder that keeps its vectors.")] = None,
+    queries: Annotated[Path | None, Option(help="Query vectors, a .npy file.")] = None,
     sample_queries: Annotated[
         int,
-        typer.Option(
-            help="Without --queries: this many of the vectors, which do not count as hits of themselves.", min=1
-        ),
+        Option(help="Without --queries: this many of the vectors, which do not count as hits of themselves.", min=1),
     ] = 500,
-    memory_budget: Annotated[str, typer.Option(help="Memory that an index may take, e.g. 2GB or 300MB.")] = "2GB",
+    memory_budget: Annotated[str, Option(help="Memory that an index may take, e.g. 2GB or 300MB.")] = "2GB",
     target: Annotated[
         float,
-        typer.Option(help="Recall@5 to reach; of the settings that do, the fastest is recommended.", min=0, max=1),
+        Option(help="Recall@5 to reach; of the settings that do, the fastest is recommended.", min=0, max=1),
     ] = 0.95,
     kinds: Annotated[
-        str, typer.Option(help="Kinds of index, separated by commas.")
+        str, Option(help="Kinds of index, separated by commas.")
     ] = "flat,ivf_flat,ivf_pq,ivf_pq_refine,hnsw",
-    nlist: Annotated[int | None, typer.Option(help="Cells; without it the square root of the rows.", min=1)] = None,
-    batch: Annotated[int, typer.Option(help="Queries searched together.", min=1)] = 64,
-    seed: Annotated[int, typer.Option(help="Seed of all random choices.", min=0, max=2**31 - 1)] = 0,
+    nlist: Annotated[int | None, Option(help="Cells; without it the square root of the rows.", min=1)] = None,
+    batch: Annotated[int, Option(help="Queries searched together.", min=1)] = 64,
+    seed: Annotated[int, Option(help="Seed of all random choices.", min=0, max=2**31 - 1)] = 0,
 ) -> None:
     """Measure recall@5, speed and memory over the kinds of vector index, and recommend one for a memory budget.
 

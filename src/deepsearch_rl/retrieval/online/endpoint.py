@@ -258,8 +258,7 @@ class SearchEndpoint:
         )
 
     def _parsed(self, response: httpx.Response, body: bytes) -> JsonValue:
-        # An endpoint may repeat the key, in a link for example. It is taken out before a text is cut: a part of it would
-        # not be recognised.
+        # An endpoint may repeat the key, in a link for example. It goes first: a part of it would not be recognised.
         text, status = redact(body.decode(errors="replace"), [self._key]), response.status_code
         start = " ".join(text.split())[:ERROR_CHARS]
         if not response.is_success:

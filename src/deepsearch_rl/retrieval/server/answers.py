@@ -62,7 +62,17 @@ class Answer:
         Raises:
             ValueError: a score is not finite, which JSON has no number for.
         """
-        return cls(tuple(map(_passage, hits)))
+        passages: list[SentPassage] = []
+        for hit in hits:
+            chunk = hit.chunk
+            if not math.isfinite(hit.score):
+                raise ValueError(f"the search gave passage {chunk.id!r} the score {hit.score}")
+            metadata = chunk.metadata.model_dump(mode="json")
+            url = metadata.get("url") or chunk.id  # clients read it from every document, whatever the corpus
+            document = {"id": chunk.id, "contents": chunk.contents, "url": url, "metadata": metadata}
+            json = to_json(document, inf_nan_mode="null")
+            passages.append(SentPassage(chunk.id, chunk.contents, hit.score, json))
+        return cls(tuple(passages))
 
     def as_json(self, with_scores: bool) -> bytes:
         """Return ``[document, ...]``, or ``[{"document": document, "score": score}, ...]``."""
@@ -87,11 +97,10 @@ class AnswerCache:
 
     def get(self, search: SearchKey) -> Answer | None:
         """Return the cached answer, if any, and count it as used last."""
-        entry = self._entries.get(search)
-        if entry is None:
+        if search not in self._entries:
             return None
         self._entries.move_to_end(search)
-        return entry[0]
+        return self._entries[search][0]
 
     def put(self, search: SearchKey, answer: Answer) -> None:
         """Add an answer, and drop those used longest ago until all fit."""
@@ -103,16 +112,6 @@ class AnswerCache:
         while len(self._entries) > self._max_entries or self._size_bytes > MAX_CACHE_BYTES:
             _, (_, dropped_bytes) = self._entries.popitem(last=False)
             self._size_bytes -= dropped_bytes
-
-
-def _passage(hit: Hit) -> SentPassage:
-    chunk = hit.chunk
-    if not math.isfinite(hit.score):
-        raise ValueError(f"the search gave passage {chunk.id!r} the score {hit.score}")
-    metadata = chunk.metadata.model_dump(mode="json")
-    url = metadata.get("url") or chunk.id  # clients read it from every document, whatever the corpus
-    document = {"id": chunk.id, "contents": chunk.contents, "url": url, "metadata": metadata}
-    return SentPassage(chunk.id, chunk.contents, hit.score, to_json(document, inf_nan_mode="null"))
 
 
 class Page(BaseModel):

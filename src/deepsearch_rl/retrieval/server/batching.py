@@ -15,14 +15,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Self, TypeAlias
 
 from deepsearch_rl.errors import DeepsearchError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import SearchesChunks
 from deepsearch_rl.retrieval.server.answers import Answer, AnswerCache, SearchKey
-from deepsearch_rl.retrieval.server.config import ServiceConfig
+from deepsearch_rl.retrieval.server.config import RetrievalConfig
 from deepsearch_rl.retrieval.server.metrics import Metrics
 
 _LOG = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class SearchQueue:
     Equal queries share one search: answers come from the cache, and searches that run or wait are not started twice.
     """
 
-    def __init__(self, searcher: SearchesChunks, config: ServiceConfig, metrics: Metrics) -> None:
+    def __init__(self, searcher: SearchesChunks, config: RetrievalConfig, metrics: Metrics) -> None:
         self._searcher, self._config, self._metrics = searcher, config, metrics
         self._cache = AnswerCache(config.cache_entries)
         self._in_flight: dict[SearchKey, asyncio.Future[Answer]] = {}
@@ -106,7 +106,10 @@ class SearchQueue:
 
     def _work(self) -> None:
         while batch := self._next_batch():
-            for group in _searched_together(batch):
+            groups: dict[tuple[int, Filter | None], list[SearchKey]] = {}
+            for search in batch:
+                groups.setdefault((search.top_k, search.where), []).append(search)
+            for group in groups.values():
                 outcomes = self._answer(group)
                 try:
                     self._loop.call_soon_threadsafe(self._settle, outcomes)
@@ -162,13 +165,6 @@ class SearchQueue:
     def _fail(self, searches: Sequence[SearchKey], error: SearchFailedError) -> list[tuple[SearchKey, Outcome]]:
         self._metrics.search_failures.inc(len(searches))
         return [(search, error) for search in searches]
-
-
-def _searched_together(batch: Iterable[SearchKey]) -> Iterable[list[SearchKey]]:
-    groups: dict[tuple[int, Filter | None], list[SearchKey]] = {}
-    for search in batch:
-        groups.setdefault((search.top_k, search.where), []).append(search)
-    return groups.values()
 
 
 def _client_error(error: BaseException) -> SearchFailedError:

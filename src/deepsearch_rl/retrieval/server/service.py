@@ -17,6 +17,7 @@ import ctypes
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -30,28 +31,68 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepsearch_rl import __version__
 from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.retrieval.online.searcher import open_online
+from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher
+from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY
+from deepsearch_rl.retrieval.searcher import SearchesChunks, open_index
 from deepsearch_rl.retrieval.server.answers import normalise_url, read_pages
 from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue
-from deepsearch_rl.retrieval.server.bodies import (
+from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
+from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
+from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
+from deepsearch_rl.retrieval.server.requests import (
     MAX_BODY_BYTES,
     MAX_DOCUMENTS,
     MAX_PAGES_BYTES,
     AccessRequest,
+    Guard,
     RetrieveRequest,
     check_json,
     parse_body,
     read_body,
     replayed,
 )
-from deepsearch_rl.retrieval.server.config import ServiceConfig
-from deepsearch_rl.retrieval.server.engine import SearchEngine
-from deepsearch_rl.retrieval.server.guard import Guard
-from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
-from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
 
 _LOG = logging.getLogger(__name__)
 _RETRY = {"retry-after": "1"}
 _TRIM_EVERY_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEngine:
+    """A searcher, and what a server must know of it."""
+
+    searcher: SearchesChunks
+    passages: int
+    """No search finds more."""
+    takes_filters: bool
+    """Whether its passages name sources or days."""
+
+
+def open_engine(config: ServerConfig) -> SearchEngine:
+    """Open an index or an online search, reranked or not, ready for the first query.
+
+    Raises:
+        ArtifactError: the index is missing, incomplete or of other chunks; or the reranker's folder holds none that
+            can be used.
+        ConfigError: the file of the online search describes none, or its key is not set; or the reranker cannot read
+            ``max_tokens`` tokens.
+    """
+    settings = config.retrieval
+    if settings.online:
+        searcher = open_online(settings.online)
+        passages, takes_filters = searcher.config.max_results, False
+    else:
+        assert config.index is not None
+        searcher = open_index(config.index, config.chunks, settings.retriever)
+        searcher.search(["warm up"], settings.top_k)
+        passages = len(searcher.chunks)
+        takes_filters = bool(searcher.rows.sources) or bool((searcher.rows.day_N != UNKNOWN_DAY).any())
+    if settings.reranker is not None:
+        reranker = CrossEncoder(settings.reranker)
+        reranker.warm_up()
+        searcher = RerankedSearcher(searcher, reranker, settings.reranker.depth)
+    return SearchEngine(searcher, passages, takes_filters)
 
 
 class RetrievalApp:
@@ -62,7 +103,7 @@ class RetrievalApp:
         RecordError: a line of it is not a page.
     """
 
-    def __init__(self, engine: SearchEngine, config: ServiceConfig, guard: Guard) -> None:
+    def __init__(self, engine: SearchEngine, config: RetrievalConfig, guard: Guard) -> None:
         self._guard, self._top_k, self._max_top_k = guard, config.top_k, engine.passages
         self._pages = read_pages(config.pages) if config.pages else None
         self._metrics = Metrics()
