@@ -10,8 +10,7 @@ from typer import Option
 
 from deepsearch_rl.commands.defaults import reranker_config
 from deepsearch_rl.commands.retrieve_build import build_command
-from deepsearch_rl.commands.retrieve_eval import eval_command
-from deepsearch_rl.commands.retrieve_frontier import frontier_command
+from deepsearch_rl.commands.retrieve_measure import eval_command, frontier_command
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.records import RetrieverName

@@ -1,8 +1,7 @@
 """``deepsearch retrieve build``: an index over a file of passages."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Option
@@ -13,14 +12,9 @@ from deepsearch_rl.presets import load_preset
 from deepsearch_rl.profile import Profile, read_values
 from deepsearch_rl.records import Device, VectorsKind
 
-if TYPE_CHECKING:
-    from deepsearch_rl.retrieval.fusion import FusionWeights
-
 _PRESET = load_preset("retrieve")
 _INDEX, _VECTORS = _PRESET.value("index"), _PRESET.value("vectors")
 _ENCODER, _BM25, _CELLS = _INDEX["encoder"], _INDEX["bm25"], _VECTORS["ivf_pq"]
-ON_GPU: Mapping[str, object] = {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
-"""Overrides for an encoder on cuda."""
 
 
 def build_command(
@@ -105,7 +99,7 @@ def build_command(
     else:
         # The manifest's reader may have another working directory. A name that is no folder is left as it is.
         model = str(Path(encoder).resolve()) if Path(encoder).is_dir() else encoder
-        encoder_options = {
+        encoder_options: dict[str, object] = {
             "index.encoder.model": model,
             "index.encoder.device": device,
             "index.encoder.query_prefix": query_prefix,
@@ -113,23 +107,24 @@ def build_command(
             "index.encoder.pooling": pooling,
             "index.encoder.max_tokens": max_tokens,
         }
-        on_device = {} if device == "cpu" else ON_GPU
-        settings = with_options(load_preset("encoder"), {**options, **encoder_options, **on_device})
+        if device == "cuda":
+            encoder_options |= {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
+        settings = with_options(load_preset("encoder"), {**options, **encoder_options})
     config = settings.section("index", IndexSection).of(corpus_name)
     known = list(read_jsonl(questions, Question)) if questions else []
     index = build_index(corpus, out, config, seed, work, known)
     size_mb = sum(index.sizes_bytes.values()) / 1e6
     typer.echo(f"{out}: {index.rows} passages, {index.dimension}-d vectors, {size_mb:.1f} MB")
-    if questions:
-        _report_learning(index.fusion_weights)
+    if weights := index.fusion_weights:
+        held_out = ", ".join(f"{name} {scores['mrr@10']:.3f}" for name, scores in weights.held_out.items())
+        counted = f"MRR@10 on {weights.questions} held-out questions"
+        typer.echo(f"the hybrid ranks by {weights.ranking}; {counted}: {held_out}")
+    elif questions:
+        typer.echo("the hybrid has learnt nothing: there are too few questions with gold evidence.")
 
 
 def _field_weights(fields: list[str]) -> dict[str, float]:
-    """Return the weights of fields that are given as ``NAME=WEIGHT``.
-
-    Raises:
-        ConfigError: a weight is missing or is not a number.
-    """
+    """Return the weights of fields that are given as ``NAME=WEIGHT``; raise ConfigError for any other text."""
     weights: dict[str, float] = {}
     for field in fields:
         name, _, weight = field.partition("=")
@@ -138,11 +133,3 @@ def _field_weights(fields: list[str]) -> dict[str, float]:
         except ValueError as error:
             raise ConfigError(f"--field {field!r} should be NAME=WEIGHT, e.g. title=2.") from error
     return weights
-
-
-def _report_learning(weights: "FusionWeights | None") -> None:
-    if weights is None:
-        typer.echo("the hybrid has learnt nothing: there are too few questions with gold evidence.")
-        return
-    held_out = ", ".join(f"{name} {scores['mrr@10']:.3f}" for name, scores in weights.held_out.items())
-    typer.echo(f"the hybrid ranks by {weights.ranking}; MRR@10 on {weights.questions} held-out questions: {held_out}")

@@ -1,7 +1,4 @@
-"""Open an index and search it: queries in, chunks out.
-
-The one place that joins rows with the chunk file.
-"""
+"""Open an index and search it: queries in, chunks out. The one place that joins rows with the chunk file."""
 
 import os
 from collections.abc import Sequence
@@ -22,7 +19,7 @@ from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, HybridRetriever
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms
 from deepsearch_rl.retrieval.manifest import IndexConfig, read_manifest
-from deepsearch_rl.retrieval.ranking import Ranking, Retriever
+from deepsearch_rl.retrieval.ranking import Retriever
 from deepsearch_rl.retrieval.row_table import Filter, RowTable
 from deepsearch_rl.retrieval.sparse.choice import open_sparse
 from deepsearch_rl.retrieval.vectors.dense import DenseRetriever
@@ -67,11 +64,11 @@ class Searcher:
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {top_k}")
         allowed_N = None if where is None or where == Filter() else self.rows.mask(where)
-        return [self._hits(ranking) for ranking in self.retriever.search(queries, top_k, allowed_N)]
-
-    def _hits(self, ranking: Ranking) -> list[Hit]:
-        pairs = zip(ranking.rows_K.tolist(), ranking.scores_K.tolist(), strict=True)
-        return [Hit(row, score, self.chunks[row]) for row, score in pairs]
+        results: list[list[Hit]] = []
+        for ranking in self.retriever.search(queries, top_k, allowed_N):
+            pairs = zip(ranking.rows_K.tolist(), ranking.scores_K.tolist(), strict=True)
+            results.append([Hit(row, score, self.chunks[row]) for row, score in pairs])
+        return results
 
 
 def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str = "bm25") -> Searcher:
@@ -134,13 +131,5 @@ def open_halves(folder: Path, config: IndexConfig) -> tuple[Retriever, Retriever
 def open_finder(folder: Path, config: IndexConfig, terms_folder: Path) -> CandidateFinder:
     """Open the finder of the hybrid's candidates; ``terms_folder`` is usually that of the index."""
     bm25, dense = open_halves(folder, config)
-    table = RowTable.open(folder / manifest.ROWS_FOLDER)
-    return CandidateFinder(
-        bm25=bm25,
-        dense=dense,
-        terms=SentenceTerms.open(terms_folder),
-        table=table,
-        names=SourceNames.of(table.sources),
-        depth=config.fusion.depth,
-        source_depth=config.fusion.source_depth,
-    )
+    terms, table = SentenceTerms.open(terms_folder), RowTable.open(folder / manifest.ROWS_FOLDER)
+    return CandidateFinder(bm25, dense, terms, table, SourceNames.of(table.sources), config.fusion)

@@ -12,9 +12,8 @@ from mcp.client.sse import sse_client
 
 from deepsearch_rl.agent.tool import NO_PASSAGES, RETRIEVE_TOOL, format_passages
 from deepsearch_rl.retrieval.searcher import Hit, open_index
-from deepsearch_rl.retrieval.server.batching import SearchQueue
+from deepsearch_rl.retrieval.server.batching import Metrics, SearchQueue
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
-from deepsearch_rl.retrieval.server.metrics import Metrics
 from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
 from tests.retrieval.server.searchers import open_searcher, service_config
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.hybrid.question_parts import QuestionParts, SourceNames, split_question
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms, term_ids
 from deepsearch_rl.retrieval.ranking import Ranking, Retriever, rank
@@ -55,27 +56,24 @@ class CandidateFinder:
     terms: SentenceTerms
     table: RowTable
     names: SourceNames
-    depth: int
-    """Rows taken from each half."""
-    source_depth: int
-    """Rows taken from BM25 within each source that a question names."""
+    config: FusionConfig
 
     def find(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Candidates]:
         """Return at least the best ``top_k`` allowed rows of either half for every query."""
-        depth = max(self.depth, top_k)
+        depth = max(self.config.depth, top_k)
         halves = [retriever.search(queries, depth, allowed_N) for retriever in (self.bm25, self.dense)]
-        found: list[Candidates] = []
+        candidates: list[Candidates] = []
         for query, *rankings in zip(queries, *halves, strict=True):
             question = split_question(query, self.names)
             rows = [ranking.rows_K for ranking in rankings]
             for source in question.sources:
                 of_source_N = self.table.source_N == source
                 mask_N = of_source_N if allowed_N is None else of_source_N & allowed_N
-                rows += [ranking.rows_K for ranking in self.bm25.search([query], self.source_depth, mask_N)]
+                [ranking] = self.bm25.search([query], self.config.source_depth, mask_N)
+                rows.append(ranking.rows_K)
             rows_C = np.unique(np.concatenate(rows))
-            features_CF = self._features(rows_C, rankings, depth, question)
-            found.append(Candidates(rows_C, features_CF))
-        return found
+            candidates.append(Candidates(rows_C, self._features(rows_C, rankings, depth, question)))
+        return candidates
 
     def _features(
         self, rows_C: NDArray[np.int64], halves: Sequence[Ranking], depth: int, question: QuestionParts

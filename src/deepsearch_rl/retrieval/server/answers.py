@@ -1,7 +1,7 @@
 """Answers and pages as they are sent, and a bounded cache of answers.
 
 A document is written as JSON once, when it is found. A repeated query is then a look-up and a copy of bytes, and a
-cached answer takes half of the memory of its records.
+cached answer takes half the memory of its records.
 """
 
 import math
@@ -22,7 +22,7 @@ from deepsearch_rl.retrieval.searcher import Hit
 MAX_CACHE_BYTES = 32 * 2**20
 """Size of all cached answers, whatever their number: long answers must not push the memory up."""
 MAX_CACHED_BYTES = MAX_CACHE_BYTES // 64
-"""Size of an answer that is cached. Nobody asks for hundreds of passages twice."""
+"""Size of one cached answer. Nobody asks for hundreds of passages twice."""
 _PASSAGE_BYTES = 400
 """About what a passage takes beside its texts."""
 
@@ -57,11 +57,7 @@ class Answer:
 
     @classmethod
     def of(cls, hits: Iterable[Hit]) -> Self:
-        """Return the answer that consists of these hits.
-
-        Raises:
-            ValueError: a score is not finite, which JSON has no number for.
-        """
+        """Return the answer of these hits; raise ValueError for a score that JSON has no number for."""
         passages: list[SentPassage] = []
         for hit in hits:
             chunk = hit.chunk

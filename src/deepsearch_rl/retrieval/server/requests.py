@@ -63,8 +63,8 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
     """Return the whole body of a request.
 
     Raises:
-        HTTPException: 413 if it is longer than ``MAX_BODY_BYTES``, 415 if its type is not JSON, 408 if it does not
-            arrive in time, 400 if the client leaves.
+        HTTPException: 413 for more than ``MAX_BODY_BYTES``, 415 for a type that is not JSON, 408 for a late body, 400
+            where the client leaves.
     """
     headers = dict(scope["headers"])
     content_type = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
@@ -104,11 +104,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def parse_body(model: type[BodyT], body: bytes) -> BodyT:
-    """Return a JSON body as a ``model``.
-
-    Raises:
-        HTTPException: 422, naming the first field that does not fit.
-    """
+    """Return a JSON body as a ``model``; raise a HTTPException (422) that names the first field that does not fit."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -117,11 +113,7 @@ def parse_body(model: type[BodyT], body: bytes) -> BodyT:
 
 
 def check_json(body: bytes) -> None:
-    """Refuse JSON that other readers accept or fall over: lone surrogates, deep nesting, not UTF-8.
-
-    Raises:
-        HTTPException: 400.
-    """
+    """Refuse with 400 what other readers accept or fall over: lone surrogates, deep nesting, bytes beside UTF-8."""
     try:
         from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -130,10 +122,8 @@ def check_json(body: bytes) -> None:
 
 def is_loopback(host: str) -> bool:
     """Return whether an address or name is this machine's own, reachable from nowhere else."""
-    if host.lower() == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -146,11 +136,7 @@ class Guard:
     loopback: bool
 
     def check_names(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse a foreign Host or Origin.
-
-        Raises:
-            HTTPException: 421 or 403.
-        """
+        """Refuse a foreign Host with 421, a foreign Origin with 403."""
         if not self.loopback:
             return
         host, origin = headers.get(b"host"), headers.get(b"origin")
@@ -160,11 +146,7 @@ class Guard:
             raise HTTPException(403, "this server answers on loopback, and the request comes from a page elsewhere.")
 
     def check_token(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse a request without the token.
-
-        Raises:
-            HTTPException: 401.
-        """
+        """Refuse a request without the token with 401."""
         if self.token is None:
             return
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")

@@ -36,10 +36,9 @@ from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher
 from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY
 from deepsearch_rl.retrieval.searcher import SearchesChunks, open_index
 from deepsearch_rl.retrieval.server.answers import normalise_url, read_pages
-from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue
+from deepsearch_rl.retrieval.server.batching import OTHER_ROUTE, Metrics, OverloadedError, SearchQueue
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
-from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
 from deepsearch_rl.retrieval.server.requests import (
     MAX_BODY_BYTES,
     MAX_DOCUMENTS,
@@ -96,12 +95,7 @@ def open_engine(config: ServerConfig) -> SearchEngine:
 
 
 class RetrievalApp:
-    """The ASGI application over one engine; ``api`` is its FastAPI part.
-
-    Raises:
-        ArtifactError: there is no pages file where ``config.pages`` says.
-        RecordError: a line of it is not a page.
-    """
+    """The ASGI application over one engine, ``api`` its FastAPI part; making it raises what :func:`read_pages` does."""
 
     def __init__(self, engine: SearchEngine, config: RetrievalConfig, guard: Guard) -> None:
         self._guard, self._top_k, self._max_top_k = guard, config.top_k, engine.passages
@@ -278,8 +272,7 @@ async def _server_error(_: Request | None, error: Exception) -> Response:  # noq
 async def _trim_heap() -> None:
     """Give freed memory back to the system every few seconds until cancelled, where the C library is glibc.
 
-    glibc keeps what is freed below something that is still in use, and a server always has something in use: after one
-    answer of thousands of passages its heap would stay as large.
+    glibc keeps what is freed below memory in use, so after one answer of thousands of passages the heap would stay big.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     while trim is not None:
