@@ -41,7 +41,10 @@ class SearchesChunks(Protocol):
     """Whatever turns queries into chunks: an index's searcher, one with a reranker behind it, an online search."""
 
     def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
-        """Return at most ``top_k`` hits per query, best first; fewer where fewer match, none for a blank query."""
+        """Return at most ``top_k`` hits per query, best first; fewer where fewer match, none for a blank query.
+
+        With ``where``, only chunks that it matches are found.
+        """
         ...
 
 
@@ -54,13 +57,7 @@ class Searcher:
     rows: RowTable
 
     def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
-        """Return at most ``top_k`` hits per query, best first; fewer where fewer match, none for an empty query.
-
-        With ``where``, only rows that it matches are found.
-
-        Raises:
-            ValueError: ``top_k`` is below 1.
-        """
+        """Return what :class:`SearchesChunks` promises; raise ValueError for a ``top_k`` below 1."""
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {top_k}")
         allowed_N = None if where is None or where == Filter() else self.rows.mask(where)

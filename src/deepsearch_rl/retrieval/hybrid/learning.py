@@ -72,10 +72,7 @@ def fit_weights(examples: Sequence[Example], ridge: float) -> Floats:
 
 
 def ranking_loss(examples: Sequence[Example], ridge: float) -> Callable[[Floats], tuple[float, Floats]]:
-    """Return the function of weights_F that gives the loss and its derivative by each weight.
-
-    There is at least one example, and each has a relevant candidate.
-    """
+    """Return the loss and its derivative as a function of weights_F; each example has a relevant candidate."""
     # The C candidates of Q questions, one question after the other.
     features_CF = np.concatenate([example.candidates.features_CF for example in examples])
     relevant = [np.array(list(map(bool, example.items_C))) for example in examples]

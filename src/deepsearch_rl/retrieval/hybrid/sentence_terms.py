@@ -90,11 +90,7 @@ class SentenceTerms:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open what :func:`write_sentence_terms` wrote.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
+        """Open what :func:`write_sentence_terms` wrote; raise ArtifactError where a file is missing or damaged."""
         # Plain views, because slices of np.memmap cost microseconds each.
         rows, sentences = (np.asarray(open_column(folder / f"{name}.npy", np.int64)) for name in ("rows", "sentences"))
         terms = np.asarray(open_column(folder / "terms.npy", np.uint32))

@@ -119,10 +119,7 @@ def sweeps(rows: int, dimension: int, kinds: Sequence[str], nlist: int | None) -
     """Return the settings of every build; product codes are built once, to be searched with refining and without.
 
     ``nlist`` is the square root of the rows where it is not given. Codes are a byte per eight dimensions, as the
-    published wiki-18 index has them, or four bits per six.
-
-    Raises:
-        UnknownNameError: there is no such kind.
+    published wiki-18 index has them, or four bits per six. A kind that does not exist raises UnknownNameError.
     """
     for kind in kinds:
         look_up("kind of vector index", kind, KINDS)
@@ -179,10 +176,7 @@ def _measure(process: IndexProcess, opening: Opening, queries: Queries, batch: i
 
 
 def recommend(points: Sequence[Point], budget_mb: float, target: float) -> Point | None:
-    """Return the fastest setting within the budget that reaches the target recall, else the nearest to it.
-
-    None: no setting fits the budget.
-    """
+    """Return the fastest setting in the budget that reaches the target, else the nearest to it; None if none fits."""
     fitting = [point for point in points if point.memory_mb <= budget_mb]
     return max(fitting, key=lambda point: (min(point.recall_at_5, target), point.queries_per_s), default=None)
 
@@ -197,11 +191,7 @@ def pareto(points: Sequence[Point]) -> list[Point]:
 
 
 def require_room(vectors: Path, out: Path) -> None:
-    """Refuse to begin what would fill the disk: the largest kinds hold a copy of the vectors.
-
-    Raises:
-        ConfigError: there is less room in ``out`` than a copy and a half of the vectors take.
-    """
+    """Raise ConfigError where a copy and a half of the vectors would fill the disk: the largest kinds hold a copy."""
     needed, free = vectors.stat().st_size * 1.5, shutil.disk_usage(out).free
     if free < needed:
         raise ConfigError(f"{out} has {free / 1e9:.1f} GB of room, and building in turn takes {needed / 1e9:.1f} GB.")

@@ -48,10 +48,7 @@ class Opening:
 
     @property
     def scanned_mb(self) -> float:
-        """Size of the file that a search scans, so that it should fit the page cache; 0 where memory holds it.
-
-        Refining reads single rows beside it.
-        """
+        """Size of the file that a search scans, which should fit the page cache; 0 where memory holds it."""
         is_held = isinstance(self.config, IvfPqConfig | IvfPqRefineConfig) and self.config.nbits == FAST_SCAN_BITS
         return 0.0 if is_held else self.files[0].stat().st_size / MEGABYTE
 

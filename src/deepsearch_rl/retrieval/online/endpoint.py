@@ -107,12 +107,7 @@ class OnlineConfig(Record):
 
 
 def read_online_config(path: Path) -> OnlineConfig:
-    """Read the YAML file that describes a search endpoint.
-
-    Raises:
-        ArtifactError: there is no such file, or it is not YAML.
-        ConfigError: it describes no endpoint; names the first field that does not fit.
-    """
+    """Read a YAML file; raise ArtifactError if it is none, ConfigError with the first field that does not fit."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -125,11 +120,7 @@ def read_online_config(path: Path) -> OnlineConfig:
 
 
 def read_key(config: OnlineConfig) -> str | None:
-    """Return the key from the environment variable that the config names; None where it names none.
-
-    Raises:
-        ConfigError: the variable is not set, or holds what cannot be sent in a header.
-    """
+    """Return the key from the variable that the config names, if any; raise ConfigError where it holds no key."""
     if config.api_key_variable is None:
         return None
     key = os.environ.get(config.api_key_variable, "").strip()

@@ -126,12 +126,7 @@ class OnlineSearcher:
 
 
 def open_online(config_path: Path) -> OnlineSearcher:
-    """Return the searcher that a YAML file describes, with its key from the environment.
-
-    Raises:
-        ArtifactError: the file cannot be read.
-        ConfigError: it describes no endpoint, or its key is not set.
-    """
+    """Return the searcher that a YAML file describes, with its key; raise what reading file and key raises."""
     config = read_online_config(config_path)
     return OnlineSearcher(SearchEndpoint(config, read_key(config)))
 

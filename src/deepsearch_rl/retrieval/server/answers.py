@@ -127,8 +127,6 @@ def normalise_url(url: str) -> str:
 def read_pages(path: Path) -> dict[str, bytes]:
     """Return the pages of a JSON Lines file for ``POST /access`` (ASearcher, RLinf), as JSON, by normalised URL.
 
-    Raises:
-        ArtifactError: the file does not exist.
-        RecordError: a line has no ``url`` or no ``contents``.
+    A missing file raises ArtifactError, a line without ``url`` or ``contents`` RecordError.
     """
     return {normalise_url(page.url): to_json(page, inf_nan_mode="null") for page in read_jsonl(path, Page)}

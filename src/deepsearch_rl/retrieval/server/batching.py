@@ -43,10 +43,7 @@ class SearchFailedError(EndpointError):
 
 
 class Metrics:
-    """Counters of one server for ``GET /metrics``, in a registry of its own; no two servers share one.
-
-    Labels take few values: known routes and status codes, never a query, an address or a client.
-    """
+    """Counters for ``GET /metrics``. Labels take few values: known routes and statuses, never a query or a client."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

@@ -71,11 +71,7 @@ def serve_index(index_dir: Path, chunks_path: Path, config: RetrievalConfig) -> 
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket; port 0 takes a free one.
-
-    Raises:
-        ConfigError: the port is in use, or the host is not an address of this machine.
-    """
+    """Return a listening TCP socket, on a free port for 0; raise ConfigError where host or port cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
@@ -93,11 +89,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def open_listener(config: ServerConfig) -> socket.socket:
-    """Return the listening socket of a server.
-
-    Raises:
-        ConfigError: the address is not loopback and ``public`` is not set, or it cannot be listened on.
-    """
+    """Return a server's listening socket; raise ConfigError as :func:`listen`, or where ``public`` is missing."""
     if not config.public and not is_loopback(config.host):
         raise ConfigError(
             f"{config.host} can be reached from other machines; add --public if that is meant, and --token-variable to "

@@ -35,22 +35,11 @@ from deepsearch_rl.retrieval.online.searcher import open_online
 from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher
 from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY
 from deepsearch_rl.retrieval.searcher import SearchesChunks, open_index
+from deepsearch_rl.retrieval.server import requests
 from deepsearch_rl.retrieval.server.answers import normalise_url, read_pages
 from deepsearch_rl.retrieval.server.batching import OTHER_ROUTE, Metrics, OverloadedError, SearchQueue
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
-from deepsearch_rl.retrieval.server.requests import (
-    MAX_BODY_BYTES,
-    MAX_DOCUMENTS,
-    MAX_PAGES_BYTES,
-    AccessRequest,
-    Guard,
-    RetrieveRequest,
-    check_json,
-    parse_body,
-    read_body,
-    replayed,
-)
 
 _LOG = logging.getLogger(__name__)
 _RETRY = {"retry-after": "1"}
@@ -69,14 +58,7 @@ class SearchEngine:
 
 
 def open_engine(config: ServerConfig) -> SearchEngine:
-    """Open an index or an online search, reranked or not, ready for the first query.
-
-    Raises:
-        ArtifactError: the index is missing, incomplete or of other chunks; or the reranker's folder holds none that
-            can be used.
-        ConfigError: the file of the online search describes none, or its key is not set; or the reranker cannot read
-            ``max_tokens`` tokens.
-    """
+    """Open an index or an online search, reranked or not, ready for the first query; raise what opening them raises."""
     settings = config.retrieval
     if settings.online:
         searcher = open_online(settings.online)
@@ -97,7 +79,7 @@ def open_engine(config: ServerConfig) -> SearchEngine:
 class RetrievalApp:
     """The ASGI application over one engine, ``api`` its FastAPI part; making it raises what :func:`read_pages` does."""
 
-    def __init__(self, engine: SearchEngine, config: RetrievalConfig, guard: Guard) -> None:
+    def __init__(self, engine: SearchEngine, config: RetrievalConfig, guard: requests.Guard) -> None:
         self._guard, self._top_k, self._max_top_k = guard, config.top_k, engine.passages
         self._pages = read_pages(config.pages) if config.pages else None
         self._metrics = Metrics()
@@ -107,7 +89,7 @@ class RetrievalApp:
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         self._mcp = make_mcp_server(self._queue, config.top_k, filters=engine.takes_filters)
         self._mcp.streamable_http_app(stateless_http=True, json_response=True, transport_security=security)
-        sse = self._mcp.sse_app(transport_security=security, max_request_body_size=MAX_BODY_BYTES)
+        sse = self._mcp.sse_app(transport_security=security, max_request_body_size=requests.MAX_BODY_BYTES)
         self._mcp_apps: dict[str, ASGIApp] = {
             "/mcp": self._mcp.session_manager.handle_request,
             "/messages": sse,
@@ -165,17 +147,17 @@ class RetrievalApp:
             raise HTTPException(404, f"there is no such route; there are {', '.join(self._methods)}.")
         if method != allowed:
             raise HTTPException(405, f"this route answers {allowed}.", {"allow": allowed})
-        body = await read_body(scope, receive) if method == "POST" else b""
+        body = await requests.read_body(scope, receive) if method == "POST" else b""
         if path == "/retrieve":
-            response = await self.retrieve(parse_body(RetrieveRequest, body))
+            response = await self.retrieve(requests.parse_body(requests.RetrieveRequest, body))
             await response(scope, receive, send)
         elif path in self._mcp_apps:
             if method == "POST":
-                check_json(body)  # the library accepts texts that no answer can be made of
-                receive = replayed(body, receive)
+                requests.check_json(body)  # the library accepts texts that no answer can be made of
+                receive = requests.replayed(body, receive)
             await self._mcp_apps[path](scope, receive, send)
         else:
-            await self.api({**scope, "path": path, "method": method}, replayed(body, receive), send)
+            await self.api({**scope, "path": path, "method": method}, requests.replayed(body, receive), send)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -187,16 +169,17 @@ class RetrievalApp:
         finally:
             trimming.cancel()
 
-    async def retrieve(self, body: RetrieveRequest) -> Response:
+    async def retrieve(self, body: requests.RetrieveRequest) -> Response:
         """Search, as Search-R1, veRL and RLinf do.
 
         The answer is `{"result": [[{"document": {id, contents, url, metadata}, "score"}, ...], ...]}`, a list per
         query, or the documents alone where `return_scores` is false.
         """
         top_k = min(body.topk or self._top_k, self._max_top_k)
-        if len(body.queries) * top_k > MAX_DOCUMENTS:
+        if len(body.queries) * top_k > requests.MAX_DOCUMENTS:
             sizes = f"{len(body.queries)} queries for {top_k} passages each"
-            raise HTTPException(422, f"topk: {sizes} are more than {MAX_DOCUMENTS} passages; send several requests.")
+            limit = f"{requests.MAX_DOCUMENTS} passages"
+            raise HTTPException(422, f"topk: {sizes} are more than {limit}; send several requests.")
         try:
             answers = await self._queue.search(body.queries, top_k)
         except EndpointError as error:
@@ -205,12 +188,13 @@ class RetrievalApp:
             raise HTTPException(503 if passes else 500, str(error), _RETRY if passes else None) from error
         return _results([answer.as_json(body.return_scores) for answer in answers])
 
-    async def _access(self, body: AccessRequest) -> Response:
+    async def _access(self, body: requests.AccessRequest) -> Response:
         """Return pages by URL, null where there is no such page, as ASearcher and RLinf read them."""
         assert self._pages is not None
         pages = [self._pages.get(normalise_url(url), b"null") for url in body.urls]
-        if sum(map(len, pages)) > MAX_PAGES_BYTES:
-            raise HTTPException(422, f"urls: these pages are more than {MAX_PAGES_BYTES} bytes; ask for fewer at once.")
+        if sum(map(len, pages)) > requests.MAX_PAGES_BYTES:
+            limit = f"{requests.MAX_PAGES_BYTES} bytes"
+            raise HTTPException(422, f"urls: these pages are more than {limit}; ask for fewer at once.")
         return _results(pages)
 
     async def _access_without_pages(self) -> Response:
@@ -229,8 +213,7 @@ class RetrievalApp:
 class CountedResponse:
     """A ``send`` for one response, counted as soon as it begins.
 
-    An event stream that is cut off when the server stops would answer once more, in the middle of itself: the beginning
-    of a second response is sent as the end of the first.
+    An event stream that is cut off when the server stops begins a second response, which is sent as the first's end.
     """
 
     __slots__ = ("_ended", "_metrics", "_route", "_send", "_started", "begun")
