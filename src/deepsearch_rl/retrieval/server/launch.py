@@ -58,14 +58,9 @@ def serve_index(index_dir: Path, chunks_path: Path, config: RetrievalConfig) -> 
     with listen(LOOPBACK, 0) as listener:
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
         command = [sys.executable, "-m", "deepsearch_rl.retrieval.server.launch", str(listener.fileno())]
+        name, settings = "the retrieval server", server.model_dump_json()
         with running_server(
-            "the retrieval server",
-            command,
-            url,
-            "/healthz",
-            config.startup_timeout_s,
-            settings=server.model_dump_json(),
-            listener=listener,
+            name, command, url, "/healthz", config.startup_timeout_s, settings=settings, listener=listener
         ):
             yield url
 

@@ -110,7 +110,7 @@ class RetrievalApp:
             exception_handlers={RequestValidationError: _invalid_body, Exception: _server_error},
         )
         api.post("/retrieve")(self.retrieve)
-        api.post("/access")(self._access if self._pages is not None else self._access_without_pages)
+        api.post("/access")(self._access)
         api.get("/healthz")(self._healthz)
         api.get("/metrics")(self._show_metrics)
         return api
@@ -151,6 +151,8 @@ class RetrievalApp:
         if path == "/retrieve":
             response = await self.retrieve(requests.parse_body(requests.RetrieveRequest, body))
             await response(scope, receive, send)
+        elif path == "/access" and self._pages is None:
+            raise HTTPException(404, "this server has no pages: start it with a pages file to use /access.")
         elif path in self._mcp_apps:
             if method == "POST":
                 requests.check_json(body)  # the library accepts texts that no answer can be made of
@@ -190,16 +192,12 @@ class RetrievalApp:
 
     async def _access(self, body: requests.AccessRequest) -> Response:
         """Return pages by URL, null where there is no such page, as ASearcher and RLinf read them."""
-        assert self._pages is not None
-        pages = [self._pages.get(normalise_url(url), b"null") for url in body.urls]
+        known = self._pages or {}
+        pages = [known.get(normalise_url(url), b"null") for url in body.urls]
         if sum(map(len, pages)) > requests.MAX_PAGES_BYTES:
             limit = f"{requests.MAX_PAGES_BYTES} bytes"
             raise HTTPException(422, f"urls: these pages are more than {limit}; ask for fewer at once.")
         return _results(pages)
-
-    async def _access_without_pages(self) -> Response:
-        """Refuse: this server was started without a pages file."""
-        raise HTTPException(404, "this server has no pages: start it with a pages file to use /access.")
 
     async def _healthz(self) -> dict[str, str]:
         """Answer once the index is open and warm."""
