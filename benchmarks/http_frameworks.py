@@ -29,15 +29,22 @@ from benchmarks.measure import medians, option_parser, publish, write_figures
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Hit
-from deepsearch_rl.retrieval.server.bodies import RetrieveRequest, parse_body, read_body
-from deepsearch_rl.retrieval.server.config import ServiceConfig
-from deepsearch_rl.retrieval.server.engine import SearchEngine
-from deepsearch_rl.retrieval.server.guard import Guard
-from deepsearch_rl.retrieval.server.metrics import Metrics
-from deepsearch_rl.retrieval.server.service import CountedResponse, RetrievalApp
+from deepsearch_rl.retrieval.server.batching import Metrics
+from deepsearch_rl.retrieval.server.config import RetrievalConfig
+from deepsearch_rl.retrieval.server.requests import Guard, RetrieveRequest, parse_body, read_body
+from deepsearch_rl.retrieval.server.service import CountedResponse, RetrievalApp, SearchEngine
 
-CONFIG = ServiceConfig(
-    retriever="bm25", top_k=3, window_ms=0, max_batch=64, max_pending=4096, cache_entries=4096, pages=None
+CONFIG = RetrievalConfig(
+    retriever="bm25",
+    top_k=3,
+    window_ms=0,
+    max_batch=64,
+    max_pending=4096,
+    cache_entries=4096,
+    pages=None,
+    reranker=None,
+    online=None,
+    startup_timeout_s=120,
 )
 GUARD = Guard(token=None, loopback=True)
 QUERIES = 64

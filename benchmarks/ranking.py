@@ -34,7 +34,6 @@ from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.fusion import LearningConfig
 from deepsearch_rl.retrieval.gold import Gold, with_gold
-from deepsearch_rl.retrieval.hybrid.features import FEATURES
 from deepsearch_rl.retrieval.hybrid.learning import (
     Example,
     drawn_folds,
@@ -43,7 +42,7 @@ from deepsearch_rl.retrieval.hybrid.learning import (
     held_out_weights,
     score_example,
 )
-from deepsearch_rl.retrieval.hybrid.retriever import HybridRetriever
+from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, HybridRetriever
 from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.measurement.comparison import Comparison, Interval, compare_retrievers, opened_finder
 from deepsearch_rl.retrieval.searcher import Searcher, open_index

@@ -33,7 +33,7 @@ from benchmarks.measure import PeakMemory, gzip_rows, option_parser, publish, si
 from deepsearch_rl.corpora.chunking import chunk_corpora
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Chunk
-from deepsearch_rl.retrieval.gold import score_facts, with_gold
+from deepsearch_rl.retrieval.gold import score_results, with_gold
 from deepsearch_rl.retrieval.ranking import Ranking, Retriever, rank
 from deepsearch_rl.retrieval.sparse.analysis import analyse
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
@@ -230,10 +230,8 @@ def measure_fields(arguments: argparse.Namespace) -> Table:
         with TemporaryDirectory() as folder:
             config = Bm25Config.model_validate({"engine": "builtin", "k1": 0.9, "b": b, "fields": fields})
             rankings = Bm25Index.build(chunks, Path(folder), config).search([text for text, _ in questions], TOP_K)
-        scores = [
-            score_facts(gold.found_by_rank([chunks[row] for row in ranking.rows_K]), len(gold.items), (4, TOP_K))
-            for (_, gold), ranking in zip(questions, rankings, strict=True)
-        ]
+        results = [[chunks[row] for row in ranking.rows_K] for ranking in rankings]
+        scores = score_results(results, questions, (4, TOP_K))
         label = " ".join(f"{name}:{weight:g}" for name, weight in fields.items())
         rows.append((label, b, *(f"{fmean(score[metric] for score in scores):.3f}" for metric in METRICS)))
     return ("fields", "b", *METRICS), rows

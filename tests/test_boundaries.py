@@ -28,7 +28,7 @@ from deepsearch_rl.records import Document, FilterReport, Question, RetrievalRep
 from deepsearch_rl.retrieval.chunk_store import read_chunks
 from deepsearch_rl.retrieval.manifest import read_manifest
 from deepsearch_rl.retrieval.server.answers import read_pages
-from deepsearch_rl.retrieval.server.bodies import AccessRequest, RetrieveRequest, parse_body
+from deepsearch_rl.retrieval.server.requests import AccessRequest, RetrieveRequest, parse_body
 from deepsearch_rl.trajectories.convert import SwiftRow
 from deepsearch_rl.trajectories.exchange import SCHEMAS
 from deepsearch_rl.trajectories.results import import_results

@@ -20,7 +20,7 @@ import uvloop
 from benchmarks.measure import anonymous_kb
 from deepsearch_rl import processes
 from deepsearch_rl.processes import LOOPBACK, free_port
-from deepsearch_rl.retrieval.server.process import listen
+from deepsearch_rl.retrieval.server.launch import listen
 
 STARTUP_TIMEOUT_S = 180
 _SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)

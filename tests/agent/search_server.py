@@ -12,7 +12,7 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent
 
-from deepsearch_rl.retrieval.server.process import listen
+from deepsearch_rl.retrieval.server.launch import listen
 
 
 @contextmanager

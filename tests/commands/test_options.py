@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -101,31 +102,31 @@ BUILD = Command(
 )
 SERVE = Command(
     "retrieve serve --index index",
-    "deepsearch_rl.retrieval.server.process.open_listener",
+    "deepsearch_rl.retrieval.server.launch.open_listener",
     {
         "--index": ("other", "0.index", Path("other")),
         "--chunks": ("chunks.jsonl", "0.chunks", Path("chunks.jsonl")),
-        "--retriever": ("hybrid", "0.service.retriever", "hybrid"),
-        "--top-k": ("9", "0.service.top_k", 9),
-        "--reranker": ("cross", "0.reranker.model", Path("cross")),
-        "--rerank-depth": ("7 --reranker cross", "0.reranker.depth", 7),
-        "--rerank-tokens": ("64 --reranker cross", "0.reranker.max_tokens", 64),
-        "--rerank-batch-tokens": ("128 --reranker cross", "0.reranker.batch_tokens", 128),
-        "--rerank-device": ("cuda --reranker cross", "0.reranker.device", "cuda"),
-        "--rerank-dtype": ("bfloat16 --reranker cross", "0.reranker.dtype", "bfloat16"),
+        "--retriever": ("hybrid", "0.retrieval.retriever", "hybrid"),
+        "--top-k": ("9", "0.retrieval.top_k", 9),
+        "--reranker": ("cross", "0.retrieval.reranker.model", Path("cross")),
+        "--rerank-depth": ("7 --reranker cross", "0.retrieval.reranker.depth", 7),
+        "--rerank-tokens": ("64 --reranker cross", "0.retrieval.reranker.max_tokens", 64),
+        "--rerank-batch-tokens": ("128 --reranker cross", "0.retrieval.reranker.batch_tokens", 128),
+        "--rerank-device": ("cuda --reranker cross", "0.retrieval.reranker.device", "cuda"),
+        "--rerank-dtype": ("bfloat16 --reranker cross", "0.retrieval.reranker.dtype", "bfloat16"),
         "--host": ("::1", "0.host", "::1"),
         "--port": ("0", "0.port", 0),
         "--public": ("", "0.public", True),
         "--token-variable": ("TOKEN", "0.token_variable", "TOKEN"),
-        "--pages": ("pages.jsonl", "0.service.pages", Path("pages.jsonl")),
-        "--window-ms": ("2.5", "0.service.window_ms", 2.5),
-        "--max-batch": ("8", "0.service.max_batch", 8),
-        "--max-pending": ("16", "0.service.max_pending", 16),
-        "--cache-entries": ("0", "0.service.cache_entries", 0),
+        "--pages": ("pages.jsonl", "0.retrieval.pages", Path("pages.jsonl")),
+        "--window-ms": ("2.5", "0.retrieval.window_ms", 2.5),
+        "--max-batch": ("8", "0.retrieval.max_batch", 8),
+        "--max-pending": ("16", "0.retrieval.max_pending", 16),
+        "--cache-entries": ("0", "0.retrieval.cache_entries", 0),
     },
 )
 SERVE_ONLINE = Command(
-    "retrieve serve", SERVE.function, {"--online": ("endpoint.yaml", "0.online", Path("endpoint.yaml"))}
+    "retrieve serve", SERVE.function, {"--online": ("endpoint.yaml", "0.retrieval.online", Path("endpoint.yaml"))}
 )
 SEARCH = Command(
     "retrieve search --index index words",
@@ -170,6 +171,28 @@ EVAL = Command(
         "--seed": ("7", "6", 7),
         "--draws": ("50", "7", 50),
     },
+)
+FRONTIER = Command(
+    "retrieve frontier --vectors vectors.npy --out out",
+    "deepsearch_rl.retrieval.measurement.frontier.measure_frontier",
+    {
+        "--vectors": ("more.npy", "0", Path("more.npy")),
+        "--queries": ("queries.npy", "1.own_Q.0", -1),
+        "--sample-queries": ("2", "1.own_Q.size", 2),
+        "--kinds": ("hnsw", "2.0.0.kind", "hnsw"),
+        "--nlist": ("3 --kinds ivf_flat", "2.0.0.nlist", 3),
+        "--batch": ("8", "3", 8),
+        "--out": ("other", "4", Path("other")),
+        "--seed": ("7", "5", 7),
+    },
+)
+FRONTIER_OF_INDEX = Command(
+    "retrieve frontier --out out", FRONTIER.function, {"--index": ("index", "0", Path("index/dense/vectors.npy"))}
+)
+FRONTIER_MEASURED = Command(
+    FRONTIER.line,
+    "deepsearch_rl.retrieval.measurement.frontier.recommend",
+    {"--memory-budget": ("300MB", "1", 300.0), "--target": ("0.5", "2", 0.5)},
 )
 ASK = Command(
     "ask who?",
@@ -229,6 +252,9 @@ COMMANDS = (
     SEARCH_OPENED,
     SEARCH_RERANKED,
     EVAL,
+    FRONTIER,
+    FRONTIER_OF_INDEX,
+    FRONTIER_MEASURED,
     ASK,
     SCORE,
     COMPARE,
@@ -238,8 +264,6 @@ COMMANDS = (
     TRACK,
 )
 CASES = [(command, option) for command in COMMANDS for option in command.options]
-ELSEWHERE = {"retrieve frontier"}
-"""Commands whose options are tested with what they measure: tests/retrieval/measurement/test_frontier.py."""
 
 
 class Called(Exception):
@@ -279,10 +303,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / folder).mkdir()
         for name in ("corpus.jsonl", "questions.jsonl"):
             (tmp_path / folder / name).touch()
+    (tmp_path / "index" / "dense").mkdir(parents=True)
+    for name in ("vectors.npy", "more.npy", "queries.npy", "index/dense/vectors.npy"):
+        np.save(tmp_path / name, np.eye(8, dtype=np.float32))
     for variable in ("OPENAI_API_KEY", "OTHER_KEY"):
         monkeypatch.setenv(variable, "sk-of-the-test")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("deepsearch_rl.retrieval.server.process.log_to_stderr", lambda: None)
+    monkeypatch.setattr("deepsearch_rl.retrieval.server.launch.log_to_stderr", lambda: None)
 
 
 def arguments_of(command: Command, extra: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -298,6 +325,8 @@ def arguments_of(command: Command, extra: str, monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as patch:
         if command.function != SEARCH.function:
             patch.setattr("deepsearch_rl.retrieval.searcher.open_index", OpenIndex)
+        if command is FRONTIER_MEASURED:
+            patch.setattr(FRONTIER.function, lambda *_: [])
         patch.setattr(importlib.import_module(module), name, record)
         result = CliRunner().invoke(app, f"{command.line} {extra}".split())
     assert isinstance(result.exception, Called), f"{result.output}{result.exception!r}"
@@ -321,7 +350,7 @@ def field(value: Any, path: str) -> Any:
 def test_an_option_arrives_where_it_is_used(command: Command, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text, path, expected = command.options[option]
     assert field(arguments_of(command, f"{option} {text}", monkeypatch), path) == expected
-    if option not in ("--cross-validate", "--online"):
+    if option != "--cross-validate" and command not in (SERVE_ONLINE, FRONTIER_OF_INDEX):
         assert field(arguments_of(command, "", monkeypatch), path) != expected
 
 
@@ -334,8 +363,7 @@ def test_a_model_folder_is_served_by_vllm_with_the_settings_of_the_preset(monkey
 
 def test_every_option_of_every_command_has_a_case() -> None:
     cases = {(" ".join(name), option) for command in COMMANDS for name, option in named_options(command)}
-    missing = {case for case in all_options() if case[0] not in ELSEWHERE} - cases
-    assert not missing
+    assert not set(all_options()) - cases
 
 
 def named_options(command: Command) -> Iterator[tuple[list[str], str]]:

@@ -11,7 +11,7 @@ from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.chunk_store import read_chunks
 from deepsearch_rl.retrieval.fusion import FusionWeights
-from deepsearch_rl.retrieval.hybrid.features import FEATURES
+from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.manifest import TERMS_FOLDER, IndexConfig, read_manifest, write_manifest
 from deepsearch_rl.retrieval.row_table import Filter

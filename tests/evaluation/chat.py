@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.retrieval.server.process import listen
+from deepsearch_rl.retrieval.server.launch import listen
 
 KEY = "sk-secret-of-the-test"
 

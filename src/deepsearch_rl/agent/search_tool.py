@@ -31,7 +31,7 @@ from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import Question, Record, Retrieval, StopReason, ToolCall
 from deepsearch_rl.retries import retry
-from deepsearch_rl.retrieval.server.bodies import MAX_QUERY_CHARS
+from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
 
 _LOG = logging.getLogger(__name__)
 _CONNECTIONS = httpx2.Limits(max_connections=None, max_keepalive_connections=None)

@@ -1,92 +1,73 @@
 """``deepsearch retrieve build``: an index over a file of passages."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from typer import Option
 
-from deepsearch_rl.commands.defaults import defaults_of, with_options
+from deepsearch_rl.commands.defaults import with_options
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.profile import Profile, read_values
 from deepsearch_rl.records import Device, VectorsKind
 
-if TYPE_CHECKING:
-    from deepsearch_rl.retrieval.manifest import IndexManifest
-
-_DEFAULT = defaults_of("retrieve")
-ON_GPU: Mapping[str, object] = {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
-"""Overrides for an encoder on cuda."""
+_PRESET = load_preset("retrieve")
+_INDEX, _VECTORS = _PRESET.value("index"), _PRESET.value("vectors")
+_ENCODER, _BM25, _CELLS = _INDEX["encoder"], _INDEX["bm25"], _VECTORS["ivf_pq"]
 
 
 def build_command(
-    corpus: Annotated[Path, typer.Option(help="Passages, JSON Lines.")],
-    out: Annotated[Path, typer.Option(help="Index folder to write; an index that is there is replaced.")],
+    corpus: Annotated[Path, Option(help="Passages, JSON Lines.")],
+    out: Annotated[Path, Option(help="Index folder to write; an index that is there is replaced.")],
     params: Annotated[
-        Path | None, typer.Option(help="Take all settings below from section `index` of this params.yaml instead.")
+        Path | None, Option(help="Take all settings below from section `index` of this params.yaml instead.")
     ] = None,
     corpus_name: Annotated[
-        str, typer.Option(help="With --params: the corpus, where `corpus_vectors` has settings of its own for it.")
+        str, Option(help="With --params: the corpus, where `corpus_vectors` has settings of its own for it.")
     ] = "",
     encoder: Annotated[
-        str, typer.Option(help="`tfidf_svd`, which needs no weights, or a folder that sentence-transformers can read.")
-    ] = _DEFAULT["index.encoder.name"],
-    dimension: Annotated[int, typer.Option(help="Dimension of tfidf_svd's vectors.", min=1)] = _DEFAULT[
-        "index.encoder.dimension"
-    ],
+        str, Option(help="`tfidf_svd`, which needs no weights, or a folder that sentence-transformers can read.")
+    ] = _ENCODER["name"],
+    dimension: Annotated[int, Option(help="Dimension of tfidf_svd's vectors.", min=1)] = _ENCODER["dimension"],
     query_prefix: Annotated[
-        str | None, typer.Option(help="Before every query, e.g. 'query: ' for e5.", show_default="the folder's")
+        str | None, Option(help="Before every query, e.g. 'query: ' for e5.", show_default="the folder's")
     ] = None,
     passage_prefix: Annotated[
-        str | None, typer.Option(help="Before every passage, e.g. 'passage: '.", show_default="the folder's")
+        str | None, Option(help="Before every passage, e.g. 'passage: '.", show_default="the folder's")
     ] = None,
-    pooling: Annotated[str | None, typer.Option(help="mean or cls.", show_default="the folder's")] = None,
+    pooling: Annotated[str | None, Option(help="mean or cls.", show_default="the folder's")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Longer passages are cut.", min=3, show_default="the folder's")
+        int | None, Option(help="Longer passages are cut.", min=3, show_default="the folder's")
     ] = None,
-    device: Annotated[Device, typer.Option(help="Where the encoder runs; in float16 on cuda.")] = "cpu",
+    device: Annotated[Device, Option(help="Where the encoder runs; in float16 on cuda.")] = "cpu",
     vectors: Annotated[
-        VectorsKind, typer.Option(help="Vector index; `deepsearch retrieve frontier` helps to choose.")
-    ] = _DEFAULT["index.vectors.kind"],
-    nlist: Annotated[int, typer.Option(help="ivf: cells, 1 to 8 times the root of the passages.", min=1)] = _DEFAULT[
-        "vectors.ivf_pq.nlist"
-    ],
-    nprobe: Annotated[int, typer.Option(help="ivf: cells visited per query.", min=1)] = _DEFAULT[
-        "vectors.ivf_pq.nprobe"
-    ],
-    m: Annotated[int, typer.Option(help="ivf_pq: codes per vector; divides the dimension.", min=1)] = _DEFAULT[
-        "vectors.ivf_pq.m"
-    ],
-    nbits: Annotated[int, typer.Option(help="ivf_pq: bits of a code.", min=1, max=16)] = _DEFAULT[
-        "vectors.ivf_pq.nbits"
-    ],
-    train_rows: Annotated[int, typer.Option(help="ivf: vectors that cells are learnt from.", min=1)] = _DEFAULT[
-        "vectors.ivf_pq.train_rows"
-    ],
-    half: Annotated[bool, typer.Option("--half", help="Keep vectors in float16: half the disk.")] = False,
-    k1: Annotated[float, typer.Option(help="BM25: how slowly repeated terms saturate.", min=0.01)] = _DEFAULT[
-        "index.bm25.k1"
-    ],
-    b: Annotated[float, typer.Option(help="BM25: how strongly long passages are discounted.", min=0, max=1)] = _DEFAULT[
-        "index.bm25.b"
-    ],
+        VectorsKind, Option(help="Vector index; `deepsearch retrieve frontier` helps to choose.")
+    ] = _INDEX["vectors"]["kind"],
+    nlist: Annotated[int, Option(help="ivf: cells, 1 to 8 times the root of the passages.", min=1)] = _CELLS["nlist"],
+    nprobe: Annotated[int, Option(help="ivf: cells visited per query.", min=1)] = _CELLS["nprobe"],
+    m: Annotated[int, Option(help="ivf_pq: codes per vector; divides the dimension.", min=1)] = _CELLS["m"],
+    nbits: Annotated[int, Option(help="ivf_pq: bits of a code.", min=1, max=16)] = _CELLS["nbits"],
+    train_rows: Annotated[int, Option(help="ivf: vectors that cells are learnt from.", min=1)] = _CELLS["train_rows"],
+    half: Annotated[bool, Option("--half", help="Keep vectors in float16: half the disk.")] = False,
+    k1: Annotated[float, Option(help="BM25: how slowly repeated terms saturate.", min=0.01)] = _BM25["k1"],
+    b: Annotated[float, Option(help="BM25: how strongly long passages are discounted.", min=0, max=1)] = _BM25["b"],
     field: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="What BM25 searches and how much a word there counts: title, source, date, body or contents, as "
             "`title=2`. Repeatable.",
             show_default="contents=1",
         ),
     ] = None,
     questions: Annotated[
-        Path | None, typer.Option(help="Questions with gold evidence, JSON Lines, that the hybrid learns from.")
+        Path | None, Option(help="Questions with gold evidence, JSON Lines, that the hybrid learns from.")
     ] = None,
     work: Annotated[
         Path | None,
-        typer.Option(help="Where a killed build finds its vectors again.", show_default="a hidden folder beside --out"),
+        Option(help="Where a killed build finds its vectors again.", show_default="a hidden folder beside --out"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)] = _DEFAULT["seed"],
+    seed: Annotated[int, Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)] = _PRESET.value("seed"),
 ) -> None:
     """Index a file of passages: BM25 and vectors, and a ranking learnt from questions where there are any.
 
@@ -103,51 +84,47 @@ def build_command(
     from deepsearch_rl.retrieval.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
 
     cells = {"nlist": nlist, "nprobe": nprobe, "train_rows": train_rows, "m": m, "nbits": nbits}
+    of_kind = _VECTORS[vectors]
     options = {
         "index.encoding.dtype": "float16" if half else None,
-        "index.vectors": _vectors(vectors, cells),
+        "index.vectors": {**of_kind, **{name: value for name, value in cells.items() if name in of_kind}},
         "index.bm25.k1": k1,
         "index.bm25.b": b,
         "index.bm25.fields": _field_weights(field) if field else None,
     }
-    encoder_options = {
-        "index.encoder.query_prefix": query_prefix,
-        "index.encoder.passage_prefix": passage_prefix,
-        "index.encoder.pooling": pooling,
-        "index.encoder.max_tokens": max_tokens,
-    }
     if params:
         settings = Profile(params, read_values(params))
-    elif encoder == _DEFAULT["index.encoder.name"]:
-        settings = with_options(load_preset("retrieve"), {**options, "index.encoder.dimension": dimension})
+    elif encoder == _ENCODER["name"]:
+        settings = with_options(_PRESET, {**options, "index.encoder.dimension": dimension})
     else:
-        settings = with_options(_with_encoder(encoder, device), {**options, **encoder_options})
+        # The manifest's reader may have another working directory. A name that is no folder is left as it is.
+        model = str(Path(encoder).resolve()) if Path(encoder).is_dir() else encoder
+        encoder_options: dict[str, object] = {
+            "index.encoder.model": model,
+            "index.encoder.device": device,
+            "index.encoder.query_prefix": query_prefix,
+            "index.encoder.passage_prefix": passage_prefix,
+            "index.encoder.pooling": pooling,
+            "index.encoder.max_tokens": max_tokens,
+        }
+        if device == "cuda":
+            encoder_options |= {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
+        settings = with_options(load_preset("encoder"), {**options, **encoder_options})
     config = settings.section("index", IndexSection).of(corpus_name)
     known = list(read_jsonl(questions, Question)) if questions else []
-    _report(out, build_index(corpus, out, config, seed, work, known), is_taught=questions is not None)
-
-
-def _with_encoder(model: str, device: Device) -> Profile:
-    """Return the settings with an encoder that has weights: a folder, or a name that is left as it is."""
-    if Path(model).is_dir():
-        model = str(Path(model).resolve())  # the manifest's reader may have another working directory
-    on_device: Mapping[str, object] = {} if device == "cpu" else ON_GPU
-    overrides = {"index.encoder.model": model, "index.encoder.device": device, **on_device}
-    return load_preset("encoder").with_overrides(overrides)
-
-
-def _vectors(kind: VectorsKind, cells: Mapping[str, int]) -> dict[str, object]:
-    """Return the settings of a kind of vector index, with those options that it has."""
-    settings = load_preset("retrieve").value("vectors")[kind]
-    return {**settings, **{name: value for name, value in cells.items() if name in settings}}
+    index = build_index(corpus, out, config, seed, work, known)
+    size_mb = sum(index.sizes_bytes.values()) / 1e6
+    typer.echo(f"{out}: {index.rows} passages, {index.dimension}-d vectors, {size_mb:.1f} MB")
+    if weights := index.fusion_weights:
+        held_out = ", ".join(f"{name} {scores['mrr@10']:.3f}" for name, scores in weights.held_out.items())
+        counted = f"MRR@10 on {weights.questions} held-out questions"
+        typer.echo(f"the hybrid ranks by {weights.ranking}; {counted}: {held_out}")
+    elif questions:
+        typer.echo("the hybrid has learnt nothing: there are too few questions with gold evidence.")
 
 
 def _field_weights(fields: list[str]) -> dict[str, float]:
-    """Return the weights of fields that are given as ``NAME=WEIGHT``.
-
-    Raises:
-        ConfigError: a weight is missing or is not a number.
-    """
+    """Return the weights of fields that are given as ``NAME=WEIGHT``; raise ConfigError for any other text."""
     weights: dict[str, float] = {}
     for field in fields:
         name, _, weight = field.partition("=")
@@ -156,16 +133,3 @@ def _field_weights(fields: list[str]) -> dict[str, float]:
         except ValueError as error:
             raise ConfigError(f"--field {field!r} should be NAME=WEIGHT, e.g. title=2.") from error
     return weights
-
-
-def _report(out: Path, index: "IndexManifest", is_taught: bool) -> None:
-    size_mb = sum(index.sizes_bytes.values()) / 1e6
-    typer.echo(f"{out}: {index.rows} passages, {index.dimension}-d vectors, {size_mb:.1f} MB")
-    if not is_taught:
-        return
-    if index.fusion_weights is None:
-        typer.echo("the hybrid has learnt nothing: there are too few questions with gold evidence.")
-        return
-    weights = index.fusion_weights
-    held_out = ", ".join(f"{name} {scores['mrr@10']:.3f}" for name, scores in weights.held_out.items())
-    typer.echo(f"the hybrid ranks by {weights.ranking}; MRR@10 on {weights.questions} held-out questions: {held_out}")

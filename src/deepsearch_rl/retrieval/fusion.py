@@ -50,7 +50,7 @@ class FusionWeights(Record):
     ranking: RankingName
     """``learned``, or the better half where learning does not beat it on questions held out."""
     weights: dict[str, float]
-    """By feature (:mod:`.hybrid.features`); learnt from all the questions."""
+    """By feature (:mod:`.hybrid.retriever`); learnt from all the questions."""
     questions: int
     """Learnt from, and scored on while held out."""
     held_out: dict[str, dict[str, float]]

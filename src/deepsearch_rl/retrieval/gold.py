@@ -11,12 +11,14 @@ MultiHop-RAG's official script (Tang and Yang 2024), and evidence recall, the sh
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from deepsearch_rl.records import Chunk, Question
 
 RANKED = 10
 """Depth of MRR@10 and MAP@10."""
+MRR, MAP = f"mrr@{RANKED}", f"map@{RANKED}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,6 @@ class Gold:
                 name = _bare_title(chunk.title)
         return {position for position, item in enumerate(self.items) if item == name}
 
-    def found_by_rank(self, chunks: Sequence[Chunk]) -> list[set[int]]:
-        """Return the items that each of the ranked chunks holds."""
-        return [self.found_in(chunk) for chunk in chunks]
-
 
 def gold_evidence(question: Question) -> Gold | None:
     """Return the gold evidence of a question; None where it is not known or empty."""
@@ -61,19 +59,33 @@ def with_gold(questions: Iterable[Question]) -> list[tuple[str, Gold]]:
 
 
 def _strings(question: Question, name: str) -> tuple[str, ...]:
-    """Return the distinct strings of a list in the metadata."""
     value = (question.metadata.model_extra or {}).get(name)
     return tuple(dict.fromkeys(str(item) for item in value)) if isinstance(value, list | tuple) else ()
 
 
 def without_space(text: str) -> str:
-    """Return the text without any white space, as facts and passages are compared."""
+    """Return the text without any white space; facts and passages are compared so."""
     return "".join(text.split())
 
 
 def _bare_title(title: str) -> str:
     """Return a title without the quotes that wiki-18 puts around it."""
     return title.strip().strip('"')
+
+
+def score_results(
+    results: Iterable[Iterable[Chunk]], questions: Iterable[tuple[str, Gold]], cutoffs: Sequence[int] = ()
+) -> list[dict[str, float]]:
+    """Return the scores of every question (:func:`score_facts`), whose ranked chunks ``results`` holds."""
+    return [
+        score_facts(list(map(gold.found_in, chunks)), len(gold.items), cutoffs)
+        for chunks, (_, gold) in zip(results, questions, strict=True)
+    ]
+
+
+def mean_scores(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of every score over at least one question."""
+    return {name: round(fmean(row[name] for row in rows), 4) for name in rows[0]}
 
 
 def score_facts(found_by_rank: Sequence[set[int]], facts: int, cutoffs: Sequence[int]) -> dict[str, float]:
@@ -87,11 +99,10 @@ def score_facts(found_by_rank: Sequence[set[int]], facts: int, cutoffs: Sequence
         held = set().union(*found_by_rank[:cutoff])
         scores[f"hits@{cutoff}"] = float(bool(held))
         scores[f"evidence_recall@{cutoff}"] = len(held) / facts
-    relevant = [rank for rank, items in enumerate(found_by_rank[:RANKED], 1) if items]
-    scores[f"mrr@{RANKED}"] = 1 / relevant[0] if relevant else 0.0
+    scores[MRR] = next((1 / rank for rank, items in enumerate(found_by_rank[:RANKED], 1) if items), 0.0)
     earlier, gain = set[int](), 0.0
     for rank, items in enumerate(found_by_rank[:RANKED], 1):
         gain += len(items - earlier) / rank
         earlier |= items
-    scores[f"map@{RANKED}"] = gain / min(facts, RANKED)
+    scores[MAP] = gain / min(facts, RANKED)
     return scores

@@ -6,14 +6,13 @@ Questions without known evidence (unanswerable ones among them) are left out. :m
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated
 
 from pydantic import Field
 
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import NonEmpty, Question, Record
-from deepsearch_rl.retrieval.gold import RANKED, Gold, score_facts, with_gold
+from deepsearch_rl.retrieval.gold import RANKED, Gold, mean_scores, score_results, with_gold
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, SearchesChunks, open_index
 
 
@@ -30,23 +29,13 @@ class DatasetConfig(Record):
     corpus: NonEmpty = Field(description="the corpus that the questions are answered from")
 
 
-def score_search(
-    searcher: SearchesChunks, questions: Sequence[tuple[str, Gold]], cutoffs: Sequence[int]
-) -> list[dict[str, float]]:
-    """Return the scores of every question, see :func:`score_facts`."""
-    results = searcher.search([text for text, _ in questions], max(*cutoffs, RANKED))
-    return [
-        score_facts(gold.found_by_rank([hit.chunk for hit in hits]), len(gold.items), cutoffs)
-        for hits, (_, gold) in zip(results, questions, strict=True)
-    ]
-
-
 def measure(
     searcher: SearchesChunks, questions: Sequence[tuple[str, Gold]], cutoffs: Sequence[int]
 ) -> dict[str, float]:
     """Return the mean scores over at least one question, and their number ``n``."""
-    rows = score_search(searcher, questions, cutoffs)
-    return {"n": len(rows), **{name: round(fmean(row[name] for row in rows), 4) for name in rows[0]}}
+    results = searcher.search([text for text, _ in questions], max(*cutoffs, RANKED))
+    scores = score_results(([hit.chunk for hit in hits] for hits in results), questions, cutoffs)
+    return {"n": len(scores), **mean_scores(scores)}
 
 
 def measure_datasets(

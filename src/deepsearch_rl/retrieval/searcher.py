@@ -1,7 +1,4 @@
-"""Open an index and search it: queries in, chunks out.
-
-The one place that joins rows with the chunk file.
-"""
+"""Open an index and search it: queries in, chunks out. The one place that joins rows with the chunk file."""
 
 import os
 from collections.abc import Sequence
@@ -18,12 +15,11 @@ from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.chunk_store import ChunkStore
 from deepsearch_rl.retrieval.encoders.choice import open_encoder
 from deepsearch_rl.retrieval.fusion import FusionWeights, ReciprocalRankFusion
-from deepsearch_rl.retrieval.hybrid.features import FEATURES
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames
-from deepsearch_rl.retrieval.hybrid.retriever import CandidateFinder, HybridRetriever
+from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, HybridRetriever
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms
-from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest, read_manifest
-from deepsearch_rl.retrieval.ranking import Ranking, Retriever
+from deepsearch_rl.retrieval.manifest import IndexConfig, read_manifest
+from deepsearch_rl.retrieval.ranking import Retriever
 from deepsearch_rl.retrieval.row_table import Filter, RowTable
 from deepsearch_rl.retrieval.sparse.choice import open_sparse
 from deepsearch_rl.retrieval.vectors.dense import DenseRetriever
@@ -45,7 +41,10 @@ class SearchesChunks(Protocol):
     """Whatever turns queries into chunks: an index's searcher, one with a reranker behind it, an online search."""
 
     def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
-        """Return at most ``top_k`` hits per query, best first; fewer where fewer match, none for a blank query."""
+        """Return at most ``top_k`` hits per query, best first; fewer where fewer match, none for a blank query.
+
+        With ``where``, only chunks that it matches are found.
+        """
         ...
 
 
@@ -58,21 +57,15 @@ class Searcher:
     rows: RowTable
 
     def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
-        """Return at most ``top_k`` hits per query, best first; fewer where fewer match, none for an empty query.
-
-        With ``where``, only rows that it matches are found.
-
-        Raises:
-            ValueError: ``top_k`` is below 1.
-        """
+        """Return what :class:`SearchesChunks` promises; raise ValueError for a ``top_k`` below 1."""
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {top_k}")
         allowed_N = None if where is None or where == Filter() else self.rows.mask(where)
-        return [self._hits(ranking) for ranking in self.retriever.search(queries, top_k, allowed_N)]
-
-    def _hits(self, ranking: Ranking) -> list[Hit]:
-        pairs = zip(ranking.rows_K.tolist(), ranking.scores_K.tolist(), strict=True)
-        return [Hit(row, score, self.chunks[row]) for row, score in pairs]
+        results: list[list[Hit]] = []
+        for ranking in self.retriever.search(queries, top_k, allowed_N):
+            pairs = zip(ranking.rows_K.tolist(), ranking.scores_K.tolist(), strict=True)
+            results.append([Hit(row, score, self.chunks[row]) for row, score in pairs])
+        return results
 
 
 def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str = "bm25") -> Searcher:
@@ -89,13 +82,6 @@ def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str 
         raise UnknownNameError("retriever", retriever, RETRIEVERS)
     built = read_manifest(index_dir)
     path = chunks_path or Path(os.path.normpath(index_dir.resolve() / built.chunks))
-    _check_chunks(path, index_dir, built)
-    rows_folder = index_dir / manifest.ROWS_FOLDER
-    ranked_by = open_retriever(index_dir, built.config, built.fusion_weights, retriever)
-    return Searcher(ranked_by, ChunkStore(path, rows_folder), RowTable.open(rows_folder))
-
-
-def _check_chunks(path: Path, index_dir: Path, built: IndexManifest) -> None:
     if not path.is_file():
         raise ArtifactError(
             f"{path} does not exist; it is the chunk file of the index in {index_dir}. If it was moved, say where "
@@ -106,6 +92,9 @@ def _check_chunks(path: Path, index_dir: Path, built: IndexManifest) -> None:
             f"the index in {index_dir} was built from other chunks than {path}, so its rows would name the "
             f"wrong passages; build it again from this file (`dvc repro` does)."
         )
+    rows_folder = index_dir / manifest.ROWS_FOLDER
+    ranked_by = open_retriever(index_dir, built.config, built.fusion_weights, retriever)
+    return Searcher(ranked_by, ChunkStore(path, rows_folder), RowTable.open(rows_folder))
 
 
 def open_retriever(folder: Path, config: IndexConfig, weights: FusionWeights | None, name: str) -> Retriever:
@@ -139,13 +128,5 @@ def open_halves(folder: Path, config: IndexConfig) -> tuple[Retriever, Retriever
 def open_finder(folder: Path, config: IndexConfig, terms_folder: Path) -> CandidateFinder:
     """Open the finder of the hybrid's candidates; ``terms_folder`` is usually that of the index."""
     bm25, dense = open_halves(folder, config)
-    table = RowTable.open(folder / manifest.ROWS_FOLDER)
-    return CandidateFinder(
-        bm25=bm25,
-        dense=dense,
-        terms=SentenceTerms.open(terms_folder),
-        table=table,
-        names=SourceNames.of(table.sources),
-        depth=config.fusion.depth,
-        source_depth=config.fusion.source_depth,
-    )
+    terms, table = SentenceTerms.open(terms_folder), RowTable.open(folder / manifest.ROWS_FOLDER)
+    return CandidateFinder(bm25, dense, terms, table, SourceNames.of(table.sources), config.fusion)

@@ -1,17 +1,16 @@
 import numpy as np
 import pytest
 
-from deepsearch_rl.retrieval.hybrid.features import FEATURES
 from deepsearch_rl.retrieval.hybrid.learning import (
     Example,
-    RankingLoss,
     choose,
     drawn_folds,
     fit_weights,
     held_out_weights,
+    ranking_loss,
     score_example,
 )
-from deepsearch_rl.retrieval.hybrid.retriever import Candidates
+from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, Candidates
 
 SIGNAL = FEATURES.index("date")
 RIDGE = 0.001
@@ -62,15 +61,15 @@ def test_the_order_of_the_questions_does_not_matter() -> None:
 
 
 def test_the_slope_is_the_derivative_of_the_loss() -> None:
-    loss = RankingLoss.of([several_relevant(seed) for seed in range(5)], RIDGE)
+    loss_and_slope = ranking_loss([several_relevant(seed) for seed in range(5)], RIDGE)
     weights_F = np.random.default_rng(1).normal(size=len(FEATURES))
-    _, slope_F = loss.value_and_slope(weights_F)
+    _, slope_F = loss_and_slope(weights_F)
     step = 1e-6
     for feature in range(len(FEATURES)):
         ahead_F, behind_F = weights_F.copy(), weights_F.copy()
         ahead_F[feature] += step
         behind_F[feature] -= step
-        difference = loss.value_and_slope(ahead_F)[0] - loss.value_and_slope(behind_F)[0]
+        difference = loss_and_slope(ahead_F)[0] - loss_and_slope(behind_F)[0]
         assert slope_F[feature] == pytest.approx(difference / (2 * step), abs=1e-7)
 
 

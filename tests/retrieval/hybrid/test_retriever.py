@@ -12,7 +12,7 @@ from deepsearch_rl.records import Chunk, ChunkMetadata, Evidence, Question, Ques
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.gold import with_gold
 from deepsearch_rl.retrieval.hybrid import learning
-from deepsearch_rl.retrieval.hybrid.features import FEATURES
+from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
 from deepsearch_rl.retrieval.manifest import TERMS_FOLDER, IndexConfig, read_manifest
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Searcher, open_finder, open_index
@@ -137,7 +137,7 @@ def test_questions_are_gathered_together_as_one_by_one(
         [alone] = finder.find([question.question], learning.RANKED)
         assert example.candidates.rows_C.tolist() == alone.rows_C.tolist()
         assert example.candidates.features_CF.tolist() == alone.features_CF.tolist()
-        assert example.relevant_C.sum() == 1
+        assert sum(map(bool, example.items_C)) == 1
 
 
 def test_nothing_is_found_twice_or_made_up(hybrid: Searcher) -> None:

@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError
-from deepsearch_rl.retrieval.online.config import OnlineConfig, read_key, read_online_config
-from deepsearch_rl.retrieval.online.exchange import SearchEndpoint
+from deepsearch_rl.retrieval.online.endpoint import OnlineConfig, SearchEndpoint, read_key, read_online_config
 from deepsearch_rl.retrieval.online.searcher import OnlineSearcher, open_online
 from deepsearch_rl.retrieval.row_table import Filter
 
@@ -103,7 +102,7 @@ def searching(endpoint: Endpoint) -> Iterator[Callable[..., OnlineSearcher]]:
         values = {"name": "test web", "url": f"{endpoint.url}/s?q={{query}}&n={{top_k}}", "fields": FIELDS} | changes
         config = OnlineConfig.model_validate(values)
         waits: list[float] = []
-        found = OnlineSearcher(SearchEndpoint(config, KEY if config.api_key_variable else None, waits.append), config)
+        found = OnlineSearcher(SearchEndpoint(config, KEY if config.api_key_variable else None, waits.append))
         found.waits = waits  # type: ignore[attr-defined]
         opened.append(found)
         return found

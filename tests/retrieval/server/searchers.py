@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Hit
-from deepsearch_rl.retrieval.server.config import ServiceConfig
-from deepsearch_rl.retrieval.server.engine import SearchEngine
+from deepsearch_rl.retrieval.server.config import RetrievalConfig
+from deepsearch_rl.retrieval.server.service import SearchEngine
 
 
-def service_config(**changes: object) -> ServiceConfig:
+def service_config(**changes: object) -> RetrievalConfig:
     """A server's settings with changes."""
     settings = {
         "retriever": "bm25",
@@ -21,8 +21,11 @@ def service_config(**changes: object) -> ServiceConfig:
         "max_pending": 64,
         "cache_entries": 100,
         "pages": None,
+        "reranker": None,
+        "online": None,
+        "startup_timeout_s": 60,
     }
-    return ServiceConfig.model_validate(settings | changes)
+    return RetrievalConfig.model_validate(settings | changes)
 
 
 def hit(text: str) -> Hit:

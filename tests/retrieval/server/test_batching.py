@@ -10,8 +10,7 @@ import pytest
 from deepsearch_rl.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.server.answers import Answer
-from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchFailedError, SearchQueue
-from deepsearch_rl.retrieval.server.metrics import Metrics
+from deepsearch_rl.retrieval.server.batching import Metrics, OverloadedError, SearchFailedError, SearchQueue
 from tests.retrieval.server.searchers import GatedSearcher, hit, open_searcher, service_config
 
 VERGE = Filter(source="The Verge")

@@ -21,8 +21,8 @@ from agents.mcp import MCPServer, MCPServerSse, MCPServerStreamableHttp, MCPUtil
 from mcp.client.sse import sse_client
 
 from deepsearch_rl.retrieval.passages import NO_PASSAGES
-from deepsearch_rl.retrieval.server.guard import Guard
-from deepsearch_rl.retrieval.server.process import listen
+from deepsearch_rl.retrieval.server.launch import listen
+from deepsearch_rl.retrieval.server.requests import Guard
 from deepsearch_rl.retrieval.server.service import RetrievalApp
 from tests.retrieval.server.searchers import GatedSearcher, engine, service_config
 

@@ -8,26 +8,23 @@ import yaml
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.retrieval.rerank import RerankerConfig, reranker_config
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
-from deepsearch_rl.retrieval.server.engine import open_engine
 from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.retrieval.server.service import open_engine
 from tests.retrieval.server.searchers import service_config
 from tests.retrieval.server.test_process import error_of
 from tests.retrieval.test_rerank import write_model
 
 
-def server_config(**changes: Path | RerankerConfig | None) -> ServerConfig:
-    settings = {
-        "index": None,
-        "chunks": None,
-        "online": None,
-        "reranker": None,
-        "service": service_config(),
-        "host": "127.0.0.1",
-        "port": 0,
-        "public": False,
-        "token_variable": None,
-    }
-    return ServerConfig.model_validate(settings | changes)
+def server_config(index: Path | None = None, **changes: Path | RerankerConfig | None) -> ServerConfig:
+    return ServerConfig(
+        retrieval=service_config(**changes),
+        index=index,
+        chunks=None,
+        host="127.0.0.1",
+        port=0,
+        public=False,
+        token_variable=None,
+    )
 
 
 def test_a_corpus_without_sources_and_days_takes_no_filters(index_dir: Path) -> None:

@@ -2,7 +2,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from deepsearch_rl.retrieval.server.guard import Guard, is_loopback
+from deepsearch_rl.retrieval.server.requests import Guard, is_loopback
 from deepsearch_rl.retrieval.server.service import RetrievalApp
 from tests.retrieval.server.searchers import engine, open_searcher, service_config
 

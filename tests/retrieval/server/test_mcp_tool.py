@@ -13,10 +13,9 @@ from mcp.client.sse import sse_client
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.retrieval.passages import NO_PASSAGES, format_passages
 from deepsearch_rl.retrieval.searcher import Hit, open_index
-from deepsearch_rl.retrieval.server.batching import SearchQueue
-from deepsearch_rl.retrieval.server.bodies import MAX_QUERY_CHARS
+from deepsearch_rl.retrieval.server.batching import Metrics, SearchQueue
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
-from deepsearch_rl.retrieval.server.metrics import Metrics
+from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
 from tests.retrieval.server.searchers import open_searcher, service_config
 
 

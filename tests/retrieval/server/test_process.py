@@ -18,7 +18,7 @@ import pytest
 from deepsearch_rl.cli import main
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.retrieval.searcher import RETRIEVERS
-from deepsearch_rl.retrieval.server.process import listen
+from deepsearch_rl.retrieval.server.launch import listen
 
 TOKEN = "open sesame"
 

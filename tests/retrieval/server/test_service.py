@@ -16,8 +16,7 @@ from starlette.testclient import TestClient
 from deepsearch_rl.errors import RecordError
 from deepsearch_rl.retrieval.server.answers import read_pages
 from deepsearch_rl.retrieval.server.batching import SearchQueue
-from deepsearch_rl.retrieval.server.bodies import MAX_BODY_BYTES, MAX_QUERIES, MAX_QUERY_CHARS, MAX_URLS
-from deepsearch_rl.retrieval.server.guard import Guard
+from deepsearch_rl.retrieval.server.requests import MAX_BODY_BYTES, MAX_QUERIES, MAX_QUERY_CHARS, MAX_URLS, Guard
 from deepsearch_rl.retrieval.server.service import RetrievalApp
 from tests.retrieval.server.searchers import GatedSearcher, engine, open_searcher, service_config
 

@@ -15,10 +15,8 @@ both at least the better half's, the hybrid gives that half's ranking.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +24,12 @@ from numpy.typing import NDArray
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Chunk, Question
 from deepsearch_rl.retrieval.fusion import FusionWeights, LearningConfig, RankingName
-from deepsearch_rl.retrieval.gold import RANKED, Gold, score_facts, with_gold
-from deepsearch_rl.retrieval.hybrid.features import FEATURES, Floats
-from deepsearch_rl.retrieval.hybrid.retriever import CandidateFinder, Candidates, order
+from deepsearch_rl.retrieval.gold import MAP, MRR, RANKED, Gold, mean_scores, score_facts, score_results, with_gold
+from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, Candidates, Floats, order
 from deepsearch_rl.retrieval.ranking import Retriever
 
 logger = logging.getLogger(__name__)
 
-MRR, MAP = f"mrr@{RANKED}", f"map@{RANKED}"
 TOGETHER = 64
 """Questions that are searched for at once, since an exact vector index is read whole for every call."""
 DIGITS = 6
@@ -42,16 +38,11 @@ DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A question's candidates, and the items of its gold evidence, ``items`` in all, that each holds."""
+    """A question's candidates, and which items of its gold evidence, ``items`` in all, each of them holds."""
 
     candidates: Candidates
     items_C: tuple[frozenset[int], ...]
     items: int
-
-    @property
-    def relevant_C(self) -> NDArray[np.bool_]:
-        """Which candidates hold an item."""
-        return np.array([bool(items) for items in self.items_C], dtype=np.bool_)
 
 
 def gather(
@@ -74,55 +65,37 @@ def fit_weights(examples: Sequence[Example], ridge: float) -> Floats:
     from scipy.optimize import minimize  # noqa: PLC0415 - costs 0.2 s, and searching does without
 
     usable = [example for example in examples if any(example.items_C)]
+    start_F = np.zeros(len(FEATURES))
     if not usable:
-        return np.zeros(len(FEATURES))
-    loss = RankingLoss.of(usable, ridge)
-    return np.asarray(minimize(loss.value_and_slope, np.zeros(len(FEATURES)), jac=True, method="L-BFGS-B").x)
+        return start_F
+    return np.asarray(minimize(ranking_loss(usable, ridge), start_F, jac=True, method="L-BFGS-B").x)
 
 
-@dataclass(frozen=True, slots=True)
-class RankingLoss:
-    """The loss over Q questions, whose C candidates, at least one of them relevant, follow one another."""
+def ranking_loss(examples: Sequence[Example], ridge: float) -> Callable[[Floats], tuple[float, Floats]]:
+    """Return the loss and its derivative as a function of weights_F; each example has a relevant candidate."""
+    # The C candidates of Q questions, one question after the other.
+    features_CF = np.concatenate([example.candidates.features_CF for example in examples])
+    relevant = [np.array(list(map(bool, example.items_C))) for example in examples]
+    relevant_C = np.concatenate(relevant)
+    share_C = np.concatenate([mask_C / mask_C.sum() for mask_C in relevant])
+    sizes_Q = np.array(list(map(len, relevant)))
+    starts_Q = np.cumsum(sizes_Q) - sizes_Q
 
-    features_CF: Floats
-    relevant_C: NDArray[np.bool_]
-    share_C: Floats
-    """One over the number of relevant candidates of the question where relevant, else 0."""
-    starts_Q: NDArray[np.int64]
-    sizes_Q: NDArray[np.int64]
-    ridge: float
-
-    @classmethod
-    def of(cls, examples: Sequence[Example], ridge: float) -> Self:
-        """Return the loss of at least one example, each with a relevant candidate."""
-        relevant = [example.relevant_C for example in examples]
-        sizes_Q = np.array(list(map(len, relevant)))
-        return cls(
-            features_CF=np.concatenate([example.candidates.features_CF for example in examples]),
-            relevant_C=np.concatenate(relevant),
-            share_C=np.concatenate([relevant_C / relevant_C.sum() for relevant_C in relevant]),
-            starts_Q=np.cumsum(sizes_Q) - sizes_Q,
-            sizes_Q=sizes_Q,
-            ridge=ridge,
-        )
-
-    def value_and_slope(self, weights_F: Floats) -> tuple[float, Floats]:
-        """Return the loss, and its derivative by each weight."""
-        scores_C = self.features_CF @ weights_F
-        scores_C -= self._spread(np.maximum.reduceat(scores_C, self.starts_Q))
+    def loss_and_slope(weights_F: Floats) -> tuple[float, Floats]:
+        scores_C = features_CF @ weights_F
+        scores_C -= np.repeat(np.maximum.reduceat(scores_C, starts_Q), sizes_Q)
         # A question without an irrelevant candidate has next to nothing in place of its weight.
-        irrelevant_C = np.where(self.relevant_C, 0.0, np.exp(scores_C))
-        irrelevant_Q = np.maximum(np.add.reduceat(irrelevant_C, self.starts_Q), np.finfo(np.float64).tiny)
-        log_irrelevant_C = self._spread(np.log(irrelevant_Q))
+        irrelevant_C = np.where(relevant_C, 0.0, np.exp(scores_C))
+        irrelevant_Q = np.maximum(np.add.reduceat(irrelevant_C, starts_Q), np.finfo(np.float64).tiny)
+        log_irrelevant_C = np.repeat(np.log(irrelevant_Q), sizes_Q)
         log_all_C = np.logaddexp(scores_C, log_irrelevant_C)
-        lost_C = self.share_C * np.exp(log_irrelevant_C - log_all_C)
-        lost_Q = np.add.reduceat(lost_C, self.starts_Q)
-        slope_C = irrelevant_C * self._spread(lost_Q / irrelevant_Q) - lost_C
-        value = self.share_C @ (log_all_C - scores_C) / len(self.sizes_Q) + self.ridge / 2 * weights_F @ weights_F
-        return float(value), slope_C @ self.features_CF / len(self.sizes_Q) + self.ridge * weights_F
+        lost_C = share_C * np.exp(log_irrelevant_C - log_all_C)
+        lost_Q = np.add.reduceat(lost_C, starts_Q)
+        slope_C = irrelevant_C * np.repeat(lost_Q / irrelevant_Q, sizes_Q) - lost_C
+        loss = share_C @ (log_all_C - scores_C) / len(sizes_Q) + ridge / 2 * weights_F @ weights_F
+        return float(loss), slope_C @ features_CF / len(sizes_Q) + ridge * weights_F
 
-    def _spread(self, values_Q: Floats) -> Floats:
-        return np.repeat(values_Q, self.sizes_Q)
+    return loss_and_slope
 
 
 def drawn_folds(questions: int, folds: int, seed: int) -> NDArray[np.int64]:
@@ -144,16 +117,19 @@ def learn_fusion(
     finder: CandidateFinder, chunks: Sequence[Chunk], questions: Sequence[Question], config: LearningConfig, seed: int
 ) -> FusionWeights | None:
     """Learn from the questions whose gold evidence is known; None where those are too few to deal into folds."""
-    drawn = _drawn(with_gold(questions), config.questions, seed)
+    drawn = with_gold(questions)
+    if len(drawn) > config.questions:
+        places = np.random.default_rng(seed).choice(len(drawn), config.questions, replace=False)
+        drawn = [drawn[place] for place in np.sort(places).tolist()]
     if len(drawn) < config.folds:
         logger.info("no hybrid is learnt: %d questions with gold evidence, %d folds", len(drawn), config.folds)
         return None
     examples = gather(finder, chunks, drawn)
     held_out = held_out_weights(examples, config.ridge, drawn_folds(len(drawn), config.folds, seed))
     scores = {
-        "learned": _means([score_example(*pair) for pair in zip(examples, held_out, strict=True)]),
-        "bm25": _means(score_retriever(finder.bm25, chunks, drawn)),
-        "dense": _means(score_retriever(finder.dense, chunks, drawn)),
+        "learned": mean_scores(list(map(score_example, examples, held_out))),
+        "bm25": mean_scores(score_retriever(finder.bm25, chunks, drawn)),
+        "dense": mean_scores(score_retriever(finder.dense, chunks, drawn)),
     }
     weights_F = fit_weights(examples, config.ridge).round(DIGITS).tolist()
     return FusionWeights(
@@ -173,13 +149,6 @@ def choose(scores: Mapping[str, Mapping[str, float]]) -> RankingName:
     return "learned" if never_below and learned != half else better
 
 
-def _drawn(questions: list[tuple[str, Gold]], count: int, seed: int) -> list[tuple[str, Gold]]:
-    if len(questions) <= count:
-        return questions
-    places = np.sort(np.random.default_rng(seed).choice(len(questions), count, replace=False))
-    return [questions[place] for place in places.tolist()]
-
-
 def score_example(example: Example, weights_F: Floats, cutoffs: Sequence[int] = ()) -> dict[str, float]:
     """Return the scores of a question whose candidates are ranked with these weights."""
     items_by_row = dict(zip(example.candidates.rows_C.tolist(), example.items_C, strict=True))
@@ -192,11 +161,4 @@ def score_retriever(
 ) -> list[dict[str, float]]:
     """Return the scores of every question as a retriever ranks."""
     rankings = retriever.search([text for text, _ in questions], max((*cutoffs, RANKED)))
-    return [
-        score_facts(gold.found_by_rank([chunks[row] for row in ranking.rows_K.tolist()]), len(gold.items), cutoffs)
-        for ranking, (_, gold) in zip(rankings, questions, strict=True)
-    ]
-
-
-def _means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: round(fmean(row[name] for row in rows), 4) for name in (MRR, MAP)}
+    return score_results(([chunks[row] for row in ranking.rows_K.tolist()] for ranking in rankings), questions, cutoffs)

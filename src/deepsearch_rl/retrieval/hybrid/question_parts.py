@@ -99,23 +99,18 @@ class SourceNames:
 def split_question(question: str, names: SourceNames) -> QuestionParts:
     """Find the sources and days of a question and split the rest into parts."""
     mentions, dates = names.find(question), find_dates(question)
-    whole = _blanked(question, [*(span for span, _ in mentions), *(match.span() for match, _ in dates)])
+    pieces, end = [], 0
+    for start, stop in sorted([*(span for span, _ in mentions), *(match.span() for match, _ in dates)]):
+        if start >= end:  # a source and a date may overlap
+            pieces.append(question[end:start])
+        end = max(end, stop)
+    whole = "\n".join([*pieces, question[end:]])  # a part ends at the line break
     whole = whole if re.search(r"\w", whole) else question
     parts = tuple(part for part in _BREAK.split(whole) if len(part.split()) > 1)[:MAX_PARTS]
     sources = dict.fromkeys(code for _, codes in mentions for code in codes)
     return QuestionParts(
         tuple(sorted([*sources][:MAX_SOURCES])), tuple(days for _, days in dates), whole, parts or (whole,)
     )
-
-
-def _blanked(text: str, spans: Sequence[Span]) -> str:
-    """Return the text with a line break in place of spans, which may overlap, so that a part ends there."""
-    pieces, end = [], 0
-    for start, stop in sorted(spans):
-        if start >= end:
-            pieces.append(text[end:start])
-        end = max(end, stop)
-    return "\n".join([*pieces, text[end:]])
 
 
 def find_dates(text: str) -> list[tuple[re.Match[str], DayRange]]:

@@ -1,4 +1,22 @@
-"""The hybrid retriever: candidates of BM25, dense and every named source, in the order learnt."""
+"""The hybrid retriever: candidates of BM25, dense and every named source, ranked by eight features with learnt weights.
+
+Features are in [0, 1] but the last:
+
+    bm25              BM25's score over the best candidate's. A candidate that BM25 did not list has 0 if the list is
+                      shorter than asked for, since it then holds all that match, else the last score of the list
+    dense             the encoder's inner product over the best candidate's, likewise; an approximate index whose
+                      list is too short has visited no other row, so these count 0 too
+    passage           the greatest fit to any part of the question, as a share of the fit of that part's best candidate
+    sentence          the fit of the candidate's best sentence to any part, as a share of the best candidate's
+    source_passage    if the question names the candidate's source: its fit to the whole question, as a share of the
+                      best candidate of that source; else 0
+    source_sentence   likewise for its best sentence
+    date              1 if it was published on a day that the question names, else 0
+    document_length   ln of the number of chunks of its document: long documents match much by chance
+
+Fit is BM25 over the terms of :mod:`.sentence_terms`, where a term counts as often as sentences have it. Shares make
+numbers comparable between questions, and between a question's parts and sources: each has its own best candidate.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +24,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from deepsearch_rl.retrieval.hybrid.features import FEATURES, Floats, features
-from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, split_question
-from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms
+from deepsearch_rl.retrieval.fusion import FusionConfig
+from deepsearch_rl.retrieval.hybrid.question_parts import QuestionParts, SourceNames, split_question
+from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms, term_ids
 from deepsearch_rl.retrieval.ranking import Ranking, Retriever, rank
 from deepsearch_rl.retrieval.row_table import RowTable
 
+Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+FEATURES = (
+    "bm25", "dense", "passage", "sentence", "source_passage", "source_sentence", "date", "document_length"
+)  # fmt: skip
+K1, B = 0.9, 0.4
+"""BM25's parameters, as in the published baselines; here for passages and for sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +56,47 @@ class CandidateFinder:
     terms: SentenceTerms
     table: RowTable
     names: SourceNames
-    depth: int
-    """Rows taken from each half."""
-    source_depth: int
-    """Rows taken from BM25 within each source that a question names."""
+    config: FusionConfig
 
     def find(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Candidates]:
         """Return at least the best ``top_k`` allowed rows of either half for every query."""
-        depth = max(self.depth, top_k)
+        depth = max(self.config.depth, top_k)
         halves = [retriever.search(queries, depth, allowed_N) for retriever in (self.bm25, self.dense)]
-        return [
-            self._candidates(query, (bm25, dense), depth, allowed_N)
-            for query, bm25, dense in zip(queries, *halves, strict=True)
-        ]
+        candidates: list[Candidates] = []
+        for query, *rankings in zip(queries, *halves, strict=True):
+            question = split_question(query, self.names)
+            rows = [ranking.rows_K for ranking in rankings]
+            for source in question.sources:
+                of_source_N = self.table.source_N == source
+                mask_N = of_source_N if allowed_N is None else of_source_N & allowed_N
+                [ranking] = self.bm25.search([query], self.config.source_depth, mask_N)
+                rows.append(ranking.rows_K)
+            rows_C = np.unique(np.concatenate(rows))
+            candidates.append(Candidates(rows_C, self._features(rows_C, rankings, depth, question)))
+        return candidates
 
-    def _candidates(
-        self, query: str, halves: tuple[Ranking, Ranking], depth: int, allowed_N: Mask | None
-    ) -> Candidates:
-        question = split_question(query, self.names)
-        rankings = [*halves, *(self._search_source(query, source, allowed_N) for source in question.sources)]
-        rows_C = np.unique(np.concatenate([ranking.rows_K for ranking in rankings]))
+    def _features(
+        self, rows_C: NDArray[np.int64], halves: Sequence[Ranking], depth: int, question: QuestionParts
+    ) -> Floats:
+        """Return features_CF. ``halves`` are the rankings of BM25 and dense, of at most ``depth`` rows."""
         if not len(rows_C):
-            return Candidates(rows_C, np.zeros((0, len(FEATURES))))
-        return Candidates(rows_C, features(rows_C, halves, depth, question, self.terms, self.table))
-
-    def _search_source(self, query: str, source: int, allowed_N: Mask | None) -> Ranking:
-        of_source_N = self.table.source_N == source
-        mask_N = of_source_N if allowed_N is None else of_source_N & allowed_N
-        [ranking] = self.bm25.search([query], self.source_depth, mask_N)
-        return ranking
+            return np.zeros((0, len(FEATURES)))
+        passage_CP, sentence_CP = _fits(rows_C, question, self.terms)
+        best_sentence_C = sentence_CP.max(axis=1)
+        source_C, day_C = self.table.source_N[rows_C], self.table.day_N[rows_C]
+        on_a_day_C = np.zeros(len(rows_C), dtype=np.bool_)
+        for first, last in question.days:
+            on_a_day_C |= (first <= day_C) & (day_C <= last)
+        columns = (
+            *(_listed_share(ranking, rows_C, depth) for ranking in halves),
+            _share(passage_CP[:, 1:]).max(axis=1),
+            _share(best_sentence_C),
+            _share_within(passage_CP[:, 0], source_C, question.sources),
+            _share_within(best_sentence_C, source_C, question.sources),
+            on_a_day_C.astype(np.float64),
+            np.log(self.terms.doc_chunks_N[rows_C]),
+        )
+        return np.stack(columns, axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +118,56 @@ def order(candidates: Candidates, weights_F: Floats, top_k: int) -> Ranking:
     """Return the best candidates by weighted sum, then by row."""
     scores_C = (candidates.features_CF * weights_F).sum(axis=1)  # no matrix product, so that equal candidates tie
     return rank(candidates.rows_C, scores_C.astype(np.float32), top_k)
+
+
+def _fits(rows_C: NDArray[np.int64], question: QuestionParts, terms: SentenceTerms) -> tuple[Floats, Floats]:
+    """Return the fit of each candidate, and of its best sentence, to the whole question (column 0) and its parts."""
+    parts = [term_ids(text) for text in (question.whole, *question.parts)]
+    terms_U = np.unique(np.concatenate(parts))
+    if not len(terms_U):
+        nothing_CP = np.zeros((len(rows_C), len(parts)))
+        return nothing_CP, nothing_CP
+    weights_PU = np.stack([np.isin(terms_U, part) for part in parts]) * terms.idf(terms_U)
+    matches = terms.match(rows_C, terms_U)
+    mean_row = max(len(terms.terms) / len(terms), 1.0)
+    damping_C1 = K1 * (1 - B + B * matches.length_C[:, None] / mean_row)
+    saturated_CU = matches.counts_CU / (matches.counts_CU + damping_C1)
+    # No matrix product: its rounding may depend on the row, and equal candidates must tie.
+    passage_CP = np.stack([(saturated_CU * weights_U).sum(axis=1) for weights_U in weights_PU], axis=1)
+    sentences = len(matches.length_S)
+    mean_sentence = max(len(terms.terms) / (len(terms.sentence_starts) - 1), 1.0)
+    damping_S = 1 + K1 * (1 - B + B * matches.length_S / mean_sentence)
+    fits_PS = [
+        np.bincount(matches.sentence_M, weights_U[matches.term_M], minlength=sentences) / damping_S
+        for weights_U in weights_PU
+    ]
+    return passage_CP, np.maximum.reduceat(np.stack(fits_PS), matches.starts_C, axis=1).T
+
+
+def _share(fits_C: Floats) -> Floats:
+    """Return fits as a share of the best candidate's, column by column; 0 where nothing fits."""
+    best = fits_C.max(axis=0)
+    return fits_C / np.where(best > 0, best, 1)
+
+
+def _share_within(fits_C: Floats, source_C: NDArray[np.int32], sources: Sequence[int]) -> Floats:
+    """Return the share of its source's best fit for every candidate of a named source, else 0."""
+    shares_C = np.zeros(len(fits_C))
+    for source in sources:
+        of_source_C = source_C == source
+        if of_source_C.any():
+            shares_C[of_source_C] = _share(fits_C[of_source_C])
+    return shares_C
+
+
+def _listed_share(ranking: Ranking, rows_C: NDArray[np.int64], depth: int) -> Floats:
+    """Return a half's scores over its best; a candidate off a full list has the last score, else 0."""
+    if not len(ranking.rows_K):
+        return np.zeros(len(rows_C))
+    order_K = np.argsort(ranking.rows_K)
+    places_C = np.minimum(np.searchsorted(ranking.rows_K, rows_C, sorter=order_K), len(order_K) - 1)
+    place_C = order_K[places_C]
+    listed_C = ranking.rows_K[place_C] == rows_C
+    beyond = ranking.scores_K[-1] if len(ranking.rows_K) >= depth else 0.0
+    scores_C = np.where(listed_C, ranking.scores_K[place_C], beyond).astype(np.float64)
+    return np.maximum(scores_C, 0) / max(float(ranking.scores_K[0]), 1e-9)

@@ -48,7 +48,8 @@ def write_sentence_terms(chunks: Iterable[Chunk], folder: Path) -> None:
         for chunk in chunks:
             row_starts.append(sentences)
             doc_chunks.append(chunk.metadata.doc_chunks)
-            terms_by_sentence = _sentences(chunk.contents)
+            texts = [chunk.contents[start:end] for start, end in sentence_spans(chunk.contents)]
+            terms_by_sentence = list(map(term_ids, texts or [""]))  # every row has a sentence
             for terms_of_sentence in terms_by_sentence:
                 sentence_starts.append(terms)
                 terms += len(terms_of_sentence)
@@ -58,11 +59,6 @@ def write_sentence_terms(chunks: Iterable[Chunk], folder: Path) -> None:
         row_starts.append(sentences)
         sentence_starts.append(terms)
     np.save(folder / "frequency.npy", frequency)
-
-
-def _sentences(contents: str) -> list[NDArray[np.uint32]]:
-    """Return the terms of each sentence; of at least one, so that every row has a sentence."""
-    return [term_ids(contents[start:end]) for start, end in sentence_spans(contents)] or [term_ids("")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +90,13 @@ class SentenceTerms:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open what :func:`write_sentence_terms` wrote.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
+        """Open what :func:`write_sentence_terms` wrote; raise ArtifactError where a file is missing or damaged."""
         # Plain views, because slices of np.memmap cost microseconds each.
         rows, sentences = (np.asarray(open_column(folder / f"{name}.npy", np.int64)) for name in ("rows", "sentences"))
         terms = np.asarray(open_column(folder / "terms.npy", np.uint32))
-        frequency = np.asarray(open_column(folder / "frequency.npy", np.int32))
-        doc_chunks = np.asarray(open_column(folder / "doc_chunks.npy", np.int32))
+        frequency, doc_chunks = (
+            np.asarray(open_column(folder / f"{name}.npy", np.int32)) for name in ("frequency", "doc_chunks")
+        )
         fit = len(rows) == len(doc_chunks) + 1 > 1 and len(frequency) == BUCKETS
         if not fit or rows[-1] != len(sentences) - 1 or sentences[-1] != len(terms):
             raise ArtifactError(f"the files in {folder} do not fit each other; build the index again.")
@@ -111,16 +104,6 @@ class SentenceTerms:
 
     def __len__(self) -> int:
         return len(self.doc_chunks_N)
-
-    @property
-    def terms_per_row(self) -> float:
-        """Mean length of a chunk, at least 1."""
-        return max(len(self.terms) / len(self), 1.0)
-
-    @property
-    def terms_per_sentence(self) -> float:
-        """Mean length of a sentence, at least 1."""
-        return max(len(self.terms) / (len(self.sentence_starts) - 1), 1.0)
 
     def idf(self, terms_U: NDArray[np.uint32]) -> NDArray[np.float64]:
         """Return Lucene's idf of terms that n of N chunks have: ln(1 + (N - n + 0.5) / (n + 0.5))."""

@@ -13,7 +13,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 import faiss
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.vectors.approximate import ApproximateConfig, ApproximateIndex
+from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex
 from deepsearch_rl.retrieval.vectors.building import FAST_SCAN_BITS, INDEX_FILE, VECTORS_FILE
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig, IvfPqRefineConfig, VectorsConfig
 from deepsearch_rl.retrieval.vectors.dense import VectorIndex
@@ -35,7 +34,7 @@ MEGABYTE = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Which index a process opens, and by which function of the module's top level."""
+    """Which index a process opens, and by which function of a module's top level."""
 
     folder: Path
     config: VectorsConfig
@@ -49,17 +48,14 @@ class Opening:
 
     @property
     def scanned_mb(self) -> float:
-        """Size of the file that a search scans, so that it should fit the page cache; 0 where memory holds it.
-
-        Refining reads single rows beside it.
-        """
+        """Size of the file that a search scans, which should fit the page cache; 0 where memory holds it."""
         is_held = isinstance(self.config, IvfPqConfig | IvfPqRefineConfig) and self.config.nbits == FAST_SCAN_BITS
         return 0.0 if is_held else self.files[0].stat().st_size / MEGABYTE
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a run over all queries found (for each query its rows, best first), and what it took."""
+    """What a run over all queries found (for each query its rows, best first), and how long it took."""
 
     rows: Sequence[NDArray[np.int64]]
     wall_s: float
@@ -83,9 +79,7 @@ class IndexProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._process.shutdown()
 
     def call(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
@@ -119,17 +113,15 @@ def _warm_up(opening: Opening) -> None:
 
 
 def _with_effort(index: VectorIndex, config: VectorsConfig | None) -> VectorIndex:
-    """The same index with another effort of search; a flat one has none."""
+    """Return the same index with another effort of search; a flat one has none."""
     if config is None or isinstance(config, FlatConfig):
         return index
+    first = index.first if isinstance(index, RefinedIndex) else index
+    assert isinstance(first, ApproximateIndex)
+    first = replace(first, config=config)
     if isinstance(index, RefinedIndex) and isinstance(config, IvfPqRefineConfig):
-        return replace(index, first=_approximate(index.first, config), refine_factor=config.refine_factor)
-    return _approximate(index.first if isinstance(index, RefinedIndex) else index, config)
-
-
-def _approximate(index: VectorIndex, config: ApproximateConfig) -> ApproximateIndex:
-    assert isinstance(index, ApproximateIndex)
-    return replace(index, config=config)
+        return replace(index, first=first, refine_factor=config.refine_factor)
+    return first
 
 
 def _search(opening: Opening, config: VectorsConfig | None, queries: Path, top_k: int, batch: int) -> Timing:

@@ -13,17 +13,17 @@ from pydantic import JsonValue
 
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.records import Chunk, ChunkMetadata
-from deepsearch_rl.retrieval.online.config import FieldMap, OnlineConfig, ResultField, read_key, read_online_config
-from deepsearch_rl.retrieval.online.exchange import SearchEndpoint
+from deepsearch_rl.retrieval.online.endpoint import (
+    ResultField,
+    SearchEndpoint,
+    read_key,
+    read_online_config,
+)
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 
 MAX_ERROR_KEYS = 12
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "a truth value", int: "a number", float: "a number"}
-
-
-class AnswerError(Exception):
-    """An answer is not as the field map says; the message names path and place."""
 
 
 class OnlineSearcher:
@@ -33,9 +33,9 @@ class OnlineSearcher:
     result's place in the answer.
     """
 
-    def __init__(self, endpoint: SearchEndpoint, config: OnlineConfig) -> None:
-        self._endpoint, self._config = endpoint, config
-        self._threads = ThreadPoolExecutor(config.max_concurrency, thread_name_prefix="online-search")
+    def __init__(self, endpoint: SearchEndpoint) -> None:
+        self._endpoint, self.config = endpoint, endpoint.config
+        self._threads = ThreadPoolExecutor(self.config.max_concurrency, thread_name_prefix="online-search")
 
     def close(self) -> None:
         """Cancel what was not sent yet, and close the connections."""
@@ -53,106 +53,82 @@ class OnlineSearcher:
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {top_k}")
         if where is not None and where != Filter():
-            raise ConfigError(f"online search {self._config.name!r} takes no filters; put them into the query.")
+            raise ConfigError(f"online search {self.config.name!r} takes no filters; put them into the query.")
         return list(self._threads.map(lambda query: self._search(query, top_k), queries))
 
     def _search(self, query: str, top_k: int) -> list[Hit]:
         if not query.strip():
             return []
-        answer = self._endpoint.ask(query, min(top_k, self._config.max_results))
-        try:
-            return read_hits(answer, self._config.fields)[:top_k]
-        except AnswerError as error:
-            raise self._endpoint.error(str(error)) from error
+        return self._hits(self._endpoint.ask(query, min(top_k, self.config.max_results)))[:top_k]
+
+    def _hits(self, answer: JsonValue) -> list[Hit]:
+        """Return results of different contents, best score first, equal scores in the endpoint's order.
+
+        A second passage of the same URL gets a digest for its id.
+        """
+        fields = self.config.fields
+        results = answer if fields.results is None else value_at(answer, fields.results)
+        if results is None and fields.results_optional:
+            return []
+        if not isinstance(results, list):
+            path = "the answer itself" if fields.results is None else f"results path {fields.results!r}"
+            problem = "leads nowhere" if results is None else f"is no list but {_KINDS[type(results)]}"
+            raise self._endpoint.error(f"{path} {problem}; the answer {_keys_of(answer)}.")
+        by_contents: dict[str, Hit] = {}
+        ids: set[str] = set()
+        for row, result in enumerate(results):
+            chunk, score = self._chunk(result, row), self._score(result, row)
+            if chunk.contents in by_contents:
+                continue
+            if chunk.id in ids:
+                chunk = chunk.model_copy(update={"id": _digest(chunk.contents)})
+            ids.add(chunk.id)
+            by_contents[chunk.contents] = Hit(row, score, chunk)
+        return sorted(by_contents.values(), key=lambda hit: -hit.score)
+
+    def _chunk(self, result: JsonValue, row: int) -> Chunk:
+        url = self._text(result, row, "url")
+        title = " ".join(self._text(result, row, "title").split()) or url
+        contents = f"{title}\n{self._text(result, row, 'text')}"
+        extra = {name: value_at(result, path) for name, path in self.config.fields.metadata.items()}
+        metadata: dict[str, JsonValue] = {name: value for name, value in extra.items() if value is not None}
+        id_ = url or _digest(contents)
+        metadata |= {**({"url": url} if url else {}), "doc_id": id_, "doc_chunks": 1, "doc_chunk_id": 0}
+        return Chunk(id=id_, contents=contents, metadata=ChunkMetadata.model_validate(metadata))
+
+    def _text(self, result: JsonValue, row: int, field: ResultField) -> str:
+        value = self._field(result, row, field)
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return "\n".join(map(str, value))
+        if value is not None and not isinstance(value, str):
+            path = getattr(self.config.fields, field)
+            raise self._endpoint.error(f"result {row}: {field} path {path!r} holds {_KINDS[type(value)]}, not text.")
+        return value or ""
+
+    def _score(self, result: JsonValue, row: int) -> float:
+        value = self._field(result, row, "score")
+        if value is None:
+            return 1 / (row + 1)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            path, kind = self.config.fields.score, _KINDS[type(value)]
+            raise self._endpoint.error(f"result {row}: score path {path!r} holds {kind}, no number.")
+        return float(value)
+
+    def _field(self, result: JsonValue, row: int, field: ResultField) -> JsonValue:
+        path: str | None = getattr(self.config.fields, field)
+        value = None if path is None else value_at(result, path)
+        if value is None and path is not None and field not in self.config.fields.optional:
+            raise self._endpoint.error(
+                f"result {row} has nothing at {field} path {path!r}; it {_keys_of(result)}. Correct the path, or list "
+                f"{field!r} under `optional`."
+            )
+        return value
 
 
 def open_online(config_path: Path) -> OnlineSearcher:
-    """Return the searcher that a YAML file describes, with its key from the environment.
-
-    Raises:
-        ArtifactError: the file cannot be read.
-        ConfigError: it describes no endpoint, or its key is not set.
-    """
+    """Return the searcher that a YAML file describes, with its key; raise what reading file and key raises."""
     config = read_online_config(config_path)
-    return OnlineSearcher(SearchEndpoint(config, read_key(config)), config)
-
-
-def read_hits(answer: JsonValue, fields: FieldMap) -> list[Hit]:
-    """Return the distinct results of an answer, best score first, equal scores in the endpoint's order.
-
-    Raises:
-        AnswerError: the list of results, or a field of one that is not optional, is missing or of a wrong type.
-    """
-    hits = [_hit(result, row, fields) for row, result in enumerate(_results(answer, fields))]
-    return sorted(_distinct(hits), key=lambda hit: -hit.score)
-
-
-def _results(answer: JsonValue, fields: FieldMap) -> list[JsonValue]:
-    results = answer if fields.results is None else value_at(answer, fields.results)
-    if results is None and fields.results_optional:
-        return []
-    if not isinstance(results, list):
-        path = "the answer itself" if fields.results is None else f"results path {fields.results!r}"
-        problem = "leads nowhere" if results is None else f"is no list but {_KINDS[type(results)]}"
-        raise AnswerError(f"{path} {problem}; the answer {_keys_of(answer)}.")
-    return results
-
-
-def _hit(result: JsonValue, row: int, fields: FieldMap) -> Hit:
-    url = _text(result, row, fields, "url")
-    title = " ".join(_text(result, row, fields, "title").split()) or url
-    contents = f"{title}\n{_text(result, row, fields, 'text')}"
-    extra = {name: value_at(result, path) for name, path in fields.metadata.items()}
-    metadata: dict[str, JsonValue] = {name: value for name, value in extra.items() if value is not None}
-    id_ = url or _digest(contents)
-    metadata |= {**({"url": url} if url else {}), "doc_id": id_, "doc_chunks": 1, "doc_chunk_id": 0}
-    chunk = Chunk(id=id_, contents=contents, metadata=ChunkMetadata.model_validate(metadata))
-    return Hit(row, _score(result, row, fields), chunk)
-
-
-def _text(result: JsonValue, row: int, fields: FieldMap, field: ResultField) -> str:
-    value = _field(result, row, fields, field)
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return "\n".join(map(str, value))
-    if value is not None and not isinstance(value, str):
-        path = getattr(fields, field)
-        raise AnswerError(f"result {row}: {field} path {path!r} holds {_KINDS[type(value)]}, not text.")
-    return value or ""
-
-
-def _score(result: JsonValue, row: int, fields: FieldMap) -> float:
-    value = _field(result, row, fields, "score")
-    if value is None:
-        return 1 / (row + 1)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise AnswerError(f"result {row}: score path {fields.score!r} holds {_KINDS[type(value)]}, no number.")
-    return float(value)
-
-
-def _field(result: JsonValue, row: int, fields: FieldMap, field: ResultField) -> JsonValue:
-    path: str | None = getattr(fields, field)
-    value = None if path is None else value_at(result, path)
-    if value is None and path is not None and field not in fields.optional:
-        raise AnswerError(
-            f"result {row} has nothing at {field} path {path!r}; it {_keys_of(result)}. Correct the path, or list "
-            f"{field!r} under `optional`."
-        )
-    return value
-
-
-def _distinct(hits: list[Hit]) -> list[Hit]:
-    """Return hits of different contents; a second passage of the same URL gets a digest for its id."""
-    by_contents: dict[str, Hit] = {}
-    ids: set[str] = set()
-    for hit in hits:
-        chunk = hit.chunk
-        if chunk.contents in by_contents:
-            continue
-        if chunk.id in ids:
-            chunk = chunk.model_copy(update={"id": _digest(chunk.contents)})
-        ids.add(chunk.id)
-        by_contents[chunk.contents] = Hit(hit.row, hit.score, chunk)
-    return list(by_contents.values())
+    return OnlineSearcher(SearchEndpoint(config, read_key(config)))
 
 
 def value_at(value: JsonValue, path: str) -> JsonValue:

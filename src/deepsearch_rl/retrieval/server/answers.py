@@ -1,7 +1,7 @@
 """Answers and pages as they are sent, and a bounded cache of answers.
 
 A document is written as JSON once, when it is found. A repeated query is then a look-up and a copy of bytes, and a
-cached answer takes half of the memory of its records.
+cached answer takes half the memory of its records.
 """
 
 import math
@@ -22,7 +22,7 @@ from deepsearch_rl.retrieval.searcher import Hit
 MAX_CACHE_BYTES = 32 * 2**20
 """Size of all cached answers, whatever their number: long answers must not push the memory up."""
 MAX_CACHED_BYTES = MAX_CACHE_BYTES // 64
-"""Size of an answer that is cached. Nobody asks for hundreds of passages twice."""
+"""Size of one cached answer. Nobody asks for hundreds of passages twice."""
 _PASSAGE_BYTES = 400
 """About what a passage takes beside its texts."""
 
@@ -57,12 +57,18 @@ class Answer:
 
     @classmethod
     def of(cls, hits: Iterable[Hit]) -> Self:
-        """Return the answer that consists of these hits.
-
-        Raises:
-            ValueError: a score is not finite, which JSON has no number for.
-        """
-        return cls(tuple(map(_passage, hits)))
+        """Return the answer of these hits; raise ValueError for a score that JSON has no number for."""
+        passages: list[SentPassage] = []
+        for hit in hits:
+            chunk = hit.chunk
+            if not math.isfinite(hit.score):
+                raise ValueError(f"the search gave passage {chunk.id!r} the score {hit.score}")
+            metadata = chunk.metadata.model_dump(mode="json")
+            url = metadata.get("url") or chunk.id  # clients read it from every document, whatever the corpus
+            document = {"id": chunk.id, "contents": chunk.contents, "url": url, "metadata": metadata}
+            json = to_json(document, inf_nan_mode="null")
+            passages.append(SentPassage(chunk.id, chunk.contents, hit.score, json))
+        return cls(tuple(passages))
 
     def as_json(self, with_scores: bool) -> bytes:
         """Return ``[document, ...]``, or ``[{"document": document, "score": score}, ...]``."""
@@ -87,11 +93,10 @@ class AnswerCache:
 
     def get(self, search: SearchKey) -> Answer | None:
         """Return the cached answer, if any, and count it as used last."""
-        entry = self._entries.get(search)
-        if entry is None:
+        if search not in self._entries:
             return None
         self._entries.move_to_end(search)
-        return entry[0]
+        return self._entries[search][0]
 
     def put(self, search: SearchKey, answer: Answer) -> None:
         """Add an answer, and drop those used longest ago until all fit."""
@@ -103,16 +108,6 @@ class AnswerCache:
         while len(self._entries) > self._max_entries or self._size_bytes > MAX_CACHE_BYTES:
             _, (_, dropped_bytes) = self._entries.popitem(last=False)
             self._size_bytes -= dropped_bytes
-
-
-def _passage(hit: Hit) -> SentPassage:
-    chunk = hit.chunk
-    if not math.isfinite(hit.score):
-        raise ValueError(f"the search gave passage {chunk.id!r} the score {hit.score}")
-    metadata = chunk.metadata.model_dump(mode="json")
-    url = metadata.get("url") or chunk.id  # clients read it from every document, whatever the corpus
-    document = {"id": chunk.id, "contents": chunk.contents, "url": url, "metadata": metadata}
-    return SentPassage(chunk.id, chunk.contents, hit.score, to_json(document, inf_nan_mode="null"))
 
 
 class Page(BaseModel):
@@ -132,8 +127,6 @@ def normalise_url(url: str) -> str:
 def read_pages(path: Path) -> dict[str, bytes]:
     """Return the pages of a JSON Lines file for ``POST /access`` (ASearcher, RLinf), as JSON, by normalised URL.
 
-    Raises:
-        ArtifactError: the file does not exist.
-        RecordError: a line has no ``url`` or no ``contents``.
+    A missing file raises ArtifactError, a line without ``url`` or ``contents`` RecordError.
     """
     return {normalise_url(page.url): to_json(page, inf_nan_mode="null") for page in read_jsonl(path, Page)}

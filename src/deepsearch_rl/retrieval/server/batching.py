@@ -11,21 +11,27 @@ depend on what else happened to wait.
 """
 
 import asyncio
+import functools
 import logging
 import queue
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
-from typing import Self, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Self
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from deepsearch_rl.errors import DeepsearchError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import SearchesChunks
 from deepsearch_rl.retrieval.server.answers import Answer, AnswerCache, SearchKey
-from deepsearch_rl.retrieval.server.config import ServiceConfig
-from deepsearch_rl.retrieval.server.metrics import Metrics
+from deepsearch_rl.retrieval.server.config import RetrievalConfig
 
 _LOG = logging.getLogger(__name__)
+OTHER_ROUTE = "other"
+"""The label of paths that are no routes."""
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class OverloadedError(EndpointError):
@@ -36,7 +42,44 @@ class SearchFailedError(EndpointError):
     """The index, or something behind it, raised an error; the server's log says which."""
 
 
-Outcome: TypeAlias = Answer | SearchFailedError
+class Metrics:
+    """Counters for ``GET /metrics``. Labels take few values: known routes and statuses, never a query or a client."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        counter = functools.partial(Counter, registry=self._registry)
+        histogram = functools.partial(Histogram, registry=self._registry)
+        requests = counter("deepsearch_requests", "Requests answered.", ("route", "status"))
+        text = "Time from a request's arrival to its answer's first byte."
+        latency = histogram("deepsearch_request_seconds", text, ("route",), buckets=_SECONDS)
+        # Looking a label up costs more than counting.
+        self._labelled = functools.cache(
+            lambda route, status: (requests.labels(route, str(status)), latency.labels(route))
+        )
+        self.batch_queries = histogram("deepsearch_batch_queries", "Queries per search.", buckets=_QUERIES)
+        self.search_seconds = histogram("deepsearch_search_seconds", "Time of one search.", buckets=_SECONDS)
+        self.search_failures = counter("deepsearch_search_failures", "Searches that raised an error.")
+        self.cache_hits = counter("deepsearch_cache_hits", "Queries answered from the cache.")
+        self.cache_misses = counter("deepsearch_cache_misses", "Queries that were searched for.")
+        self.coalesced = counter(
+            "deepsearch_coalesced_queries", "Queries answered by a running search for the same query."
+        )
+        ProcessCollector(registry=self._registry)
+
+    def watch_queue(self, depth: Callable[[], int]) -> None:
+        """Report ``depth()`` as the number of queries that wait or are being searched."""
+        gauge = Gauge("deepsearch_queue_queries", "Queries that wait or are being searched.", registry=self._registry)
+        gauge.set_function(depth)
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """Count one answered request."""
+        requests, latency = self._labelled(route, status)
+        requests.inc()
+        latency.observe(seconds)
+
+    def render(self) -> bytes:
+        """Return all figures in Prometheus's text format."""
+        return generate_latest(self._registry)
 
 
 class SearchQueue:
@@ -45,7 +88,7 @@ class SearchQueue:
     Equal queries share one search: answers come from the cache, and searches that run or wait are not started twice.
     """
 
-    def __init__(self, searcher: SearchesChunks, config: ServiceConfig, metrics: Metrics) -> None:
+    def __init__(self, searcher: SearchesChunks, config: RetrievalConfig, metrics: Metrics) -> None:
         self._searcher, self._config, self._metrics = searcher, config, metrics
         self._cache = AnswerCache(config.cache_entries)
         self._in_flight: dict[SearchKey, asyncio.Future[Answer]] = {}
@@ -60,7 +103,7 @@ class SearchQueue:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._waiting.put(None)
-        self._settle([(search, SearchFailedError("the server is stopping.")) for search in self._in_flight])
+        self._settle({search: SearchFailedError("the server is stopping.") for search in self._in_flight})
 
     async def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[Answer]:
         """Return one answer per query, with the hits that :meth:`Searcher.search` gives.
@@ -92,8 +135,8 @@ class SearchQueue:
         await asyncio.wait(futures.values())  # not awaited one by one: a client that leaves would cancel the others'
         return {search: future.result() for search, future in futures.items()}
 
-    def _settle(self, outcomes: Sequence[tuple[SearchKey, Outcome]]) -> None:
-        for search, outcome in outcomes:
+    def _settle(self, outcomes: Mapping[SearchKey, Answer | SearchFailedError]) -> None:
+        for search, outcome in outcomes.items():
             future = self._in_flight.pop(search, None)
             if future is None:  # the server stopped before
                 continue
@@ -106,7 +149,10 @@ class SearchQueue:
 
     def _work(self) -> None:
         while batch := self._next_batch():
-            for group in _searched_together(batch):
+            groups: dict[tuple[int, Filter | None], list[SearchKey]] = {}
+            for search in batch:
+                groups.setdefault((search.top_k, search.where), []).append(search)
+            for group in groups.values():
                 outcomes = self._answer(group)
                 try:
                     self._loop.call_soon_threadsafe(self._settle, outcomes)
@@ -130,45 +176,35 @@ class SearchQueue:
             self._waiting.put(None)  # for the next call, which then returns no search
         return batch
 
-    def _answer(self, searches: Sequence[SearchKey]) -> list[tuple[SearchKey, Outcome]]:
+    def _answer(self, searches: Sequence[SearchKey]) -> dict[SearchKey, Answer | SearchFailedError]:
         """Return the outcomes of searches with the same top_k and filter.
 
         If they fail together, each is tried alone, until an endpoint is down: the rest would wait for it in turn.
         """
+        outcomes: dict[SearchKey, Answer | SearchFailedError] = {}
         _, top_k, where = searches[0]
         started = time.perf_counter()
         try:
             hits = self._searcher.search([search.query for search in searches], top_k, where)
-            outcomes = [(search, Answer.of(own)) for search, own in zip(searches, hits, strict=True)]
+            outcomes |= {search: Answer.of(own) for search, own in zip(searches, hits, strict=True)}
         # Whatever the error is, it belongs to these requests. Libraries in Rust panic with what is no Exception, and a
         # thread that ended would leave every later request waiting.
         except BaseException as error:  # noqa: BLE001
-            if len(searches) > 1 and not isinstance(error, EndpointDownError):
-                return self._answer_alone(searches)
-            return self._fail(searches, _client_error(error))
+            if len(searches) == 1 or isinstance(error, EndpointDownError):
+                self._metrics.search_failures.inc(len(searches))
+                outcomes |= dict.fromkeys(searches, _client_error(error))
+                return outcomes
+            for position, search in enumerate(searches, 1):
+                outcomes |= self._answer([search])
+                outcome = outcomes[search]
+                if isinstance(outcome, SearchFailedError) and isinstance(outcome.__cause__, EndpointDownError):
+                    self._metrics.search_failures.inc(len(searches) - position)
+                    outcomes |= dict.fromkeys(searches[position:], outcome)
+                    break
+            return outcomes
         self._metrics.search_seconds.observe(time.perf_counter() - started)
         self._metrics.batch_queries.observe(len(searches))
-        return list(outcomes)
-
-    def _answer_alone(self, searches: Sequence[SearchKey]) -> list[tuple[SearchKey, Outcome]]:
-        outcomes: list[tuple[SearchKey, Outcome]] = []
-        for position, search in enumerate(searches, 1):
-            outcomes += self._answer([search])
-            outcome = outcomes[-1][1]
-            if isinstance(outcome, SearchFailedError) and isinstance(outcome.__cause__, EndpointDownError):
-                return outcomes + self._fail(searches[position:], outcome)
         return outcomes
-
-    def _fail(self, searches: Sequence[SearchKey], error: SearchFailedError) -> list[tuple[SearchKey, Outcome]]:
-        self._metrics.search_failures.inc(len(searches))
-        return [(search, error) for search in searches]
-
-
-def _searched_together(batch: Iterable[SearchKey]) -> Iterable[list[SearchKey]]:
-    groups: dict[tuple[int, Filter | None], list[SearchKey]] = {}
-    for search in batch:
-        groups.setdefault((search.top_k, search.where), []).append(search)
-    return groups.values()
 
 
 def _client_error(error: BaseException) -> SearchFailedError:

@@ -1,17 +1,16 @@
 """Settings of a retrieval server, for the command line and for stages."""
 
 from pathlib import Path
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from deepsearch_rl.files import file_digests, sha256_file, sha256_json
 from deepsearch_rl.records import NonEmpty, Record, RetrieverName
 from deepsearch_rl.retrieval.rerank import RerankerConfig
 
 
-class ServiceConfig(Record):
-    """How searches are answered."""
+class RetrievalConfig(Record):
+    """Section ``retrieval``: how passages are found wherever a model searches."""
 
     retriever: RetrieverName
     top_k: int = Field(ge=1, description="passages per search where a request does not say")
@@ -20,11 +19,6 @@ class ServiceConfig(Record):
     max_pending: int = Field(ge=1, description="queries that may wait at the server; more are answered 503")
     cache_entries: int = Field(ge=0, description="answers kept for repeated queries")
     pages: Path | None = Field(description="JSON Lines of {url, contents} for /access; null where there are none")
-
-
-class RetrievalConfig(ServiceConfig):
-    """Section ``retrieval``: how passages are found wherever a model searches."""
-
     reranker: RerankerConfig | None = Field(description="a cross-encoder behind the retriever; null for none")
     online: Path | None = Field(description="YAML file of a search endpoint, searched instead of the index")
     startup_timeout_s: float = Field(gt=0, description="for opening the index")
@@ -42,18 +36,10 @@ class RetrievalConfig(ServiceConfig):
 class ServerConfig(Record):
     """One server process: its index, its address, its clients."""
 
-    index: Path | None = Field(description="index folder of a corpus")
+    retrieval: RetrievalConfig
+    index: Path | None = Field(description="index folder of a corpus; not opened where an online search is configured")
     chunks: Path | None = Field(description="the chunk file; null takes the one that the index names")
-    online: Path | None = Field(description="YAML file of a search endpoint, instead of an index")
-    reranker: RerankerConfig | None = Field(description="a cross-encoder that puts the best hits in order")
-    service: ServiceConfig
     host: NonEmpty
     port: int = Field(ge=0, le=65535, description="0 takes a free one")
     public: bool = Field(description="whether an address that is not loopback may be listened on")
     token_variable: NonEmpty | None = Field(description="environment variable with the token that clients must send")
-
-    @model_validator(mode="after")
-    def _one_to_search(self) -> Self:
-        if (self.index is None) == (self.online is None):
-            raise ValueError("either an index or an online search is needed, and not both")
-        return self

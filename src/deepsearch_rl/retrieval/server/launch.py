@@ -1,13 +1,39 @@
-"""Starting the retrieval server for as long as a piece of work needs it."""
+"""The retrieval server process: ``deepsearch retrieve serve``, and what the graph's stages start while they need it.
+
+    python -m deepsearch_rl.retrieval.server.launch SOCKET     (started by serve_index)
+
+It answers once the index is open and warm, listens on loopback by default, and stops on SIGTERM or SIGINT: running
+requests are answered, new connections are refused.
+"""
 
 import contextlib
+import errno
+import logging
+import os
+import resource
+import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import uvicorn
+
+from deepsearch_rl.errors import ConfigError, DeepsearchError
 from deepsearch_rl.processes import LOOPBACK, running_server
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
-from deepsearch_rl.retrieval.server.process import listen
+from deepsearch_rl.retrieval.server.requests import Guard, is_loopback
+from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine
+
+_LOG = logging.getLogger(__name__)
+SHUTDOWN_TIMEOUT_S = 10
+"""How long running requests may take once the server must stop."""
+SWITCH_INTERVAL_S = 0.0005
+"""How long the search thread may keep the interpreter from the thread that serves. With Python's 5 ms, every answer
+from the cache waits that long while a search runs: measured, a third to two thirds fewer of them."""
+MAX_OPEN_FILES = 65_536
+KEEP_ALIVE_S = 75
+"""How long an idle connection is kept: a trainer pauses between rollouts for longer than most servers wait."""
 
 
 @contextlib.contextmanager
@@ -20,11 +46,9 @@ def serve_index(index_dir: Path, chunks_path: Path, config: RetrievalConfig) -> 
         EndpointError: the server did not come up in time; the message holds what it wrote.
     """
     server = ServerConfig(
-        index=None if config.online else index_dir,
-        chunks=None if config.online else chunks_path,
-        online=config.online,
-        reranker=config.reranker,
-        service=config,
+        retrieval=config,
+        index=index_dir,
+        chunks=chunks_path,
         host=LOOPBACK,
         port=0,
         public=False,
@@ -33,14 +57,116 @@ def serve_index(index_dir: Path, chunks_path: Path, config: RetrievalConfig) -> 
     # The port is bound here and inherited, so that no other program can take it in between.
     with listen(LOOPBACK, 0) as listener:
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
-        command = [sys.executable, "-m", "deepsearch_rl.retrieval.server.process", str(listener.fileno())]
+        command = [sys.executable, "-m", "deepsearch_rl.retrieval.server.launch", str(listener.fileno())]
+        name, settings = "the retrieval server", server.model_dump_json()
         with running_server(
-            "the retrieval server",
-            command,
-            url,
-            "/healthz",
-            config.startup_timeout_s,
-            settings=server.model_dump_json(),
-            listener=listener,
+            name, command, url, "/healthz", config.startup_timeout_s, settings=settings, listener=listener
         ):
             yield url
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening TCP socket, on a free port for 0; raise ConfigError where host or port cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} on {host} is in use; stop the program that holds it, or choose another port "
+                f"(0 takes a free one)."
+            ) from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}.") from error
+    # Accepted connections inherit this. asyncio sets it only on sockets whose protocol number is given, which it is not
+    # here; without it every answer waits 40 ms for the client's delayed acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def open_listener(config: ServerConfig) -> socket.socket:
+    """Return a server's listening socket; raise ConfigError as :func:`listen`, or where ``public`` is missing."""
+    if not config.public and not is_loopback(config.host):
+        raise ConfigError(
+            f"{config.host} can be reached from other machines; add --public if that is meant, and --token-variable to "
+            f"ask clients for a token."
+        )
+    return listen(config.host, config.port)
+
+
+def serve(config: ServerConfig, listener: socket.socket) -> None:
+    """Open the index and serve it on a socket until a signal comes.
+
+    Raises:
+        ArtifactError: the index, the pages or the reranker are missing, incomplete or of other chunks.
+        ConfigError: the environment variable that should hold the token, or the online search's key, is not set.
+    """
+    token = None
+    if config.token_variable is not None:
+        token = os.environ.get(config.token_variable, "").strip().encode()
+        if not token:
+            variable = config.token_variable
+            raise ConfigError(f"the environment variable {variable} should hold the server's token and is not set.")
+    settings, guard = config.retrieval, Guard(token, loopback=not config.public)
+    app = RetrievalApp(open_engine(config), settings, guard)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            log_level="critical",  # the application logs its own failures; broken requests are not logged
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        )
+    )
+    # Once it has stopped, the server raises the signal again. These handlers then do nothing, so that the process ends
+    # with status 0; before, while the index was being opened, a signal ended it at once.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, server.handle_exit)
+    # The MCP library logs the contents of a request that it refuses.
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)
+    _allow_connections()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    host, port = listener.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    auth = "with a token" if token else "without a token"
+    retriever = "online search" if settings.online else settings.retriever
+    source = settings.online or config.index
+    _LOG.info("serving %s by %s at %s (MCP at /mcp), %s", source, retriever, address, auth)
+    server.run(sockets=[listener])
+    _LOG.info("stopped serving %s", source)
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files: a trainer's rollouts hold a connection each, and 1,024 is the usual limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def log_to_stderr() -> None:
+    """Show warnings of everything and the server's own lines."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    _LOG.setLevel(logging.INFO)
+
+
+def main() -> None:
+    """Serve what the :class:`ServerConfig` on standard input says, on the inherited socket whose number is given."""
+    log_to_stderr()
+    try:
+        config = ServerConfig.model_validate_json(sys.stdin.buffer.read())
+        with socket.socket(fileno=int(sys.argv[1])) as listener:
+            serve(config, listener)
+    except DeepsearchError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

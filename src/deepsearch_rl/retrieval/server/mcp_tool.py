@@ -20,9 +20,8 @@ from deepsearch_rl import __version__
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.retrieval.passages import format_passages
 from deepsearch_rl.retrieval.row_table import Filter
-from deepsearch_rl.retrieval.server.answers import SentPassage
 from deepsearch_rl.retrieval.server.batching import SearchQueue
-from deepsearch_rl.retrieval.server.bodies import MAX_QUERY_CHARS
+from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
 
 SERVER_NAME = "retrieval_server"
 
@@ -62,11 +61,10 @@ async def _search(queue: SearchQueue, query: str, top_k: int, where: Filter | No
         [answer] = await queue.search([query], top_k, where)
     except DeepsearchError as error:
         raise ToolError(str(error)) from error
-    hits: list[JsonValue] = [_structured(passage, with_meta) for passage in answer.passages]
+    hits: list[dict[str, JsonValue]] = []
+    for passage in answer.passages:
+        hits.append({"chunk": passage.contents, "chunk_id": passage.id, "score": passage.score})
+        if with_meta:
+            hits[-1]["metadata"] = passage.metadata
     text = format_passages(answer.passages)
     return CallToolResult(content=[TextContent(text=text)], structured_content={"result": hits})
-
-
-def _structured(passage: SentPassage, with_meta: bool) -> dict[str, JsonValue]:
-    hit: dict[str, JsonValue] = {"chunk": passage.contents, "chunk_id": passage.id, "score": passage.score}
-    return {**hit, "metadata": passage.metadata} if with_meta else hit

@@ -17,6 +17,7 @@ import ctypes
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -30,39 +31,55 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepsearch_rl import __version__
 from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.retrieval.online.searcher import open_online
+from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher
+from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY
+from deepsearch_rl.retrieval.searcher import SearchesChunks, open_index
+from deepsearch_rl.retrieval.server import requests
 from deepsearch_rl.retrieval.server.answers import normalise_url, read_pages
-from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue
-from deepsearch_rl.retrieval.server.bodies import (
-    MAX_BODY_BYTES,
-    MAX_DOCUMENTS,
-    MAX_PAGES_BYTES,
-    AccessRequest,
-    RetrieveRequest,
-    check_json,
-    parse_body,
-    read_body,
-    replayed,
-)
-from deepsearch_rl.retrieval.server.config import ServiceConfig
-from deepsearch_rl.retrieval.server.engine import SearchEngine
-from deepsearch_rl.retrieval.server.guard import Guard
+from deepsearch_rl.retrieval.server.batching import OTHER_ROUTE, Metrics, OverloadedError, SearchQueue
+from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
-from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
 
 _LOG = logging.getLogger(__name__)
 _RETRY = {"retry-after": "1"}
 _TRIM_EVERY_S = 10
 
 
+@dataclass(frozen=True, slots=True)
+class SearchEngine:
+    """A searcher, and what a server must know of it."""
+
+    searcher: SearchesChunks
+    passages: int
+    """No search finds more."""
+    takes_filters: bool
+    """Whether its passages name sources or days."""
+
+
+def open_engine(config: ServerConfig) -> SearchEngine:
+    """Open an index or an online search, reranked or not, ready for the first query; raise what opening them raises."""
+    settings = config.retrieval
+    if settings.online:
+        searcher = open_online(settings.online)
+        passages, takes_filters = searcher.config.max_results, False
+    else:
+        assert config.index is not None
+        searcher = open_index(config.index, config.chunks, settings.retriever)
+        searcher.search(["warm up"], settings.top_k)
+        passages = len(searcher.chunks)
+        takes_filters = bool(searcher.rows.sources) or bool((searcher.rows.day_N != UNKNOWN_DAY).any())
+    if settings.reranker is not None:
+        reranker = CrossEncoder(settings.reranker)
+        reranker.warm_up()
+        searcher = RerankedSearcher(searcher, reranker, settings.reranker.depth)
+    return SearchEngine(searcher, passages, takes_filters)
+
+
 class RetrievalApp:
-    """The ASGI application over one engine; ``api`` is its FastAPI part.
+    """The ASGI application over one engine, ``api`` its FastAPI part; making it raises what :func:`read_pages` does."""
 
-    Raises:
-        ArtifactError: there is no pages file where ``config.pages`` says.
-        RecordError: a line of it is not a page.
-    """
-
-    def __init__(self, engine: SearchEngine, config: ServiceConfig, guard: Guard) -> None:
+    def __init__(self, engine: SearchEngine, config: RetrievalConfig, guard: requests.Guard) -> None:
         self._guard, self._top_k, self._max_top_k = guard, config.top_k, engine.passages
         self._pages = read_pages(config.pages) if config.pages else None
         self._metrics = Metrics()
@@ -72,7 +89,7 @@ class RetrievalApp:
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         self._mcp = make_mcp_server(self._queue, config.top_k, filters=engine.takes_filters)
         self._mcp.streamable_http_app(stateless_http=True, json_response=True, transport_security=security)
-        sse = self._mcp.sse_app(transport_security=security, max_request_body_size=MAX_BODY_BYTES)
+        sse = self._mcp.sse_app(transport_security=security, max_request_body_size=requests.MAX_BODY_BYTES)
         self._mcp_apps: dict[str, ASGIApp] = {
             "/mcp": self._mcp.session_manager.handle_request,
             "/messages": sse,
@@ -93,7 +110,7 @@ class RetrievalApp:
             exception_handlers={RequestValidationError: _invalid_body, Exception: _server_error},
         )
         api.post("/retrieve")(self.retrieve)
-        api.post("/access")(self._access if self._pages is not None else self._access_without_pages)
+        api.post("/access")(self._access)
         api.get("/healthz")(self._healthz)
         api.get("/metrics")(self._show_metrics)
         return api
@@ -130,17 +147,19 @@ class RetrievalApp:
             raise HTTPException(404, f"there is no such route; there are {', '.join(self._methods)}.")
         if method != allowed:
             raise HTTPException(405, f"this route answers {allowed}.", {"allow": allowed})
-        body = await read_body(scope, receive) if method == "POST" else b""
+        body = await requests.read_body(scope, receive) if method == "POST" else b""
         if path == "/retrieve":
-            response = await self.retrieve(parse_body(RetrieveRequest, body))
+            response = await self.retrieve(requests.parse_body(requests.RetrieveRequest, body))
             await response(scope, receive, send)
+        elif path == "/access" and self._pages is None:
+            raise HTTPException(404, "this server has no pages: start it with a pages file to use /access.")
         elif path in self._mcp_apps:
             if method == "POST":
-                check_json(body)  # the library accepts texts that no answer can be made of
-                receive = replayed(body, receive)
+                requests.check_json(body)  # the library accepts texts that no answer can be made of
+                receive = requests.replayed(body, receive)
             await self._mcp_apps[path](scope, receive, send)
         else:
-            await self.api({**scope, "path": path, "method": method}, replayed(body, receive), send)
+            await self.api({**scope, "path": path, "method": method}, requests.replayed(body, receive), send)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -152,16 +171,17 @@ class RetrievalApp:
         finally:
             trimming.cancel()
 
-    async def retrieve(self, body: RetrieveRequest) -> Response:
+    async def retrieve(self, body: requests.RetrieveRequest) -> Response:
         """Search, as Search-R1, veRL and RLinf do.
 
         The answer is `{"result": [[{"document": {id, contents, url, metadata}, "score"}, ...], ...]}`, a list per
         query, or the documents alone where `return_scores` is false.
         """
         top_k = min(body.topk or self._top_k, self._max_top_k)
-        if len(body.queries) * top_k > MAX_DOCUMENTS:
+        if len(body.queries) * top_k > requests.MAX_DOCUMENTS:
             sizes = f"{len(body.queries)} queries for {top_k} passages each"
-            raise HTTPException(422, f"topk: {sizes} are more than {MAX_DOCUMENTS} passages; send several requests.")
+            limit = f"{requests.MAX_DOCUMENTS} passages"
+            raise HTTPException(422, f"topk: {sizes} are more than {limit}; send several requests.")
         try:
             answers = await self._queue.search(body.queries, top_k)
         except EndpointError as error:
@@ -170,17 +190,14 @@ class RetrievalApp:
             raise HTTPException(503 if passes else 500, str(error), _RETRY if passes else None) from error
         return _results([answer.as_json(body.return_scores) for answer in answers])
 
-    async def _access(self, body: AccessRequest) -> Response:
+    async def _access(self, body: requests.AccessRequest) -> Response:
         """Return pages by URL, null where there is no such page, as ASearcher and RLinf read them."""
-        assert self._pages is not None
-        pages = [self._pages.get(normalise_url(url), b"null") for url in body.urls]
-        if sum(map(len, pages)) > MAX_PAGES_BYTES:
-            raise HTTPException(422, f"urls: these pages are more than {MAX_PAGES_BYTES} bytes; ask for fewer at once.")
+        known = self._pages or {}
+        pages = [known.get(normalise_url(url), b"null") for url in body.urls]
+        if sum(map(len, pages)) > requests.MAX_PAGES_BYTES:
+            limit = f"{requests.MAX_PAGES_BYTES} bytes"
+            raise HTTPException(422, f"urls: these pages are more than {limit}; ask for fewer at once.")
         return _results(pages)
-
-    async def _access_without_pages(self) -> Response:
-        """Refuse: this server was started without a pages file."""
-        raise HTTPException(404, "this server has no pages: start it with a pages file to use /access.")
 
     async def _healthz(self) -> dict[str, str]:
         """Answer once the index is open and warm."""
@@ -194,8 +211,7 @@ class RetrievalApp:
 class CountedResponse:
     """A ``send`` for one response, counted as soon as it begins.
 
-    An event stream that is cut off when the server stops would answer once more, in the middle of itself: the beginning
-    of a second response is sent as the end of the first.
+    An event stream that is cut off when the server stops begins a second response, which is sent as the first's end.
     """
 
     __slots__ = ("_ended", "_metrics", "_route", "_send", "_started", "begun")
@@ -237,8 +253,7 @@ async def _server_error(_: Request | None, error: Exception) -> Response:  # noq
 async def _trim_heap() -> None:
     """Give freed memory back to the system every few seconds until cancelled, where the C library is glibc.
 
-    glibc keeps what is freed below something that is still in use, and a server always has something in use: after one
-    answer of thousands of passages its heap would stay as large.
+    glibc keeps what is freed below memory in use, so after one answer of thousands of passages the heap would stay big.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     while trim is not None:

@@ -26,7 +26,6 @@ from deepsearch_rl.agent.tool import RETRIEVE_TOOL_NAME
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.world.grammar import Grammar, Relation
 from deepsearch_rl.records import Record
-from deepsearch_rl.retrieval.passages import format_passages
 from deepsearch_rl.training.pretrain.passage_set import Names, PassageSet, relations_of
 
 Turn = dict[str, JsonValue]

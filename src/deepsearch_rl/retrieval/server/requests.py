@@ -1,11 +1,21 @@
-"""Request bodies: their models, their limits, and how they are read.
+"""Requests: who may send them, and how their bodies are read.
 
-The limits leave room for a trainer that sends the queries of a whole step at once, and none for a request that would
-fill the memory.
+A page in a browser on this machine can make a foreign name resolve to 127.0.0.1 (DNS rebinding) and then reads whatever
+answers there. Such a request carries that name as its Host, so a server that listens on loopback answers to loopback's
+names alone. Programs that send no Host or Origin are no browsers.
+
+The limits of a body leave room for a trainer that sends the queries of a whole step at once, and none for a request
+that would fill the memory.
 """
 
 import asyncio
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
@@ -53,8 +63,8 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
     """Return the whole body of a request.
 
     Raises:
-        HTTPException: 413 if it is longer than ``MAX_BODY_BYTES``, 415 if its type is not JSON, 408 if it does not
-            arrive in time, 400 if the client leaves.
+        HTTPException: 413 for more than ``MAX_BODY_BYTES``, 415 for a type that is not JSON, 408 for a late body, 400
+            where the client leaves.
     """
     headers = dict(scope["headers"])
     content_type = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
@@ -94,11 +104,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def parse_body(model: type[BodyT], body: bytes) -> BodyT:
-    """Return a JSON body as a ``model``.
-
-    Raises:
-        HTTPException: 422, naming the first field that does not fit.
-    """
+    """Return a JSON body as a ``model``; raise a HTTPException (422) that names the first field that does not fit."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -107,12 +113,51 @@ def parse_body(model: type[BodyT], body: bytes) -> BodyT:
 
 
 def check_json(body: bytes) -> None:
-    """Refuse JSON that other readers accept or fall over: lone surrogates, deep nesting, not UTF-8.
-
-    Raises:
-        HTTPException: 400.
-    """
+    """Refuse with 400 what other readers accept or fall over: lone surrogates, deep nesting, bytes beside UTF-8."""
     try:
         from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise HTTPException(400, f"the body is not JSON: {error}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address or name is this machine's own, reachable from nowhere else."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Guard:
+    """Checks of a request's headers. ``token``: None if none is needed; ``loopback``: only names of this machine."""
+
+    token: bytes | None
+    loopback: bool
+
+    def check_names(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse a foreign Host with 421, a foreign Origin with 403."""
+        if not self.loopback:
+            return
+        host, origin = headers.get(b"host"), headers.get(b"origin")
+        if host and not _names_loopback(b"//" + host):
+            raise HTTPException(421, "this server answers on loopback, and the Host header names another machine.")
+        if origin and not _names_loopback(origin):
+            raise HTTPException(403, "this server answers on loopback, and the request comes from a page elsewhere.")
+
+    def check_token(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse a request without the token with 401."""
+        if self.token is None:
+            return
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.token):
+            detail = "this server wants the header `Authorization: Bearer <token>`."
+            raise HTTPException(401, detail, {"www-authenticate": "Bearer"})
+
+
+@lru_cache(maxsize=256)
+def _names_loopback(url: bytes) -> bool:
+    try:
+        return is_loopback(urlsplit(url.decode("latin-1")).hostname or "")
+    except ValueError:
+        return False

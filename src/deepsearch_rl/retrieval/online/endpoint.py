@@ -1,0 +1,294 @@
+"""A search endpoint: the YAML file that describes it, and the exchange of one query for one answer.
+
+``{query}``, ``{top_k}`` and ``{key}`` are filled into the URL (percent-encoded), the header values and every string of
+the body. A string of the body that is ``"{top_k}"`` and nothing else becomes a number. Paths into the answer are dotted
+keys, where a number is a position in a list: ``web.results``, ``data.0.items``. docs/retrieval.md has examples.
+
+A request is repeated where that may help, and has limits of time and size; the key is never shown. The HTTP transport
+is used without a client around it: a client would log URLs, keep cookies and follow redirects.
+"""
+
+import email.utils
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import quote, urlsplit
+
+import httpx
+import orjson
+import yaml
+from pydantic import Field, JsonValue, ValidationError, model_validator
+
+from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError
+from deepsearch_rl.files import first_problem
+from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.redaction import public_address, redact
+from deepsearch_rl.retries import retry
+
+logger = logging.getLogger(__name__)
+
+PLACEHOLDERS = ("query", "top_k", "key")
+LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+MAX_REDIRECTS = 3
+ERROR_CHARS = 200
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_VISIBLE = re.compile(r"[\x21-\x7e]+")
+
+AnswerPath = Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]
+ResultField = Literal["title", "text", "url", "score"]
+
+
+class FieldMap(Record):
+    """Where an answer holds the parts of a passage. The paths of a result start at that result."""
+
+    results: AnswerPath | None = Field(description="path of the list of results; null: the answer is that list")
+    title: AnswerPath | None = Field(default=None, description="becomes the first line of the passage")
+    text: AnswerPath = Field(description="the passage: a string, or a list of strings, which become lines")
+    url: AnswerPath | None = Field(default=None, description="becomes the passage's id")
+    score: AnswerPath | None = Field(default=None, description="a number, more is better; null: 1 / rank")
+    metadata: dict[str, AnswerPath] = Field(
+        default_factory=dict, description="further fields by name, taken where the result has them"
+    )
+    optional: tuple[ResultField, ...] = Field(default=(), description="fields that may be missing in a result")
+    results_optional: bool = Field(
+        default=False, description="whether an answer without the list means no results; otherwise it is an error"
+    )
+
+
+class OnlineConfig(Record):
+    """A search endpoint. Request and fields have no defaults; limits have."""
+
+    name: NonEmpty = Field(description="its name in errors")
+    url: NonEmpty = Field(description="template, http or https; a key is sent over https or to loopback alone")
+    method: Literal["GET", "POST"] = "GET"
+    headers: dict[str, str] = Field(default_factory=dict, description="templates of header values")
+    body: JsonValue = Field(default=None, description="template of the JSON body of a POST")
+    api_key_variable: str | None = Field(
+        default=None, pattern=r"^[A-Za-z_]\w*$", description="environment variable that holds {key}"
+    )
+    fields: FieldMap
+    max_results: int = Field(default=20, ge=1, description="upper limit of top_k in a request")
+    max_concurrency: int = Field(default=8, ge=1, description="requests at once")
+    timeout_s: float = Field(default=10.0, gt=0, description="for one attempt")
+    attempts: int = Field(default=3, ge=1, description="for 429, 5xx, lost connections and time-outs")
+    backoff_s: float = Field(default=0.5, ge=0, description="before the second attempt; doubles with each")
+    max_wait_s: float = Field(default=10.0, ge=0, description="longest wait; a Retry-After beyond it ends the attempts")
+    max_response_bytes: int = Field(default=4_000_000, ge=1, description="a longer answer is an error")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "{" in parts.netloc:
+            raise ValueError("url must begin with http:// or https:// and a host without placeholders")
+        if self.body is not None and self.method == "GET":
+            raise ValueError("a GET has no body; set method: POST")
+        visible = [self.url, *self.headers.values()]
+        for name in (name for text in visible for name in _PLACEHOLDER.findall(text)):
+            if name not in PLACEHOLDERS:
+                raise ValueError(f"unknown placeholder {{{name}}}; there are {{query}}, {{top_k}} and {{key}}")
+        templates = [*visible, repr(self.body)]
+        if not any("{query}" in template for template in templates):
+            raise ValueError("neither url nor body nor headers hold {query}")
+        if any("{key}" in template for template in templates) != (self.api_key_variable is not None):
+            raise ValueError("{key} and api_key_variable go together: one is given without the other")
+        if self.api_key_variable and parts.scheme == "http" and parts.hostname not in LOOPBACK_HOSTS:
+            raise ValueError("a key must not travel over plain http; use https")
+        return self
+
+    @property
+    def place(self) -> str:
+        """The address as errors may show it: without the query string, which may hold the key."""
+        return public_address(self.url) or "the address of its config"
+
+
+def read_online_config(path: Path) -> OnlineConfig:
+    """Read a YAML file; raise ArtifactError if it is none, ConfigError with the first field that does not fit."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ArtifactError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}.") from error
+    try:
+        return OnlineConfig.model_validate(values)
+    except ValidationError as error:
+        field, problem = first_problem(error)
+        raise ConfigError(f"{path}, {field or 'file'}: {problem}.") from error
+
+
+def read_key(config: OnlineConfig) -> str | None:
+    """Return the key from the variable that the config names, if any; raise ConfigError where it holds no key."""
+    if config.api_key_variable is None:
+        return None
+    key = os.environ.get(config.api_key_variable, "").strip()
+    if not key:
+        raise ConfigError(f"set the environment variable {config.api_key_variable} to the key of {config.place}.")
+    if not _VISIBLE.fullmatch(key):
+        raise ConfigError(
+            f"the environment variable {config.api_key_variable} holds spaces, control or non-ASCII characters, "
+            f"which no key has; set it again."
+        )
+    return key
+
+
+class _TryAgainError(Exception):
+    """An attempt failed in a way that may pass; ``wait_s`` is the Retry-After of the endpoint, if any."""
+
+    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+class SearchEndpoint:
+    """Client of one endpoint; safe to use from several threads."""
+
+    def __init__(
+        self, config: OnlineConfig, key: str | None = None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.config, self._key, self._sleep = config, key, sleep
+        self._transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=config.max_concurrency))
+
+    def close(self) -> None:
+        """Close the open connections."""
+        self._transport.close()
+
+    def ask(self, query: str, top_k: int) -> JsonValue:
+        """Return the endpoint's parsed answer to a query.
+
+        Raises:
+            EndpointDownError: it kept failing, or asks for a longer wait than is allowed.
+            EndpointError: it refused, or its answer is not JSON.
+        """
+        request = self._request({"query": query, "top_k": str(top_k), "key": self._key or ""})
+        config = self.config
+        policy = retry(
+            config.attempts,
+            config.backoff_s,
+            _TryAgainError,
+            lambda failure, _: logger.warning("%s", self._message(f"{failure} Trying again.")),
+            max_wait_s=config.max_wait_s,
+            sleep=self._sleep,
+        )
+        try:
+            return policy(lambda: self._exchange(request))()
+        except _TryAgainError as failure:
+            problem = f"{failure} ({config.attempts} attempts)."
+            if failure.wait_s is not None and failure.wait_s > config.max_wait_s:
+                problem = f"{failure} It asks to wait {failure.wait_s:g} s, longer than max_wait_s allows."
+            raise EndpointDownError(self._message(problem)) from failure
+
+    def error(self, problem: str) -> EndpointError:
+        """Return an error of this endpoint; whatever text it quotes, the key is not in it."""
+        return EndpointError(self._message(problem))
+
+    def _message(self, problem: str) -> str:
+        return redact(f"online search {self.config.name!r} at {self.config.place}: {problem}", [self._key])
+
+    def _request(self, values: Mapping[str, str]) -> httpx.Request:
+        config = self.config
+        url = _fill(config.url, {name: quote(value, safe="", errors="replace") for name, value in values.items()})
+        headers = {"accept": "application/json", "accept-encoding": "identity"}
+        headers |= {name.lower(): _fill(template, values) for name, template in config.headers.items()}
+        content = None
+        if config.method == "POST":
+            content = orjson.dumps(_fill_body(config.body, values))
+            headers = {"content-type": "application/json"} | headers
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        timeout = httpx.Timeout(config.timeout_s).as_dict()
+        try:
+            return httpx.Request(config.method, url, headers=encoded, content=content, extensions={"timeout": timeout})
+        except httpx.InvalidURL as error:
+            raise self.error(f"a query of {len(values['query'])} characters does not fit into its URL.") from error
+
+    def _exchange(self, request: httpx.Request) -> JsonValue:
+        """Send a request, follow redirects within its own origin, and return the parsed body of a success."""
+        deadline = time.monotonic() + self.config.timeout_s
+        for _ in range(MAX_REDIRECTS + 1):
+            try:
+                response = self._transport.handle_request(request)
+                response.request = request
+                try:
+                    body = self._read(response, deadline)
+                finally:
+                    response.close()
+            except httpx.TimeoutException as error:
+                raise _TryAgainError(f"no answer within {self.config.timeout_s:g} s.") from error
+            except (httpx.TransportError, httpx.DecodingError) as error:
+                raise _TryAgainError(f"the connection failed ({str(error) or type(error).__name__}).") from error
+            if not response.has_redirect_location:
+                return self._parsed(response, body)
+            request = self._redirected(request, response)
+        raise self.error(f"it redirected more than {MAX_REDIRECTS} times.")
+
+    def _read(self, response: httpx.Response, deadline: float) -> bytes:
+        limit = self.config.max_response_bytes
+        body = bytearray()
+        for block in response.iter_bytes():
+            body += block
+            if len(body) > limit:
+                raise self.error(f"the answer is longer than max_response_bytes, {limit}.")
+            if time.monotonic() > deadline:
+                raise _TryAgainError(f"the answer was not complete within {self.config.timeout_s:g} s.")
+        return bytes(body)
+
+    def _redirected(self, request: httpx.Request, response: httpx.Response) -> httpx.Request:
+        try:
+            url = request.url.join(response.headers["location"])
+        except httpx.InvalidURL as error:
+            raise self.error("it redirected to something that is not a URL.") from error
+        if (url.scheme, url.host, url.port) != (request.url.scheme, request.url.host, request.url.port):
+            # The key would travel along, in a header, the body, or the URL itself.
+            raise self.error(f"it redirects to another host, {url.scheme}://{url.host}; correct the url in the config.")
+        if request.method != "GET" and response.status_code not in (307, 308):
+            raise self.error(f"it redirects a POST with status {response.status_code}; correct the url in the config.")
+        return httpx.Request(
+            request.method, url, headers=request.headers, content=request.content, extensions=request.extensions
+        )
+
+    def _parsed(self, response: httpx.Response, body: bytes) -> JsonValue:
+        # An endpoint may repeat the key, in a link for example. It goes first: a part of it would not be recognised.
+        text, status = redact(body.decode(errors="replace"), [self._key]), response.status_code
+        start = " ".join(text.split())[:ERROR_CHARS]
+        if not response.is_success:
+            quoted = f"status {status}" + (f", {start!r}" if start else "")
+            if status == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:
+                raise _TryAgainError(f"{quoted}.", _retry_after_s(response.headers.get("retry-after")))
+            if status in (401, 403) and self.config.api_key_variable:
+                quoted += f"; is the key in {self.config.api_key_variable} right?"
+            raise self.error(quoted)
+        try:
+            return orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            kind = "an HTML page" if start.startswith("<") else "something that is not JSON"
+            raise self.error(f"it answered with {kind}: {start!r}.") from error
+
+
+def _fill_body(template: JsonValue, values: Mapping[str, str]) -> JsonValue:
+    if isinstance(template, dict):
+        return {name: _fill_body(value, values) for name, value in template.items()}
+    if isinstance(template, list):
+        return [_fill_body(value, values) for value in template]
+    if template == "{top_k}":
+        return int(values["top_k"])
+    return _fill(template, values) if isinstance(template, str) else template
+
+
+def _fill(template: str, values: Mapping[str, str]) -> str:
+    # In one pass, so that a query that reads "{key}" stays what it is.
+    return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
+
+
+def _retry_after_s(value: str | None) -> float | None:
+    """Return the seconds of a Retry-After header (RFC 9110, section 10.2.3); None without a readable one."""
+    if value is None:
+        return None
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        until = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - time.time())
