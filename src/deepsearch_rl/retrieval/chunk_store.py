@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,8 @@ from deepsearch_rl.corpora.flashrag import DocumentRow
 from deepsearch_rl.errors import ArtifactError, RecordError
 from deepsearch_rl.files import missing, parse_record
 from deepsearch_rl.records import Chunk, ChunkMetadata
+from deepsearch_rl.retrieval.columns import open_column
 
-ScalarT = TypeVar("ScalarT", bound=np.generic)
 OFFSETS_FILE = "offsets.npy"
 STREAM_BUFFER_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
@@ -125,18 +125,3 @@ def parse_chunk(line: bytes, path: Path, number: int) -> Chunk:
     document = parse_record(DocumentRow, line, path, number).document()
     metadata = document.metadata | {"doc_id": document.id, "doc_chunks": 1, "doc_chunk_id": 0}
     return Chunk(id=document.id, contents=document.contents, metadata=ChunkMetadata.model_validate(metadata))
-
-
-def open_column(path: Path, dtype: type[ScalarT]) -> NDArray[ScalarT]:
-    """Return a one-dimensional .npy file, memory-mapped.
-
-    Raises:
-        ArtifactError: it is missing or damaged.
-    """
-    try:
-        column_N = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
-        raise ArtifactError(f"{path} cannot be read ({error}); build the index again.") from error
-    if column_N.dtype != np.dtype(dtype) or column_N.ndim != 1:
-        raise ArtifactError(f"{path} is not a column of {np.dtype(dtype)}; build the index again.")
-    return column_N

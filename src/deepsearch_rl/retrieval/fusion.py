@@ -69,12 +69,13 @@ class ReciprocalRankFusion:
         """Rank the rows of both retrievers' rankings; equal scores are ordered by row."""
         depth = max(self.config.depth, top_k)
         halves = (retriever.search(queries, depth, allowed_N) for retriever in (self.bm25, self.dense))
-        return [self._fuse(bm25, dense, top_k) for bm25, dense in zip(*halves, strict=True)]
-
-    def _fuse(self, bm25: Ranking, dense: Ranking, top_k: int) -> Ranking:
-        scores: dict[int, float] = {}
-        for ranking, weight in ((bm25, self.config.bm25_weight), (dense, self.config.dense_weight)):
-            for position, row in enumerate(ranking.rows_K.tolist(), 1):
-                scores[row] = scores.get(row, 0.0) + weight / (self.config.rrf_k + position)
-        rows_N = np.fromiter(scores.keys(), dtype=np.int64, count=len(scores))
-        return rank(rows_N, np.fromiter(scores.values(), dtype=np.float32, count=len(scores)), top_k)
+        weights = (self.config.bm25_weight, self.config.dense_weight)
+        rankings: list[Ranking] = []
+        for pair in zip(*halves, strict=True):
+            scores: dict[int, float] = {}
+            for ranking, weight in zip(pair, weights, strict=True):
+                for position, row in enumerate(ranking.rows_K.tolist(), 1):
+                    scores[row] = scores.get(row, 0.0) + weight / (self.config.rrf_k + position)
+            rows_N, scores_N = np.array(list(scores), dtype=np.int64), np.array(list(scores.values()), dtype=np.float32)
+            rankings.append(rank(rows_N, scores_N, top_k))
+        return rankings

@@ -11,8 +11,7 @@ from pydantic import Field, ValidationError
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import first_problem, read_json, sha256_json, write_json
 from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
-from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig
+from deepsearch_rl.retrieval.encoders.choice import EncoderConfig, EncodingConfig
 from deepsearch_rl.retrieval.fusion import FusionConfig, FusionWeights
 from deepsearch_rl.retrieval.sparse.choice import SparseConfig
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig

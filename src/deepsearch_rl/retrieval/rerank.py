@@ -5,14 +5,14 @@ classification serves: with one label, its logit is the score; with two, the sec
 logit of "relevant".
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.records import Record
@@ -35,22 +35,6 @@ class RerankerConfig(Record):
     batch_tokens: int = Field(ge=1, description="most tokens of a forward pass: batch_tokens / max_tokens pairs")
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "float16", "bfloat16"]
-
-
-def reranker_config(
-    model: Path, depth: int, max_tokens: int, batch_tokens: int, device: str, dtype: str
-) -> RerankerConfig:
-    """Return a config from a command line's options.
-
-    Raises:
-        ConfigError: there is no such device or dtype.
-    """
-    values = (model, depth, max_tokens, batch_tokens, device, dtype)
-    try:
-        return RerankerConfig.model_validate(dict(zip(RerankerConfig.model_fields, values, strict=True)))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"the reranker's {first['loc'][0]}: {first['msg']}.") from error
 
 
 class CrossEncoder:
@@ -120,14 +104,36 @@ def _load(config: RerankerConfig) -> "sentence_transformers.CrossEncoder":
         model = sentence_transformers.CrossEncoder(
             path, device=config.device, local_files_only=True, model_kwargs=dtype
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ArtifactError(f"{config.model} holds no reranker that can be loaded: {first_line(error)}") from error
     classes = (model.config and model.config.architectures) or ("model of no named class",)
-    if not classes[0].endswith("ForSequenceClassification"):  # its classification head would have random weights
+    if not classes[0].endswith("ForSequenceClassification"):
         raise ArtifactError(f"{config.model} is no trained sequence classifier: it holds a {classes[0]}.")
+    classifier: Any = model.model
+    base = f"{classifier.base_model_prefix}."
+    head = {name for name, _ in classifier.named_parameters() if not name.startswith(base)}
+    if missing := head - _stored_names(config.model):  # these weights are random now
+        raise ArtifactError(
+            f"{config.model} is no trained sequence classifier: its config names a {classes[0]}, and its weights have "
+            f"no {', '.join(sorted(missing))}."
+        )
     if model.num_labels not in (1, 2):
         raise ArtifactError(f"{config.model} has {model.num_labels} labels; a reranker has one or two.")
     return model
+
+
+def _stored_names(folder: Path) -> set[str]:
+    """Return the names of the weights that lie in a model's folder."""
+    import torch  # noqa: PLC0415 - as above
+    from safetensors import safe_open  # noqa: PLC0415
+
+    names: set[str] = set()
+    for path in folder.rglob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            names.update(file.keys())
+    for path in folder.rglob("pytorch_model*.bin"):
+        names.update(torch.load(path, map_location="meta", weights_only=True))
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +164,11 @@ class RerankedSearcher:
             for hit in hits[: self.depth]
         ]
         scores = iter(self.reranker.score(pairs).tolist())
-        return [self._reordered(hits, scores)[:top_k] for hits in hits_Q]
-
-    def _reordered(self, hits: list[Hit], scores: Iterator[float]) -> list[Hit]:
-        head = [Hit(hit.row, next(scores), hit.chunk) for hit in hits[: self.depth]]
-        head.sort(key=lambda hit: -hit.score)  # stable
-        rest = enumerate(hits[self.depth :], 1)
-        return head + [Hit(hit.row, head[-1].score - distance, hit.chunk) for distance, hit in rest]
+        reranked: list[list[Hit]] = []
+        for hits in hits_Q:
+            head = [Hit(hit.row, next(scores), hit.chunk) for hit in hits[: self.depth]]
+            head.sort(key=lambda hit: -hit.score)  # stable
+            rest = enumerate(hits[self.depth :], 1)
+            tail = [Hit(hit.row, head[-1].score - distance, hit.chunk) for distance, hit in rest]
+            reranked.append((head + tail)[:top_k])
+        return reranked

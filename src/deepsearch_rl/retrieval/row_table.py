@@ -23,8 +23,8 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Chunk, NonEmpty, Record
-from deepsearch_rl.retrieval.chunk_store import OFFSETS_FILE, open_column, read_offset_chunks
-from deepsearch_rl.retrieval.growing_array import GrowingArray
+from deepsearch_rl.retrieval.chunk_store import OFFSETS_FILE, read_offset_chunks
+from deepsearch_rl.retrieval.columns import GrowingArray, open_column
 
 UNKNOWN_SOURCE = -1
 UNKNOWN_DAY = int(np.iinfo(np.int32).min)
@@ -98,7 +98,7 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
     size_bytes = chunks_path.stat().st_size if chunks_path.is_file() else 0
     rows, counted = 0, 0
     with (
-        ProgressBar("read chunks", size_bytes, "bytes") as meter,
+        ProgressBar("read chunks", size_bytes, "bytes") as bar,
         GrowingArray(folder / OFFSETS_FILE, np.int64) as offsets,
         GrowingArray(folder / "source.npy", np.int32) as sources,
         GrowingArray(folder / "day.npy", np.int32) as days,
@@ -111,10 +111,10 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
             days.append(parse_day(_metadata(chunk, "published_at")))
             rows += 1
             if rows % COUNTED_AT_ONCE == 0:
-                meter.advance(end - counted)
+                bar.advance(end - counted)
                 counted = end
         offsets.append(end)
-        meter.advance(size_bytes - counted)
+        bar.advance(size_bytes - counted)
     (folder / "sources.json").write_text(json.dumps(list(codes), ensure_ascii=False) + "\n", encoding="utf-8")
     return rows
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.retrieval.rerank import RerankerConfig, reranker_config
+from deepsearch_rl.retrieval.rerank import RerankerConfig
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.retrieval.server.engine import open_engine
 from deepsearch_rl.retrieval.server.launch import serve_index
@@ -28,6 +28,12 @@ def server_config(**changes: Path | RerankerConfig | None) -> ServerConfig:
         "token_variable": None,
     }
     return ServerConfig.model_validate(settings | changes)
+
+
+def reranker(folder: Path, max_tokens: int) -> RerankerConfig:
+    return RerankerConfig(
+        model=folder, depth=10, max_tokens=max_tokens, batch_tokens=256, device="cpu", dtype="float32"
+    )
 
 
 def test_a_corpus_without_sources_and_days_takes_no_filters(index_dir: Path) -> None:
@@ -52,7 +58,7 @@ def test_an_online_search_is_served_like_an_index(server_url: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_folder_without_a_reranker_is_refused(index_dir: Path, tmp_path: Path) -> None:
-    config = reranker_config(tmp_path, 10, 64, 256, "cpu", "float32")
+    config = reranker(tmp_path, max_tokens=64)
     with pytest.raises(ArtifactError, match="reranker"):
         open_engine(server_config(index=index_dir, reranker=config))
 
@@ -61,7 +67,7 @@ def test_a_folder_without_a_reranker_is_refused(index_dir: Path, tmp_path: Path)
 def test_a_reranker_that_cannot_read_what_it_is_to_is_refused_before_the_first_search(
     index_dir: Path, tmp_path: Path
 ) -> None:
-    config = reranker_config(write_model(tmp_path, labels=1), 10, 65, 256, "cpu", "float32")
+    config = reranker(write_model(tmp_path, labels=1), max_tokens=65)
     with pytest.raises(ConfigError, match="cannot read 65 tokens"):
         open_engine(server_config(index=index_dir, reranker=config))
 

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.errors import DeepsearchError, UnavailableError
-from deepsearch_rl.retrieval.encoders.choice import open_encoder
-from deepsearch_rl.retrieval.encoders.encoding_job import EncodingJob, RayConfig
+from deepsearch_rl.retrieval.encoders.choice import EncodingJob, RayConfig, open_encoder
 from deepsearch_rl.retrieval.encoders.model_folder import ModelFolderConfig
 
 LOOPBACK_ONLY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -49,13 +48,17 @@ def encode_on_ray(
     Raises:
         UnavailableError: Ray is not installed, the cluster cannot be reached, or a worker fails.
     """
+    encoder = job.encoder
+    if isinstance(encoder, ModelFolderConfig) and encoder.revision is None:
+        encoder = encoder.model_copy(update={"model": str(Path(encoder.model).resolve())})
+    absolute = replace(job, folder=job.folder.resolve(), encoder=encoder)  # workers have other working directories
     with _connected(config) as ray:
         context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False  # the meter of the caller counts blocks
+        context.enable_progress_bars = False  # the caller's counts blocks
         numbers = ray.data.from_items([{"block": block} for block in blocks], override_num_blocks=len(blocks))
         encoded = numbers.map_batches(
             BlockEncoder,
-            fn_constructor_args=(_with_absolute_paths(job),),
+            fn_constructor_args=(absolute,),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=config.workers),
             num_cpus=config.cpus_per_worker,
@@ -67,32 +70,28 @@ def encode_on_ray(
                 vectors = np.frombuffer(batch["vectors"][0], dtype=np.float32)
                 yield block, vectors.reshape(len(job.rows(block)), -1)
         except ray.exceptions.RayError as error:
-            raise _translated(error) from error
-
-
-def _with_absolute_paths(job: EncodingJob) -> EncodingJob:
-    """The job as a process with another working directory can open it."""
-    encoder = job.encoder
-    if isinstance(encoder, ModelFolderConfig) and encoder.revision is None:
-        encoder = encoder.model_copy(update={"model": str(Path(encoder.model).resolve())})
-    return replace(job, folder=job.folder.resolve(), encoder=encoder)
-
-
-def _translated(error: Exception) -> DeepsearchError:
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, DeepsearchError):
-        cause = getattr(cause, "cause", None) or cause.__cause__
-    if isinstance(cause, DeepsearchError):
-        return UnavailableError(f"a worker of the Ray cluster cannot encode: {cause}")
-    reason = str(error).strip().splitlines()[-1]
-    return UnavailableError(f"encoding over Ray failed ({type(error).__name__}: {reason}).")
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, DeepsearchError):
+                cause = getattr(cause, "cause", None) or cause.__cause__
+            if cause is not None:
+                raise UnavailableError(f"a worker of the Ray cluster cannot encode: {cause}") from error
+            reason = str(error).strip().splitlines()[-1]
+            raise UnavailableError(f"encoding over Ray failed ({type(error).__name__}: {reason}).") from error
 
 
 @contextlib.contextmanager
 def _connected(config: RayConfig) -> Iterator[Any]:
     """Yield the package ``ray``, connected; stop a Ray that was started here, leave a cluster running."""
-    if config.address is None:
+    if config.address is not None:
+        arguments: dict[str, Any] = {"address": config.address}
+    else:
         os.environ.update(LOOPBACK_ONLY)  # read by Ray when it is imported, and by the processes that it starts
+        arguments = {
+            "num_cpus": max(1, round(config.workers * config.cpus_per_worker)),
+            "num_gpus": round(config.workers * config.gpus_per_worker),
+            "include_dashboard": False,
+            "object_store_memory": config.object_store_mb << 20,
+        }
     try:
         import ray  # noqa: PLC0415 - an extra
         import ray.data  # noqa: PLC0415
@@ -101,7 +100,7 @@ def _connected(config: RayConfig) -> Iterator[Any]:
             "engine ray needs Ray: install the extra, `uv sync --extra ray` or `pip install 'deepsearch-rl[ray]'`."
         ) from error
     try:
-        ray.init(log_to_driver=False, logging_level=logging.WARNING, **_start_arguments(config))
+        ray.init(log_to_driver=False, logging_level=logging.WARNING, **arguments)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         where = f"the Ray cluster at {config.address} cannot be reached" if config.address else "Ray cannot be started"
         raise UnavailableError(f"{where} (index.encoding.ray.address): {str(error).partition(chr(10))[0]}") from error
@@ -109,15 +108,3 @@ def _connected(config: RayConfig) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _start_arguments(config: RayConfig) -> dict[str, Any]:
-    """Arguments of ``ray.init``: the cluster, or the size of one that is started here."""
-    if config.address is not None:
-        return {"address": config.address}
-    return {
-        "num_cpus": max(1, round(config.workers * config.cpus_per_worker)),
-        "num_gpus": round(config.workers * config.gpus_per_worker),
-        "include_dashboard": False,
-        "object_store_memory": config.object_store_mb << 20,
-    }

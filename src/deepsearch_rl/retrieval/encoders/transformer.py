@@ -53,22 +53,14 @@ class TransformersEncoder:
         self._folder = read_model_folder(config, "*.safetensors")
         self._model = _load(self._folder, config)
         self._model.max_seq_length = self._folder.max_tokens
-
-    @property
-    def dimension(self) -> int:
-        """D, after the last step."""
-        return self._model.get_embedding_dimension() or 0
+        self.dimension = self._model.get_embedding_dimension() or 0
 
     def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
         """Return embeddings_ND of N texts, each with its side's prefix; blank texts are zero."""
-
-        def embed(readable: list[str]) -> NDArray[np.float32]:
-            folder = self._folder
-            return self._model.encode(
-                readable, prompt=folder.prefixes[kind], batch_size=folder.batch_rows, show_progress_bar=False
-            )
-
-        return encode_readable(texts, self.dimension, embed)
+        options = {"prompt": self._folder.prefixes[kind], "batch_size": self._folder.batch_rows}
+        return encode_readable(
+            texts, self.dimension, lambda readable: self._model.encode(readable, **options, show_progress_bar=False)
+        )
 
 
 def _load(folder: ModelFolder, config: TransformersConfig) -> "SentenceTransformer":

