@@ -32,7 +32,7 @@ from deepsearch_rl.retrieval.searcher import open_finder
 from deepsearch_rl.retrieval.sparse.choice import build_sparse
 from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
-from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file
+from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 
 LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
 

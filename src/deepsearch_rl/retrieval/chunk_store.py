@@ -1,9 +1,9 @@
 """The chunks of an index, read from their file one by one when they are needed.
 
 ``rows/offsets.npy`` of an index holds where each line of the chunk file begins, and as its last entry where the file
-ends. It is memory-mapped; lines are read by position with ``pread``, which shares the system's page cache with every
-other process as a mapping would, but turns a file that was cut off meanwhile into an error instead of a bus error, and
-does not count as this process's memory.
+ends. It is memory-mapped; lines are read by position with ``pread``, which turns a file that was cut off meanwhile into
+an error instead of a bus error, and does not count as this process's memory. A blank line's bytes are read with those
+of the chunk above it.
 
 Lines are this project's chunks or FlashRAG's documents (docs/contracts.md, section 2), which become one chunk each.
 """
@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,8 @@ from deepsearch_rl.retrieval.columns import open_column
 
 OFFSETS_FILE = "offsets.npy"
 STREAM_BUFFER_BYTES = 1 << 20
-GZIP = b"\x1f\x8b"
-"""How a gzipped file begins."""
+GZIP = b"\x1f\x8b"  # how a gzipped file begins
 JSON_SPACE = b" \t\r\n"
-"""White space of JSON: a blank line's bytes are read with those of the chunk above it."""
 
 
 class ChunkStore(Sequence[Chunk]):
@@ -57,14 +55,8 @@ class ChunkStore(Sequence[Chunk]):
     def __len__(self) -> int:
         return len(self._offsets_N) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Chunk: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Chunk]: ...
-
-    def __getitem__(self, index: int | slice) -> Chunk | list[Chunk]:
-        """Return the chunk of a row, or those of a slice of rows.
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return the chunk of a row, or the list of those of a slice.
 
         Raises:
             IndexError: there is no such row.

@@ -6,10 +6,10 @@ It is written last, so that its existence proves that the index is whole.
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import first_problem, read_json, sha256_json, write_json
+from deepsearch_rl.files import read_json, read_record, sha256_json, write_json
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.encoders.choice import EncoderConfig, EncodingConfig
 from deepsearch_rl.retrieval.fusion import FusionConfig, FusionWeights
@@ -64,12 +64,10 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
 
 
 def digest_index(folder: Path) -> str:
-    """Return the SHA-256 of all that decides which passages an index finds: chunks, configuration, weights learnt.
+    """Return the SHA-256 of a manifest without the path of the chunk file and the versions of the libraries.
 
-    The path of the chunk file and the versions of the libraries are left out.
-
-    Raises:
-        ArtifactError: as :func:`read_manifest`.
+    It covers all that decides which passages an index finds: chunks, configuration, weights learnt. Errors are those of
+    :func:`read_manifest`.
     """
     return sha256_json(read_manifest(folder).model_dump(mode="json", exclude={"chunks", "versions"}))
 
@@ -78,8 +76,7 @@ def read_manifest(folder: Path) -> IndexManifest:
     """Return the manifest of an index.
 
     Raises:
-        ArtifactError: there is none (the index is missing or was not finished), it is of another version, or it is
-            not one of ours.
+        ArtifactError: there is none (the index is missing or was not finished), or it is not of this version.
     """
     path = folder / FILE
     if not path.is_file():
@@ -94,8 +91,4 @@ def read_manifest(folder: Path) -> IndexManifest:
             f"the index in {folder} has format {version}, and this version reads format {SCHEMA_VERSION}; build it "
             f"again with `deepsearch retrieve build`, or with `dvc repro` if it belongs to the graph."
         )
-    try:
-        return IndexManifest.model_validate(values)
-    except ValidationError as error:
-        field, problem = first_problem(error)
-        raise ArtifactError(f"{path} is not an index manifest, field {field!r}: {problem}.") from error
+    return read_record(path, IndexManifest)

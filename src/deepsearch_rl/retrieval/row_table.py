@@ -22,7 +22,7 @@ from pydantic import Field, JsonValue, model_validator
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Chunk, NonEmpty, Record
+from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.retrieval.chunk_store import OFFSETS_FILE, read_offset_chunks
 from deepsearch_rl.retrieval.columns import GrowingArray, open_column
 
@@ -48,13 +48,11 @@ class Filter(Record):
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """The columns of an index, memory-mapped."""
+    """The columns of an index, memory-mapped; the module tells what they hold."""
 
     source_N: NDArray[np.int32]
-    """Positions in ``sources``; -1 is unknown."""
     sources: tuple[str, ...]
     day_N: NDArray[np.int32]
-    """Days since 1970-01-01; the smallest int32 is unknown."""
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -80,9 +78,9 @@ class RowTable:
             code = self.sources.index(where.source) if where.source in self.sources else -2
             allowed_N &= self.source_N == code
         if where.after is not None:
-            allowed_N &= self.day_N >= _day(where.after)
+            allowed_N &= self.day_N >= (where.after - EPOCH).days
         if where.before is not None:
-            allowed_N &= (self.day_N <= _day(where.before)) & (self.day_N != UNKNOWN_DAY)
+            allowed_N &= (self.day_N <= (where.before - EPOCH).days) & (self.day_N != UNKNOWN_DAY)
         return allowed_N
 
 
@@ -106,9 +104,10 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
         end = 0
         for start, end, chunk in read_offset_chunks(chunks_path):
             offsets.append(start)
-            source = _metadata(chunk, "source")
+            metadata = chunk.metadata.model_extra or {}
+            source = metadata.get("source")
             sources.append(codes.setdefault(source, len(codes)) if isinstance(source, str) else UNKNOWN_SOURCE)
-            days.append(parse_day(_metadata(chunk, "published_at")))
+            days.append(parse_day(metadata.get("published_at")))
             rows += 1
             if rows % COUNTED_AT_ONCE == 0:
                 bar.advance(end - counted)
@@ -124,14 +123,6 @@ def parse_day(published_at: JsonValue) -> int:
     if not isinstance(published_at, str):
         return UNKNOWN_DAY
     try:
-        return _day(datetime.fromisoformat(published_at).date())
+        return (datetime.fromisoformat(published_at).date() - EPOCH).days
     except ValueError:
         return UNKNOWN_DAY
-
-
-def _day(day: date) -> int:
-    return (day - EPOCH).days
-
-
-def _metadata(chunk: Chunk, name: str) -> JsonValue:
-    return (chunk.metadata.model_extra or {}).get(name)

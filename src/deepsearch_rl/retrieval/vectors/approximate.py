@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.ranking import Ranking, rank
 from deepsearch_rl.retrieval.vectors.config import HnswConfig, IvfFlatConfig, IvfPqConfig, IvfPqRefineConfig
-from deepsearch_rl.retrieval.vectors.vector_file import VectorFile
+from deepsearch_rl.retrieval.vectors.flat import VectorFile
 
 TIE_SLACK = 16
 """Hits beyond top_k that FAISS is asked for: it cuts equal scores in any order, ours is by row."""

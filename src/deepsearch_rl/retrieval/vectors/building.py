@@ -21,7 +21,7 @@ from deepsearch_rl.retrieval.vectors.config import (
     IvfPqRefineConfig,
     VectorsConfig,
 )
-from deepsearch_rl.retrieval.vectors.vector_file import VectorFile, link_or_copy, open_vector_file
+from deepsearch_rl.retrieval.vectors.flat import VectorFile, link_or_copy, open_vector_file
 
 VECTORS_FILE = "vectors.npy"
 INDEX_FILE = "index.faiss"

@@ -18,8 +18,7 @@ from deepsearch_rl.retrieval.ranking import Ranking
 from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex, RefinedIndex, read_faiss
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig, IvfPqRefineConfig, VectorsConfig
-from deepsearch_rl.retrieval.vectors.flat import FlatIndex
-from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file
+from deepsearch_rl.retrieval.vectors.flat import FlatIndex, open_vector_file
 
 
 class VectorIndex(Protocol):
