@@ -9,7 +9,6 @@ folder at a time.
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.chunk_store import ChunkStore
 from deepsearch_rl.retrieval.encoders.choice import EncodingJob, prepare_encoder
 from deepsearch_rl.retrieval.encoders.encoding import encode_to_file, remove_work, require_work_folder
-from deepsearch_rl.retrieval.fusion import FusionWeights
 from deepsearch_rl.retrieval.hybrid.learning import learn_fusion
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest
@@ -112,64 +110,49 @@ def build_index(
     require_work_folder(work)
     with only_writer(index_dir), only_writer(work), full_disk_named(index_dir):
         with atomic_directory(index_dir) as folder:
-            built = _Build(folder, chunks_path, index_dir, config, seed, work).run(questions)
+            built = _write_parts(folder, chunks_path, config, seed, work, questions)
+            built = built.model_copy(update={"chunks": os.path.relpath(chunks_path.resolve(), index_dir)})
             manifest.write_manifest(folder, built)
         remove_work(work)
     return built
 
 
-@dataclass(frozen=True, slots=True)
-class _Build:
-    """One build into ``folder``, which will become ``index_dir``."""
-
-    folder: Path
-    chunks_path: Path
-    index_dir: Path
-    config: IndexConfig
-    seed: int
-    work: Path
-
-    def run(self, questions: Sequence[Question]) -> IndexManifest:
-        """Write every file but the manifest, and return that."""
-        folder, config = self.folder, self.config
-        if not self.chunks_path.is_file():
-            raise ArtifactError(f"{self.chunks_path} does not exist; it should hold the passages to index.")
-        before, sha256 = self.chunks_path.stat(), sha256_file(self.chunks_path)
-        if not write_rows(self.chunks_path, folder / manifest.ROWS_FOLDER):
-            raise ArtifactError(f"{self.chunks_path} holds no chunks, so there is nothing to index.")
-        chunks = ChunkStore(self.chunks_path, folder / manifest.ROWS_FOLDER)
-        build_sparse(chunks, folder / manifest.BM25_FOLDER, config.bm25)
-        encoder, vectors = folder / manifest.ENCODER_FOLDER, folder / manifest.DENSE_FOLDER / VECTORS_FILE
-        prepare_encoder(chunks, config.encoder, encoder, self.seed)
-        encode_to_file(EncodingJob(config.encoder, encoder, chunks, config.encoding), sha256, vectors, self.work)
-        dimension = open_vector_file(vectors).dimension
-        build_vector_index(vectors, vectors.parent, config.vectors, self.seed)
-        weights = self._learn(chunks, questions)
-        after = self.chunks_path.stat()
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise ArtifactError(f"{self.chunks_path} was changed while it was being indexed; run this again.")
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        return IndexManifest(
-            chunks=os.path.relpath(self.chunks_path.resolve(), self.index_dir),
-            chunks_bytes=before.st_size,
-            chunks_sha256=sha256,
-            rows=len(chunks),
-            config=config,
-            dimension=dimension,
-            fusion_weights=weights,
-            seed=self.seed,
-            sizes_bytes={str(path.relative_to(folder)): path.stat().st_size for path in files},
-            versions={"faiss": faiss.__version__, **{library: version(library) for library in LIBRARIES}},
-        )
-
-    def _learn(self, chunks: ChunkStore, questions: Sequence[Question]) -> FusionWeights | None:
-        """Learn the hybrid's weights; the sentences' terms stay only where searching will use them."""
-        if self.config.fusion.learning is None or not questions:
-            return None
-        terms = self.folder / manifest.TERMS_FOLDER
+def _write_parts(
+    folder: Path, chunks_path: Path, config: IndexConfig, seed: int, work: Path, questions: Sequence[Question]
+) -> IndexManifest:
+    """Write every file but the manifest, and return that, with the chunk file's path as it is given here."""
+    if not chunks_path.is_file():
+        raise ArtifactError(f"{chunks_path} does not exist; it should hold the passages to index.")
+    before, sha256 = chunks_path.stat(), sha256_file(chunks_path)
+    if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
+        raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
+    chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
+    build_sparse(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+    encoder, vectors = folder / manifest.ENCODER_FOLDER, folder / manifest.DENSE_FOLDER / VECTORS_FILE
+    prepare_encoder(chunks, config.encoder, encoder, seed)
+    encode_to_file(EncodingJob(config.encoder, encoder, chunks, config.encoding), sha256, vectors, work)
+    dimension = open_vector_file(vectors).dimension
+    build_vector_index(vectors, vectors.parent, config.vectors, seed)
+    weights, learning = None, config.fusion.learning
+    if learning is not None and questions:
+        terms = folder / manifest.TERMS_FOLDER
         write_sentence_terms(chunks, terms)
-        finder = open_finder(self.folder, self.config, terms)
-        weights = learn_fusion(finder, chunks, questions, self.config.fusion.learning, self.seed)
+        weights = learn_fusion(open_finder(folder, config, terms), chunks, questions, learning, seed)
         if weights is None or weights.ranking != "learned":
-            shutil.rmtree(terms)
-        return weights
+            shutil.rmtree(terms)  # searching will not use them
+    after = chunks_path.stat()
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise ArtifactError(f"{chunks_path} was changed while it was being indexed; run this again.")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return IndexManifest(
+        chunks=str(chunks_path),
+        chunks_bytes=before.st_size,
+        chunks_sha256=sha256,
+        rows=len(chunks),
+        config=config,
+        dimension=dimension,
+        fusion_weights=weights,
+        seed=seed,
+        sizes_bytes={str(path.relative_to(folder)): path.stat().st_size for path in files},
+        versions={"faiss": faiss.__version__, **{library: version(library) for library in LIBRARIES}},
+    )

@@ -36,11 +36,7 @@ class ChunkStore(Sequence[Chunk]):
     """
 
     def __init__(self, path: Path, rows_folder: Path) -> None:
-        """Open a chunk file with the offsets that :func:`~deepsearch_rl.retrieval.row_table.write_rows` wrote.
-
-        Raises:
-            ArtifactError: the chunk file or its offsets are missing or damaged.
-        """
+        """Open a chunk file with its offsets; raise ArtifactError where one of them is missing or damaged."""
         self.path, self._rows_folder = path, rows_folder
         self._offsets_N: NDArray[np.int64] = open_column(rows_folder / OFFSETS_FILE, np.int64)
         try:
@@ -106,11 +102,7 @@ def read_offset_chunks(path: Path) -> Iterator[tuple[int, int, Chunk]]:
 
 
 def parse_chunk(line: bytes, path: Path, number: int) -> Chunk:
-    """Return a line of a chunk file, or of a corpus in FlashRAG's layout, as a chunk.
-
-    Raises:
-        RecordError: it is neither; names file, line ``number`` and field.
-    """
+    """Return a line of a chunk file, or of FlashRAG's layout, as a chunk; its RecordError names file, line and field."""
     # Inside a JSON string the quotes would be escaped, so this finds the key (or an equal value) and nothing else.
     if b'"doc_chunk_id"' in line:
         return parse_record(Chunk, line, path, number)

@@ -61,15 +61,11 @@ def _write_header(file: BinaryIO, dtype: DTypeLike, rows: int) -> int:
 
 
 def open_column(path: Path, dtype: type[ScalarT]) -> NDArray[ScalarT]:
-    """Map a column; a plain view, because slices of :class:`numpy.memmap` cost microseconds each.
-
-    Raises:
-        ArtifactError: it is missing or damaged.
-    """
+    """Map a column as a plain array; raise ArtifactError where it is missing or damaged."""
     try:
         column_N = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}); build the index again.") from error
     if column_N.dtype != np.dtype(dtype) or column_N.ndim != 1:
         raise ArtifactError(f"{path} is not a column of {np.dtype(dtype)}; build the index again.")
-    return np.asarray(column_N)
+    return np.asarray(column_N)  # because slices of np.memmap cost microseconds each

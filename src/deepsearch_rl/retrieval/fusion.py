@@ -2,9 +2,8 @@
 
 An index that was built with training questions has learnt weights (:mod:`.hybrid`). For one that was not, params say
 which half its hybrid is, or that both are fused by weighted reciprocal ranks (Cormack, Clarke and Buettcher 2009): a
-row's score is the sum over the rankings of ``weight / (rrf_k + rank)``, rank from 1. Ranks need no common scale, so
-that one retriever's scores cannot outweigh the other's; but a weak half spoils a strong one (docs/retrieval.md), so
-that fusing pays where both are about as good, as BM25 and a neural encoder are.
+row's score is the sum over the rankings of ``weight / (rrf_k + rank)``, rank from 1. Ranks need no common scale, but a
+weak half spoils a strong one (docs/retrieval.md): fusing pays where both are about as good.
 """
 
 from collections.abc import Sequence

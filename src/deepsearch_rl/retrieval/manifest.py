@@ -73,11 +73,7 @@ def digest_index(folder: Path) -> str:
 
 
 def read_manifest(folder: Path) -> IndexManifest:
-    """Return the manifest of an index.
-
-    Raises:
-        ArtifactError: there is none (the index is missing or was not finished), or it is not of this version.
-    """
+    """Return the manifest of an index; raise ArtifactError where there is none, or none of this version."""
     path = folder / FILE
     if not path.is_file():
         raise ArtifactError(

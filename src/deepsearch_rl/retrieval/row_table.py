@@ -9,6 +9,7 @@ A filter is a mask over rows, which retrievers are given before they rank, so th
 among 21 million as among twenty.
 """
 
+import contextlib
 import json
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -56,11 +57,7 @@ class RowTable:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open what :func:`write_rows` wrote.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
+        """Open what :func:`write_rows` wrote; raise ArtifactError where a file is missing or damaged."""
         sources = tuple(str(source) for source in read_json(folder / "sources.json"))
         source_N, day_N = (open_column(folder / name, np.int32) for name in ("source.npy", "day.npy"))
         if len(source_N) != len(day_N):
@@ -120,9 +117,7 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
 
 def parse_day(published_at: JsonValue) -> int:
     """Return the days from 1970-01-01 to an ISO 8601 date or time, its zone ignored; UNKNOWN_DAY for anything else."""
-    if not isinstance(published_at, str):
-        return UNKNOWN_DAY
-    try:
-        return (datetime.fromisoformat(published_at).date() - EPOCH).days
-    except ValueError:
-        return UNKNOWN_DAY
+    with contextlib.suppress(ValueError):
+        if isinstance(published_at, str):
+            return (datetime.fromisoformat(published_at).date() - EPOCH).days
+    return UNKNOWN_DAY

@@ -21,11 +21,7 @@ EncoderConfig = Annotated[AnyEncoderConfig, Field(discriminator="name")]
 
 
 def prepare_encoder(chunks: Sequence[Chunk], config: AnyEncoderConfig, folder: Path, seed: int) -> None:
-    """Make ``folder`` with what the encoder learns from a bounded sample of the chunks; empty where it has weights.
-
-    Raises:
-        ConfigError: no chunk of the sample holds a single term.
-    """
+    """Write what the encoder learns from a bounded sample of the chunks to ``folder``; nothing where it has weights."""
     if isinstance(config, TfidfSvdConfig):
         TfidfSvdEncoder.fit(sample_texts(chunks, config.fit_rows, seed), config, seed).save(folder)
     else:

@@ -4,15 +4,12 @@ Chunks are encoded in blocks of ``block_rows``. A block is the window in which t
 work of every engine and the unit of what a kill can cost: its vectors are written to their rows of ``vectors.npy`` and
 flushed, then its number is appended to ``blocks.jsonl``. A run that finds both beside a ``job.json`` equal to its own
 encodes only the missing blocks. As the same block is always the same call of the same encoder, the bytes are the same
-whether or not there was a kill, and whichever engine ran.
+whether or not there was a kill, and whichever engine ran. Vectors are written, not mapped: a full disk is an error then
+instead of a bus error, and memory stays flat.
 
-Vectors are written, not mapped, while they are made: a full disk is an error then instead of a bus error, and memory
-stays flat in the number of chunks.
-
-On a Ray cluster, Ray Data feeds an actor pool of encoders with the numbers of blocks. Only numbers travel to the
-workers: each opens the chunk file and the encoder's folder itself, which must therefore lie under the same paths on
-every node. Vectors come back in any order, and the calling process writes them. When a node is lost, Ray makes its
-blocks again elsewhere.
+On a Ray cluster, only the numbers of blocks travel to the workers: each opens the chunk file and the encoder's folder
+itself, which must therefore lie under the same paths on every node. Vectors come back in any order, and the calling
+process writes them. When a node is lost, Ray makes its blocks again elsewhere.
 """
 
 import contextlib
@@ -104,11 +101,7 @@ def _keep_work_of(job: EncodingJob, chunks_sha256: str, work: Path) -> None:
 
 
 def require_work_folder(work: Path) -> None:
-    """Refuse a folder with files that encoding would endanger.
-
-    Raises:
-        ConfigError: ``work`` is a file, or holds a file that is no part of an encoding's work; names it.
-    """
+    """Raise ConfigError if ``work`` is a file, or holds one that is no part of an encoding's work."""
     if work.exists() and not work.is_dir():
         raise ConfigError(f"the work folder {work} is a file; name a folder that is empty or does not exist.")
     for path in work.iterdir() if work.exists() else ():

@@ -45,8 +45,7 @@ class OnnxEncoder:
         if folder.pooling not in POOLINGS or not folder.pools_prompt:
             prompt = "" if folder.pools_prompt else " without the prompt"
             raise ConfigError(f"the encoder in {folder.root} pools tokens by {folder.pooling}{prompt}, {advice}.")
-        self._tokenizer = _load_tokenizer(folder)
-        self._session = _load_session(folder, config)
+        self._tokenizer, self._session = _load(folder, config)
         self._inputs = [node.name for node in self._session.get_inputs()]
         outputs = [node.name for node in self._session.get_outputs()]
         hidden = [name for name in HIDDEN_OUTPUTS if name in outputs]
@@ -88,23 +87,10 @@ class OnnxEncoder:
         return hidden_BTD[np.arange(len(hidden_BTD)), position_B].astype(np.float32)
 
 
-def _load_tokenizer(folder: ModelFolder) -> Any:
-    """Load a tokenizer that cuts at the folder's length and pads on the right; its library has no types."""
+def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
+    """Return a tokenizer that cuts at the folder's length and pads on the right, and a session; neither has types."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - needed by this encoder alone
 
-    path = folder.transformer / "tokenizer.json"
-    if not path.is_file():
-        raise ArtifactError(f"{folder.root} holds no {path.name}, which belongs beside an ONNX export.")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more special
-        raise ArtifactError(f"{path} is no tokenizer: {error}.") from error
-    tokenizer.enable_truncation(folder.max_tokens)
-    tokenizer.enable_padding(pad_id=folder.pad_id)
-    return tokenizer
-
-
-def _load_session(folder: ModelFolder, config: OnnxConfig) -> Any:
     try:
         import onnxruntime  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -124,6 +110,16 @@ def _load_session(folder: ModelFolder, config: OnnxConfig) -> Any:
     if not paths:
         raise ArtifactError(f"{folder.root} holds neither model.onnx nor onnx/model.onnx.")
     try:
-        return onnxruntime.InferenceSession(paths[0], options, providers=[provider])
+        session = onnxruntime.InferenceSession(paths[0], options, providers=[provider])
     except Exception as error:  # its errors have no other root
         raise ArtifactError(f"{paths[0]} cannot be loaded: {str(error).splitlines()[0]}.") from error
+    path = folder.transformer / "tokenizer.json"
+    if not path.is_file():
+        raise ArtifactError(f"{folder.root} holds no {path.name}, which belongs beside an ONNX export.")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more special
+        raise ArtifactError(f"{path} is no tokenizer: {error}.") from error
+    tokenizer.enable_truncation(folder.max_tokens)
+    tokenizer.enable_padding(pad_id=folder.pad_id)
+    return tokenizer, session

@@ -58,11 +58,7 @@ class RemoteEncoder:
     """Asks an embeddings endpoint; may be used from several threads. The key is in no error, log or ``repr``."""
 
     def __init__(self, config: RemoteConfig) -> None:
-        """Make the client; nothing is sent.
-
-        Raises:
-            ConfigError: the variable that should hold the key is not set.
-        """
+        """Make the client, send nothing; raise ConfigError where the variable that should hold the key is not set."""
         from openai import OpenAI  # noqa: PLC0415 - half a second, needed by this encoder alone
 
         self._config, self._key = config, NO_KEY
@@ -109,17 +105,14 @@ class RemoteEncoder:
             raise self._failure(f"did not answer within {self._config.timeout_s:g} s") from error
         except openai.APIConnectionError as error:
             raise self._failure(f"cannot be reached ({error.__cause__ or error})") from error
-        return self._parse(answer.content, len(texts))
-
-    def _parse(self, content: bytes, texts: int) -> NDArray[np.float32]:
         try:
-            vectors = _Answer.model_validate_json(content).data
+            vectors = _Answer.model_validate_json(answer.content).data
         except ValidationError as error:
             where, problem = first_problem(error)
             raise self._failure(f"answered without embeddings ({where or 'body'}: {problem})") from None
         vectors.sort(key=lambda vector: vector.index)
-        if [vector.index for vector in vectors] != list(range(texts)):
-            raise self._failure(f"answered {texts} texts with {len(vectors)} vectors, or numbered them wrongly")
+        if [vector.index for vector in vectors] != list(range(len(texts))):
+            raise self._failure(f"answered {len(texts)} texts with {len(vectors)} vectors, or numbered them wrongly")
         if lengths := {len(vector.embedding) for vector in vectors} - {self.dimension}:
             raise self._failure(
                 f"gives vectors of dimension {max(lengths)}, where index.encoder.dimension is {self.dimension}"

@@ -44,11 +44,7 @@ class TfidfSvdEncoder:
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: TfidfSvdConfig, seed: int) -> Self:
-        """Learn vocabulary, document frequencies and projection from texts; equal inputs give equal arrays.
-
-        Raises:
-            ConfigError: fewer than two terms would be known.
-        """
+        """Learn all from texts, equal inputs alike; raise ConfigError where fewer than two terms would be known."""
         from sklearn.decomposition import TruncatedSVD  # noqa: PLC0415 - needed for fitting alone, costs a second
 
         columns: dict[str, int] = {}
@@ -78,7 +74,7 @@ class TfidfSvdEncoder:
         return self.projection_VD.shape[1]
 
     def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:  # noqa: ARG002 - both sides are alike
-        """Return embeddings_ND of N texts; queries and passages are treated alike, unknown terms are ignored."""
+        """Return embeddings_ND of N texts, queries and passages alike; unknown terms are ignored."""
         weights_NV = _tfidf(_count_terms(texts, self.vocabulary, grow=False), self.idf_V)
         return normalise_rows(np.asarray(weights_NV @ self.projection_VD))
 
@@ -90,11 +86,7 @@ class TfidfSvdEncoder:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Open what :meth:`save` wrote.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
+        """Open what :meth:`save` wrote; raise ArtifactError where a file is missing or damaged."""
         try:
             terms: list[str] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
             with np.load(folder / "projection.npz") as arrays:

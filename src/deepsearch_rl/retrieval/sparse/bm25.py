@@ -81,11 +81,7 @@ class Bm25Index:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open what :meth:`build` wrote.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
+        """Open what :meth:`build` wrote; raise ArtifactError where a file is missing or damaged."""
         index = cls(
             read_record(folder / "index.json", IndexSummary),
             open_column(folder / "keys.npy", np.uint64),

@@ -9,13 +9,11 @@ First, words are counted in runs. Memory is that of one run. The files of all ru
     lengths.bin       uint32   F lengths of a row in terms, one per field
 
 Python touches every word once, to look up its number. Each word is then one 64-bit integer: the place of its term among
-the sorted keys in the upper half, its text in the lower. Sorted, equal ones lie together, by term, then by row, then by
-field, and counting them is a matter of finding where a new value begins.
+the sorted keys in the upper half, its text in the lower. Sorted, equal ones lie together, by term, row and field.
 
-Second, runs are merged, a range of term keys at a time. They cover consecutive rows and are sorted by key, so that a
-term's postings are those of the first run, then those of the second, and so on: each posting's place is known by
-counting, and nothing is sorted again. A range holds about ``POSTINGS_AT_ONCE`` postings, which are scored, put in place
-in memory and appended to the files.
+Second, runs are merged, a range of term keys with about ``POSTINGS_AT_ONCE`` postings at a time. Runs cover consecutive
+rows and are sorted by key, so that a term's postings are those of the first run, then those of the second, and so on:
+each posting's place is known by counting, and nothing is sorted again.
 
 Scores are those of the simple form of BM25F (Robertson and Zaragoza 2009, section 3.6), which with one field is BM25.
 For a term t in a row d, with fields f of weight w_f:
@@ -26,8 +24,8 @@ For a term t in a row d, with fields f of weight w_f:
 
 ``n(t)`` is the number of the N rows that hold the term in any field. The inverse document frequency is Lucene's, which
 is never negative; dividing tf by the length before it saturates equals Lucene's BM25 where there is one field
-(Kamphuis et al. 2020, table 1). Weighting counts before they saturate, and not scores after, is the point of BM25F: a
-word in title and body is one word that occurs twice.
+(Kamphuis et al. 2020, table 1). Weighting counts, not scores, is the point of BM25F: a word in title and body is one
+word that occurs twice.
 """
 
 from array import array
@@ -103,11 +101,7 @@ class RunWriter:
         self._number = cache(partial(_number_word, self._numbers_by_key))
 
     def add(self, texts_F: Sequence[str]) -> None:
-        """Count the next row, as the text of each field.
-
-        Raises:
-            OSError: a run cannot be written.
-        """
+        """Count the next row, as the text of each field."""
         for text in texts_F:
             self._numbers.extend(map(self._number, split_words(text)))
             self._text_ends.append(len(self._numbers))
@@ -116,11 +110,7 @@ class RunWriter:
             self._write_run()
 
     def finish(self) -> Runs | None:
-        """Return the runs, or None where no row held a single term.
-
-        Raises:
-            OSError: the last run cannot be written.
-        """
+        """Return the runs, or None where no row held a single term."""
         self._write_run()
         if self._runs[-1].postings.stop == 0:
             return None
@@ -187,11 +177,7 @@ def _begins(sorted_T: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 def merge_runs(runs: Runs, config: Bm25Config, folder: Path, postings_at_once: int = POSTINGS_AT_ONCE) -> None:
-    """Write ``keys.npy``, ``offsets.npy``, ``rows.npy`` and ``scores.npy`` (see :mod:`.bm25`).
-
-    Raises:
-        OSError: a file cannot be written.
-    """
+    """Write ``keys.npy``, ``offsets.npy``, ``rows.npy`` and ``scores.npy`` (see :mod:`.bm25`)."""
     ranges = -(-len(runs.rows_P) // postings_at_once)
     totals_F = runs.lengths_NF.sum(axis=0, dtype=np.int64).tolist()
     mean_lengths_F = [total / len(runs.lengths_NF) for total in totals_F]

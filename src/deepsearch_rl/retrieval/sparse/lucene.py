@@ -114,10 +114,7 @@ class LuceneIndex:
     def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
         """Rank the allowed rows that share a term with the query; a query without a known term finds nothing.
 
-        A term that the query repeats counts as often.
-
-        Raises:
-            ArtifactError: a file of the index has become unreadable.
+        A term that the query repeats counts as often. Raise ArtifactError where a file has become unreadable.
         """
         with _translated("the Lucene index cannot be searched; build it again"):
             return [self._search_one(query, top_k, allowed_N) for query in queries]

@@ -6,11 +6,8 @@ cells' centroids and code books. Codes of 4 bits are the exception: FAISS reads 
 A mask lowers the number of rows that a visit of a cell (or a step through the graph) can find. The effort therefore
 grows as the share of allowed rows falls, so that a filter does not cost hits.
 
-Codes of 96 bytes cannot order near neighbours: their error is larger than the gaps between them. But the true
-neighbours are among the first few dozen candidates, and reading these few vectors from disk costs little beside the
-scan of the codes. All candidates of a batch are requested from the disk at once, so that a cold page cache costs one
-round of parallel reads and not one wait per row. FAISS's IndexRefine does none of that, and needs a second copy of the
-vectors in a file of its own.
+Refinement scores a few dozen candidates, because the error of a code is larger than the gaps between neighbours. They
+are requested from the disk at once for a whole batch, so that a cold page cache costs one round of parallel reads.
 """
 
 import math
@@ -33,11 +30,7 @@ ApproximateConfig = IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig | HnswConfig
 
 
 def read_faiss(path: Path) -> faiss.Index:
-    """Memory-map a FAISS index.
-
-    Raises:
-        ArtifactError: the file is missing or damaged.
-    """
+    """Memory-map a FAISS index; raise ArtifactError where the file is missing or damaged."""
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:

@@ -131,11 +131,7 @@ def _add(index: faiss.Index, file: VectorFile) -> None:
 
 
 def write_faiss(index: faiss.Index, path: Path) -> None:
-    """Write an index file.
-
-    Raises:
-        ArtifactError: it cannot be written, e.g. because the disk is full.
-    """
+    """Write an index file; raise ArtifactError where that fails, e.g. because the disk is full."""
     try:
         faiss.write_index(index, str(path))
     except RuntimeError as error:  # FAISS hides the system's error

@@ -81,8 +81,8 @@ class VectorFile:
 def as_float32(vectors_ND: NDArray[np.float32] | NDArray[np.float16]) -> NDArray[np.float32]:
     """Return float32 vectors as they are, and float16 vectors converted, without rounding.
 
-    NumPy converts one number after the other. Here the bits move to their places in a float32 for many at once, and the
-    product with a power of two corrects the exponent: three to four times as fast, where the block fits the cache.
+    NumPy converts one number after the other. Here the bits of many move to their places in a float32 at once, and the
+    product with a power of two corrects the exponents.
     """
     if vectors_ND.dtype == np.float32:
         return vectors_ND.view(np.float32)
