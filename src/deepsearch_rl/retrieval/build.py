@@ -38,8 +38,7 @@ LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
 class IndexSection(IndexConfig):
     """Section ``index``: indexes over every corpus's chunks, and how they are measured."""
 
-    corpus_vectors: dict[str, VectorsConfig]
-    """Instead of ``vectors``, for the corpora named here."""
+    corpus_vectors: dict[str, VectorsConfig]  # instead of ``vectors``, for the corpora named here
     quality: QualityConfig
 
     def of(self, corpus: str) -> IndexConfig:

@@ -102,7 +102,7 @@ def read_offset_chunks(path: Path) -> Iterator[tuple[int, int, Chunk]]:
 
 
 def parse_chunk(line: bytes, path: Path, number: int) -> Chunk:
-    """Return a line of a chunk file, or of FlashRAG's layout, as a chunk; its RecordError names file, line and field."""
+    """Return a line of a chunk file, or of FlashRAG's layout, as a chunk; a RecordError names file, line, field."""
     # Inside a JSON string the quotes would be escaped, so this finds the key (or an equal value) and nothing else.
     if b'"doc_chunk_id"' in line:
         return parse_record(Chunk, line, path, number)

@@ -46,12 +46,9 @@ class FusionConfig(Record):
 class FusionWeights(Record):
     """Which ranking an index's hybrid gives, and why, as the index manifest keeps it."""
 
-    ranking: RankingName
-    """``learned``, or the better half where learning does not beat it on questions held out."""
-    weights: dict[str, float]
-    """By feature (:mod:`.hybrid.features`); learnt from all the questions."""
-    questions: int
-    """Learnt from, and scored on while held out."""
+    ranking: RankingName  # ``learned``, or the better half where learning does not beat it on questions held out
+    weights: dict[str, float]  # by feature (:mod:`.hybrid.features`); learnt from all the questions
+    questions: int  # learnt from, and scored on while held out
     held_out: dict[str, dict[str, float]]
     """MRR@10 and MAP@10 of ``learned``, ``bm25`` and ``dense``; the first from weights of the other folds."""
 

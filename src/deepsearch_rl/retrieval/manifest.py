@@ -39,23 +39,17 @@ class IndexManifest(Record):
     """Chunks, configuration and libraries that an index was built from."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
-    chunks: NonEmpty
-    """The chunk file, relative to the index folder."""
+    chunks: NonEmpty  # the chunk file, relative to the index folder
     chunks_bytes: int = Field(ge=1)
     chunks_sha256: str
-    rows: int
-    """Chunks in the index; row N is line N of the chunk file, from 0, blank lines not counted."""
+    rows: int  # chunks in the index; row N is line N of the chunk file, from 0, blank lines not counted
     config: IndexConfig
-    dimension: int
-    """Of the vectors, which can be lower than configured where the corpus is small."""
+    dimension: int  # of the vectors, which can be lower than configured where the corpus is small
     metric: Literal["inner_product"] = "inner_product"
-    fusion_weights: FusionWeights | None
-    """Learnt from training questions; null where nothing was learnt."""
+    fusion_weights: FusionWeights | None  # learnt from training questions; null where nothing was learnt
     seed: int
-    sizes_bytes: dict[str, int]
-    """Every other file of the folder."""
-    versions: dict[str, str]
-    """Of the libraries that wrote the files."""
+    sizes_bytes: dict[str, int]  # every other file of the folder
+    versions: dict[str, str]  # of the libraries that wrote the files
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:

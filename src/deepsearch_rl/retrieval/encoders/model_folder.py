@@ -52,20 +52,15 @@ class ModelFolder:
     """An encoder's folder joined with the params."""
 
     root: Path
-    transformer: Path
-    """The folder of tokenizer and weights: the root, or ``0_Transformer`` in old ones."""
-    steps: frozenset[str]
-    """Class names of the steps in modules.json; none for a plain transformers folder."""
+    transformer: Path  # the folder of tokenizer and weights: the root, or ``0_Transformer`` in old ones
+    steps: frozenset[str]  # class names of the steps in modules.json; none for a plain transformers folder
     pooling: str
-    pools_prompt: bool
-    """Whether the tokens of the prompt are pooled with those of the text."""
+    pools_prompt: bool  # whether the tokens of the prompt are pooled with those of the text
     prefixes: dict[Kind, str]
     lower_case: bool
-    max_tokens: int
-    """Tokens that are read of a text, [CLS] and [SEP] counted."""
+    max_tokens: int  # tokens that are read of a text, [CLS] and [SEP] counted
     pad_id: int
-    batch_rows: int
-    """Texts of a forward pass, so that it stays within ``batch_tokens`` whatever their lengths."""
+    batch_rows: int  # texts of a forward pass, so that it stays within ``batch_tokens`` whatever their lengths
 
 
 class _Settings(BaseModel):

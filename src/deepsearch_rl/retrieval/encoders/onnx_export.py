@@ -14,8 +14,7 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
 from deepsearch_rl.retrieval.encoders.model_folder import ModelFolder, ModelFolderConfig, read_model_folder
 
-HIDDEN_OUTPUTS = ("last_hidden_state", "token_embeddings")
-"""What exporters call the vectors of the tokens."""
+HIDDEN_OUTPUTS = ("last_hidden_state", "token_embeddings")  # what exporters call the vectors of the tokens
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 STEPS = {"Transformer", "Pooling", "Normalize"}
 POOLINGS = ("mean", "cls", "lasttoken")

@@ -20,10 +20,8 @@ from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.redaction import public_address, redact
 from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
 
-NO_KEY = "none"
-"""Sent to servers without keys, because the client insists on one."""
-QUOTED_CHARACTERS = 300
-"""How much of a server's complaint an error repeats."""
+NO_KEY = "none"  # sent to servers without keys, because the client insists on one
+QUOTED_CHARACTERS = 300  # how much of a server's complaint an error repeats
 
 
 class RemoteConfig(Record):

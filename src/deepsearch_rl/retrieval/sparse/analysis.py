@@ -33,8 +33,7 @@ STOP_WORDS = frozenset({
     "with"
 })  # fmt: skip
 """Lucene's English stop words, which the published BM25 baselines drop."""
-CACHED_STEMS = 1 << 17
-"""Stemming costs ten times what a look-up does, and a corpus repeats its words."""
+CACHED_STEMS = 1 << 17  # stemming costs ten times what a look-up does, and a corpus repeats its words
 CACHED_KEYS = 1 << 16
 
 _WORD = re.compile(r"\w+")

@@ -32,8 +32,7 @@ from deepsearch_rl.retrieval.sparse.analysis import analyse, field_text, term_ke
 from deepsearch_rl.retrieval.sparse.building import TOKENS_PER_RUN, Bm25Config, RunWriter, merge_runs
 
 LANES = 64
-FEW_COLUMNS = 512
-"""Up to this number, ranking all rows is faster than looking for the best columns first."""
+FEW_COLUMNS = 512  # up to this number, ranking all rows is faster than looking for the best columns first
 
 
 class IndexSummary(Record):

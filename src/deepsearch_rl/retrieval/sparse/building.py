@@ -46,8 +46,7 @@ from deepsearch_rl.retrieval.columns import GrowingArray
 from deepsearch_rl.retrieval.sparse.analysis import FieldName, split_words, stem, term_key
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
-TOKENS_PER_RUN = 2_000_000
-"""Words counted in memory, about 100 MB with what sorting them takes."""
+TOKENS_PER_RUN = 2_000_000  # words counted in memory, about 100 MB with what sorting them takes
 POSTINGS_AT_ONCE = 4_000_000
 STOP_WORD = -1
 SHIFT = np.uint64(32)

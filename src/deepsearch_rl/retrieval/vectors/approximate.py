@@ -23,8 +23,7 @@ from deepsearch_rl.retrieval.ranking import Ranking, rank
 from deepsearch_rl.retrieval.vectors.config import HnswConfig, IvfFlatConfig, IvfPqConfig, IvfPqRefineConfig
 from deepsearch_rl.retrieval.vectors.flat import VectorFile
 
-TIE_SLACK = 16
-"""Hits beyond top_k that FAISS is asked for: it cuts equal scores in any order, ours is by row."""
+TIE_SLACK = 16  # hits beyond top_k that FAISS is asked for: it cuts equal scores in any order, ours is by row
 
 ApproximateConfig = IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig | HnswConfig
 

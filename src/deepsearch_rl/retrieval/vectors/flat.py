@@ -24,12 +24,9 @@ from numpy.typing import NDArray
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.ranking import Ranking, rank
 
-BLOCK_ROWS = 16_384
-"""Rows of one pass of a sequential read."""
-GATHERED_ROWS = 4096
-"""Rows that are copied out of the map at once."""
-ROUNDING = 1e-5
-"""More than the scores of a matrix product of unit vectors in float32 can be off by."""
+BLOCK_ROWS = 16_384  # rows of one pass of a sequential read
+GATHERED_ROWS = 4096  # rows that are copied out of the map at once
+ROUNDING = 1e-5  # more than the scores of a matrix product of unit vectors in float32 can be off by
 QUERIES = 256
 """Queries compared with a block of rows at once: their scores take 16 MiB, however many queries a call has."""
 CONVERTED_ROWS = 256
@@ -42,8 +39,7 @@ class VectorFile:
 
     vectors_ND: NDArray[np.float32] | NDArray[np.float16]
     pages: mmap.mmap
-    offset_bytes: int
-    """Where the first row begins."""
+    offset_bytes: int  # where the first row begins
 
     @property
     def rows(self) -> int:
@@ -134,8 +130,7 @@ class _Pool:
 
     rows_C: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     scores_C: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
-    floor: float = float(np.finfo(np.float32).min)
-    """Lower scores, and the minus infinity of a denied row, are out."""
+    floor: float = float(np.finfo(np.float32).min)  # lower scores, and the minus infinity of a denied row, are out
 
     def add(self, start: int, scores_B: NDArray[np.float32], top_k: int) -> None:
         """Take in the scores of a block that begins with row ``start``."""
