@@ -160,8 +160,8 @@ class FlatIndex:
         self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None = None
     ) -> list[Ranking]:
         """See :meth:`VectorIndex.search`; exact."""
-        slices = (queries_QD[start : start + QUERIES] for start in range(0, len(queries_QD), QUERIES))
-        return [ranking for part_QD in slices for ranking in self._rank(part_QD, top_k, allowed_N)]
+        parts = [queries_QD[start : start + QUERIES] for start in range(0, len(queries_QD), QUERIES)]
+        return [ranking for part_QD in parts for ranking in self._rank(part_QD, top_k, allowed_N)]
 
     def _rank(self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None) -> list[Ranking]:
         """Rank for a few queries, for which the file is read once."""
