@@ -16,7 +16,7 @@ from deepsearch_rl.retrieval.ranking import Ranking
 from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex, read_faiss
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE, write_faiss
 from deepsearch_rl.retrieval.vectors.config import IvfPqConfig, IvfPqRefineConfig, VectorsConfig
-from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file
+from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 
 FLAT_FILE = "flat.faiss"
 

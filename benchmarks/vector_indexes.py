@@ -36,7 +36,7 @@ from deepsearch_rl.retrieval.measurement.frontier import exact_rows
 from deepsearch_rl.retrieval.measurement.index_process import IndexProcess, Opening, recall
 from deepsearch_rl.retrieval.vectors.building import build_vector_index
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig, IvfPqRefineConfig, VectorsConfig
-from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file
+from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 
 TOP_K = 5
 BATCHES = (1, 64)

@@ -20,7 +20,7 @@ PARTS = {
     "src/deepsearch_rl/evaluation/report/": "train",
     "src/deepsearch_rl/corpora/chonkie_spans.py": "chonkie",
     "src/deepsearch_rl/retrieval/": "retrieval",
-    "src/deepsearch_rl/retrieval/encoders/on_ray.py": "ray",
+    "src/deepsearch_rl/retrieval/encoders/encoding.py": "ray",
     "src/deepsearch_rl/retrieval/encoders/onnx_export.py": "onnx",
     "src/deepsearch_rl/retrieval/encoders/transformer.py": "encoders",
     "src/deepsearch_rl/retrieval/rerank.py": "encoders",

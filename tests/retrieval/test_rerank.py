@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForSequenceClassification,
@@ -17,9 +18,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from deepsearch_rl.commands.defaults import reranker_config
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.records import Chunk, ChunkMetadata
-from deepsearch_rl.retrieval.rerank import CrossEncoder, Pair, RerankedSearcher, RerankerConfig, reranker_config
+from deepsearch_rl.retrieval.rerank import CrossEncoder, Pair, RerankedSearcher, RerankerConfig
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 
@@ -92,6 +94,40 @@ def test_a_folder_that_is_no_trained_reranker_is_refused(
         CrossEncoder(config(write_model(tmp_path, labels, headless)))
 
 
+@pytest.mark.parametrize("format_of_weights", ["safetensors", "bin"])
+def test_a_config_that_names_a_head_whose_weights_are_missing_is_refused(
+    tmp_path: Path, format_of_weights: str
+) -> None:
+    folder = write_model(tmp_path, labels=1)
+    CrossEncoder(config(folder))
+    weights = load_file(folder / "model.safetensors")
+    del weights["classifier.weight"]
+    if format_of_weights == "safetensors":
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    else:
+        (folder / "model.safetensors").unlink()
+        torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(ArtifactError, match=r"names a BertFor.*, and its weights have no classifier\.weight\."):
+        CrossEncoder(config(folder))
+
+
+def test_a_head_of_another_size_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, labels=1)
+    weights = load_file(folder / "model.safetensors")
+    weights["classifier.weight"] = torch.zeros(2, 32)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ArtifactError, match="no reranker that can be loaded"):
+        CrossEncoder(config(folder))
+
+
+def test_weights_in_the_older_format_are_loaded(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, labels=1)
+    expected = CrossEncoder(config(folder)).score(PAIRS)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert CrossEncoder(config(folder)).score(PAIRS).tolist() == expected.tolist()
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="holds no reranker"):
         CrossEncoder(config(tmp_path / "nothing"))
@@ -123,8 +159,8 @@ def test_scores_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
 
 
 def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the reranker's device: .*'cpu' or 'cuda'"):
-        reranker_config(tmp_path, 10, 64, 256, "tpu", "float32")
+    with pytest.raises(ConfigError, match=r"reranker\.device.*Valid names: cpu, cuda"):
+        reranker_config(tmp_path, {"reranker.device": "tpu"})
 
 
 def chunk(row: int) -> Chunk:

@@ -143,7 +143,7 @@ def frontier_command(
     page cache. HNSW takes longest to build: leave it out of --kinds where there are millions of vectors.
     """
     from deepsearch_rl.retrieval.measurement import frontier  # noqa: PLC0415 - loads FAISS
-    from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file  # noqa: PLC0415
+    from deepsearch_rl.retrieval.vectors.flat import open_vector_file  # noqa: PLC0415
 
     budget_mb, path = megabytes_of(memory_budget), vectors_of(vectors, index)
     file = open_vector_file(path)

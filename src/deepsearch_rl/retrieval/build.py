@@ -9,56 +9,42 @@ folder at a time.
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import faiss
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError, full_disk_named
+from deepsearch_rl.errors import ArtifactError, ConfigError, full_disk_named, look_up
 from deepsearch_rl.files import atomic_directory, only_writer, sha256_file
-from deepsearch_rl.records import Question, Record
+from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.chunk_store import ChunkStore
-from deepsearch_rl.retrieval.encoders.choice import EncoderConfig, prepare_encoder
+from deepsearch_rl.retrieval.encoders.choice import EncodingJob, prepare_encoder
 from deepsearch_rl.retrieval.encoders.encoding import encode_to_file, remove_work, require_work_folder
-from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig
-from deepsearch_rl.retrieval.fusion import FusionConfig, FusionWeights
 from deepsearch_rl.retrieval.hybrid.learning import learn_fusion
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest
 from deepsearch_rl.retrieval.quality import QualityConfig
 from deepsearch_rl.retrieval.row_table import write_rows
 from deepsearch_rl.retrieval.searcher import open_finder
-from deepsearch_rl.retrieval.sparse.choice import SparseConfig, build_sparse
+from deepsearch_rl.retrieval.sparse.choice import build_sparse
 from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
-from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file
+from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 
 LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
 
 
-class IndexSection(Record):
+class IndexSection(IndexConfig):
     """Section ``index``: indexes over every corpus's chunks, and how they are measured."""
 
-    bm25: SparseConfig
-    encoder: EncoderConfig
-    encoding: EncodingConfig
-    vectors: VectorsConfig
-    corpus_vectors: dict[str, VectorsConfig]
-    """Instead of ``vectors``, for the corpora named here."""
-    fusion: FusionConfig
+    corpus_vectors: dict[str, VectorsConfig]  # instead of ``vectors``, for the corpora named here
     quality: QualityConfig
 
     def of(self, corpus: str) -> IndexConfig:
         """Return the configuration of one corpus's index."""
-        return IndexConfig(
-            bm25=self.bm25,
-            encoder=self.encoder,
-            encoding=self.encoding,
-            vectors=self.corpus_vectors.get(corpus, self.vectors),
-            fusion=self.fusion,
-        )
+        shared = {name: getattr(self, name) for name in IndexConfig.model_fields}
+        return IndexConfig(**{**shared, "vectors": self.corpus_vectors.get(corpus, self.vectors)})
 
 
 def build_indexes(
@@ -81,8 +67,7 @@ def build_indexes(
     if not corpora:
         raise ArtifactError(f"{chunks_root} holds no chunk files; run the chunk stage first (`dvc repro`).")
     for name in section.corpus_vectors:
-        if name not in corpora:
-            raise UnknownNameError("corpus", name, corpora)
+        look_up("corpus", name, corpora)
     for name, path in corpora.items():
         build_index(path, index_root / name, section.of(name), seed, work / name, questions.get(name, ()))
 
@@ -97,14 +82,10 @@ def build_index(
 ) -> IndexManifest:
     """Index a chunk file, or a corpus in FlashRAG's layout, into ``index_dir``, replacing an index there.
 
-    Args:
-        chunks_path: where searching will read the passages; the manifest keeps the way there from the index.
-        index_dir: appears, or changes, in one moment at the end; not there yet, empty, or an index.
-        config: retrievers and their parameters.
-        seed: for random samples.
-        work: folder for the progress of encoding, on the disk of ``index_dir``, by default a hidden one beside it. It
-            is removed at the end.
-        questions: the hybrid learns from those with gold evidence.
+    Searching will read the passages from ``chunks_path``. ``index_dir`` appears, or changes, in one moment at the end;
+    until then it does not exist, is empty, or is an index. ``work``, by default a hidden folder beside it, keeps the
+    progress of encoding; it lies on the same disk, and is removed at the end. ``questions`` are what the hybrid learns
+    from, those with gold evidence; ``seed`` is for random samples.
 
     Raises:
         ArtifactError: the chunk file is missing, empty, or changed meanwhile; or the disk is full.
@@ -113,94 +94,64 @@ def build_index(
             no build wrote; or a parameter does not fit the corpus.
     """
     index_dir = index_dir.resolve()
-    _require_replaceable(index_dir, chunks_path)
+    if chunks_path.resolve().is_relative_to(index_dir):
+        raise ConfigError(f"{chunks_path} lies in {index_dir}, which the index would replace; name another folder.")
+    is_index = (index_dir / manifest.FILE).is_file() and (index_dir / manifest.BM25_FOLDER).is_dir()
+    is_empty = not index_dir.exists() or (index_dir.is_dir() and not any(index_dir.iterdir()))
+    if not is_index and not is_empty:
+        raise ConfigError(
+            f"{index_dir} is neither an index nor an empty folder, so it is not replaced; name another folder, or "
+            f"remove this one."
+        )
     work = (work or index_dir.with_name(f".{index_dir.name}.work")).resolve()
     if work.is_relative_to(index_dir):
         raise ConfigError(f"the work folder {work} lies in the index folder, which is replaced; name another.")
     require_work_folder(work)
     with only_writer(index_dir), only_writer(work), full_disk_named(index_dir):
         with atomic_directory(index_dir) as folder:
-            built = _Build(folder, chunks_path, index_dir, config, seed, work).run(questions)
+            built = _write_parts(folder, chunks_path, config, seed, work, questions)
+            built = built.model_copy(update={"chunks": os.path.relpath(chunks_path.resolve(), index_dir)})
             manifest.write_manifest(folder, built)
         remove_work(work)
     return built
 
 
-def _require_replaceable(index_dir: Path, chunks_path: Path) -> None:
-    """Refuse to replace anything other than an index or an empty folder."""
-    if chunks_path.resolve().is_relative_to(index_dir):
-        raise ConfigError(f"{chunks_path} lies in {index_dir}, which the index would replace; name another folder.")
-    if not index_dir.exists():
-        return
-    is_index = (index_dir / manifest.FILE).is_file() and (index_dir / manifest.BM25_FOLDER).is_dir()
-    if not is_index and not (index_dir.is_dir() and not any(index_dir.iterdir())):
-        raise ConfigError(
-            f"{index_dir} is neither an index nor an empty folder, so it is not replaced; name another folder, or "
-            f"remove this one."
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Build:
-    """One build into ``folder``, which will become ``index_dir``."""
-
-    folder: Path
-    chunks_path: Path
-    index_dir: Path
-    config: IndexConfig
-    seed: int
-    work: Path
-
-    def run(self, questions: Sequence[Question]) -> IndexManifest:
-        """Write every file but the manifest, and return that."""
-        if not self.chunks_path.is_file():
-            raise ArtifactError(f"{self.chunks_path} does not exist; it should hold the passages to index.")
-        before = self.chunks_path.stat()
-        sha256 = sha256_file(self.chunks_path)
-        if not write_rows(self.chunks_path, self.folder / manifest.ROWS_FOLDER):
-            raise ArtifactError(f"{self.chunks_path} holds no chunks, so there is nothing to index.")
-        chunks = ChunkStore(self.chunks_path, self.folder / manifest.ROWS_FOLDER)
-        build_sparse(chunks, self.folder / manifest.BM25_FOLDER, self.config.bm25)
-        dimension = self._build_dense(chunks, sha256)
-        weights = self._learn(chunks, questions)
-        after = self.chunks_path.stat()
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise ArtifactError(f"{self.chunks_path} was changed while it was being indexed; run this again.")
-        return IndexManifest(
-            chunks=os.path.relpath(self.chunks_path.resolve(), self.index_dir),
-            chunks_bytes=before.st_size,
-            chunks_sha256=sha256,
-            rows=len(chunks),
-            config=self.config,
-            dimension=dimension,
-            fusion_weights=weights,
-            seed=self.seed,
-            sizes_bytes=_sizes(self.folder),
-            versions={"faiss": faiss.__version__, **{library: version(library) for library in LIBRARIES}},
-        )
-
-    def _build_dense(self, chunks: ChunkStore, chunks_sha256: str) -> int:
-        """Encode all chunks, index the vectors and return their dimension."""
-        dense, encoder = self.folder / manifest.DENSE_FOLDER, self.folder / manifest.ENCODER_FOLDER
-        vectors, config = dense / VECTORS_FILE, self.config
-        prepare_encoder(chunks, config.encoder, encoder, self.seed)
-        encode_to_file(config.encoder, encoder, chunks, chunks_sha256, vectors, self.work, config.encoding)
-        dimension = open_vector_file(vectors).dimension
-        build_vector_index(vectors, dense, config.vectors, self.seed)
-        return dimension
-
-    def _learn(self, chunks: ChunkStore, questions: Sequence[Question]) -> FusionWeights | None:
-        """Learn the hybrid's weights; the sentences' terms stay only where searching will use them."""
-        if self.config.fusion.learning is None or not questions:
-            return None
-        terms = self.folder / manifest.TERMS_FOLDER
+def _write_parts(
+    folder: Path, chunks_path: Path, config: IndexConfig, seed: int, work: Path, questions: Sequence[Question]
+) -> IndexManifest:
+    """Write every file but the manifest, and return that, with the chunk file's path as it is given here."""
+    if not chunks_path.is_file():
+        raise ArtifactError(f"{chunks_path} does not exist; it should hold the passages to index.")
+    before, sha256 = chunks_path.stat(), sha256_file(chunks_path)
+    if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
+        raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
+    chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
+    build_sparse(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+    encoder, vectors = folder / manifest.ENCODER_FOLDER, folder / manifest.DENSE_FOLDER / VECTORS_FILE
+    prepare_encoder(chunks, config.encoder, encoder, seed)
+    encode_to_file(EncodingJob(config.encoder, encoder, chunks, config.encoding), sha256, vectors, work)
+    dimension = open_vector_file(vectors).dimension
+    build_vector_index(vectors, vectors.parent, config.vectors, seed)
+    weights, learning = None, config.fusion.learning
+    if learning is not None and questions:
+        terms = folder / manifest.TERMS_FOLDER
         write_sentence_terms(chunks, terms)
-        finder = open_finder(self.folder, self.config, terms)
-        weights = learn_fusion(finder, chunks, questions, self.config.fusion.learning, self.seed)
+        weights = learn_fusion(open_finder(folder, config, terms), chunks, questions, learning, seed)
         if weights is None or weights.ranking != "learned":
-            shutil.rmtree(terms)
-        return weights
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+            shutil.rmtree(terms)  # searching will not use them
+    after = chunks_path.stat()
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise ArtifactError(f"{chunks_path} was changed while it was being indexed; run this again.")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return IndexManifest(
+        chunks=str(chunks_path),
+        chunks_bytes=before.st_size,
+        chunks_sha256=sha256,
+        rows=len(chunks),
+        config=config,
+        dimension=dimension,
+        fusion_weights=weights,
+        seed=seed,
+        sizes_bytes={str(path.relative_to(folder)): path.stat().st_size for path in files},
+        versions={"faiss": faiss.__version__, **{library: version(library) for library in LIBRARIES}},
+    )

@@ -1,9 +1,9 @@
 """The chunks of an index, read from their file one by one when they are needed.
 
 ``rows/offsets.npy`` of an index holds where each line of the chunk file begins, and as its last entry where the file
-ends. It is memory-mapped; lines are read by position with ``pread``, which shares the system's page cache with every
-other process as a mapping would, but turns a file that was cut off meanwhile into an error instead of a bus error, and
-does not count as this process's memory.
+ends. It is memory-mapped; lines are read by position with ``pread``, which turns a file that was cut off meanwhile into
+an error instead of a bus error, and does not count as this process's memory. A blank line's bytes are read with those
+of the chunk above it.
 
 Lines are this project's chunks or FlashRAG's documents (docs/contracts.md, section 2), which become one chunk each.
 """
@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,12 @@ from deepsearch_rl.corpora.flashrag import DocumentRow
 from deepsearch_rl.errors import ArtifactError, RecordError
 from deepsearch_rl.files import missing, parse_record
 from deepsearch_rl.records import Chunk, ChunkMetadata
+from deepsearch_rl.retrieval.columns import open_column
 
-ScalarT = TypeVar("ScalarT", bound=np.generic)
 OFFSETS_FILE = "offsets.npy"
 STREAM_BUFFER_BYTES = 1 << 20
-GZIP = b"\x1f\x8b"
-"""How a gzipped file begins."""
+GZIP = b"\x1f\x8b"  # how a gzipped file begins
 JSON_SPACE = b" \t\r\n"
-"""White space of JSON: a blank line's bytes are read with those of the chunk above it."""
 
 
 class ChunkStore(Sequence[Chunk]):
@@ -38,11 +36,7 @@ class ChunkStore(Sequence[Chunk]):
     """
 
     def __init__(self, path: Path, rows_folder: Path) -> None:
-        """Open a chunk file with the offsets that :func:`~deepsearch_rl.retrieval.row_table.write_rows` wrote.
-
-        Raises:
-            ArtifactError: the chunk file or its offsets are missing or damaged.
-        """
+        """Open a chunk file with its offsets; raise ArtifactError where one of them is missing or damaged."""
         self.path, self._rows_folder = path, rows_folder
         self._offsets_N: NDArray[np.int64] = open_column(rows_folder / OFFSETS_FILE, np.int64)
         try:
@@ -57,14 +51,8 @@ class ChunkStore(Sequence[Chunk]):
     def __len__(self) -> int:
         return len(self._offsets_N) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Chunk: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Chunk]: ...
-
-    def __getitem__(self, index: int | slice) -> Chunk | list[Chunk]:
-        """Return the chunk of a row, or those of a slice of rows.
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return the chunk of a row, or the list of those of a slice.
 
         Raises:
             IndexError: there is no such row.
@@ -114,29 +102,10 @@ def read_offset_chunks(path: Path) -> Iterator[tuple[int, int, Chunk]]:
 
 
 def parse_chunk(line: bytes, path: Path, number: int) -> Chunk:
-    """Return a line of a chunk file, or of a corpus in FlashRAG's layout, as a chunk.
-
-    Raises:
-        RecordError: it is neither; names file, line ``number`` and field.
-    """
+    """Return a line of a chunk file, or of FlashRAG's layout, as a chunk; a RecordError names file, line, field."""
     # Inside a JSON string the quotes would be escaped, so this finds the key (or an equal value) and nothing else.
     if b'"doc_chunk_id"' in line:
         return parse_record(Chunk, line, path, number)
     document = parse_record(DocumentRow, line, path, number).document()
     metadata = document.metadata | {"doc_id": document.id, "doc_chunks": 1, "doc_chunk_id": 0}
     return Chunk(id=document.id, contents=document.contents, metadata=ChunkMetadata.model_validate(metadata))
-
-
-def open_column(path: Path, dtype: type[ScalarT]) -> NDArray[ScalarT]:
-    """Return a one-dimensional .npy file, memory-mapped.
-
-    Raises:
-        ArtifactError: it is missing or damaged.
-    """
-    try:
-        column_N = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
-        raise ArtifactError(f"{path} cannot be read ({error}); build the index again.") from error
-    if column_N.dtype != np.dtype(dtype) or column_N.ndim != 1:
-        raise ArtifactError(f"{path} is not a column of {np.dtype(dtype)}; build the index again.")
-    return column_N

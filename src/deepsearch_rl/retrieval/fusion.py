@@ -2,9 +2,8 @@
 
 An index that was built with training questions has learnt weights (:mod:`.hybrid`). For one that was not, params say
 which half its hybrid is, or that both are fused by weighted reciprocal ranks (Cormack, Clarke and Buettcher 2009): a
-row's score is the sum over the rankings of ``weight / (rrf_k + rank)``, rank from 1. Ranks need no common scale, so
-that one retriever's scores cannot outweigh the other's; but a weak half spoils a strong one (docs/retrieval.md), so
-that fusing pays where both are about as good, as BM25 and a neural encoder are.
+row's score is the sum over the rankings of ``weight / (rrf_k + rank)``, rank from 1. Ranks need no common scale, but a
+weak half spoils a strong one (docs/retrieval.md): fusing pays where both are about as good.
 """
 
 from collections.abc import Sequence
@@ -47,12 +46,9 @@ class FusionConfig(Record):
 class FusionWeights(Record):
     """Which ranking an index's hybrid gives, and why, as the index manifest keeps it."""
 
-    ranking: RankingName
-    """``learned``, or the better half where learning does not beat it on questions held out."""
-    weights: dict[str, float]
-    """By feature (:mod:`.hybrid.retriever`); learnt from all the questions."""
-    questions: int
-    """Learnt from, and scored on while held out."""
+    ranking: RankingName  # ``learned``, or the better half where learning does not beat it on questions held out
+    weights: dict[str, float]  # by feature (:mod:`.hybrid.retriever`); learnt from all the questions
+    questions: int  # learnt from, and scored on while held out
     held_out: dict[str, dict[str, float]]
     """MRR@10 and MAP@10 of ``learned``, ``bm25`` and ``dense``; the first from weights of the other folds."""
 
@@ -69,12 +65,13 @@ class ReciprocalRankFusion:
         """Rank the rows of both retrievers' rankings; equal scores are ordered by row."""
         depth = max(self.config.depth, top_k)
         halves = (retriever.search(queries, depth, allowed_N) for retriever in (self.bm25, self.dense))
-        return [self._fuse(bm25, dense, top_k) for bm25, dense in zip(*halves, strict=True)]
-
-    def _fuse(self, bm25: Ranking, dense: Ranking, top_k: int) -> Ranking:
-        scores: dict[int, float] = {}
-        for ranking, weight in ((bm25, self.config.bm25_weight), (dense, self.config.dense_weight)):
-            for position, row in enumerate(ranking.rows_K.tolist(), 1):
-                scores[row] = scores.get(row, 0.0) + weight / (self.config.rrf_k + position)
-        rows_N = np.fromiter(scores.keys(), dtype=np.int64, count=len(scores))
-        return rank(rows_N, np.fromiter(scores.values(), dtype=np.float32, count=len(scores)), top_k)
+        weights = (self.config.bm25_weight, self.config.dense_weight)
+        rankings: list[Ranking] = []
+        for pair in zip(*halves, strict=True):
+            scores: dict[int, float] = {}
+            for ranking, weight in zip(pair, weights, strict=True):
+                for position, row in enumerate(ranking.rows_K.tolist(), 1):
+                    scores[row] = scores.get(row, 0.0) + weight / (self.config.rrf_k + position)
+            rows_N, scores_N = np.array(list(scores), dtype=np.int64), np.array(list(scores.values()), dtype=np.float32)
+            rankings.append(rank(rows_N, scores_N, top_k))
+        return rankings

@@ -6,13 +6,12 @@ It is written last, so that its existence proves that the index is whole.
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import first_problem, read_json, sha256_json, write_json
+from deepsearch_rl.files import read_json, read_record, sha256_json, write_json
 from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.retrieval.encoders.choice import EncoderConfig
-from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig
+from deepsearch_rl.retrieval.encoders.choice import EncoderConfig, EncodingConfig
 from deepsearch_rl.retrieval.fusion import FusionConfig, FusionWeights
 from deepsearch_rl.retrieval.sparse.choice import SparseConfig
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
@@ -40,23 +39,17 @@ class IndexManifest(Record):
     """Chunks, configuration and libraries that an index was built from."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
-    chunks: NonEmpty
-    """The chunk file, relative to the index folder."""
+    chunks: NonEmpty  # the chunk file, relative to the index folder
     chunks_bytes: int = Field(ge=1)
     chunks_sha256: str
-    rows: int
-    """Chunks in the index; row N is line N of the chunk file, from 0, blank lines not counted."""
+    rows: int  # chunks in the index; row N is line N of the chunk file, from 0, blank lines not counted
     config: IndexConfig
-    dimension: int
-    """Of the vectors, which can be lower than configured where the corpus is small."""
+    dimension: int  # of the vectors, which can be lower than configured where the corpus is small
     metric: Literal["inner_product"] = "inner_product"
-    fusion_weights: FusionWeights | None
-    """Learnt from training questions; null where nothing was learnt."""
+    fusion_weights: FusionWeights | None  # learnt from training questions; null where nothing was learnt
     seed: int
-    sizes_bytes: dict[str, int]
-    """Every other file of the folder."""
-    versions: dict[str, str]
-    """Of the libraries that wrote the files."""
+    sizes_bytes: dict[str, int]  # every other file of the folder
+    versions: dict[str, str]  # of the libraries that wrote the files
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
@@ -65,23 +58,16 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
 
 
 def digest_index(folder: Path) -> str:
-    """Return the SHA-256 of all that decides which passages an index finds: chunks, configuration, weights learnt.
+    """Return the SHA-256 of a manifest without the path of the chunk file and the versions of the libraries.
 
-    The path of the chunk file and the versions of the libraries are left out.
-
-    Raises:
-        ArtifactError: as :func:`read_manifest`.
+    It covers all that decides which passages an index finds: chunks, configuration, weights learnt. Errors are those of
+    :func:`read_manifest`.
     """
     return sha256_json(read_manifest(folder).model_dump(mode="json", exclude={"chunks", "versions"}))
 
 
 def read_manifest(folder: Path) -> IndexManifest:
-    """Return the manifest of an index.
-
-    Raises:
-        ArtifactError: there is none (the index is missing or was not finished), it is of another version, or it is
-            not one of ours.
-    """
+    """Return the manifest of an index; raise ArtifactError where there is none, or none of this version."""
     path = folder / FILE
     if not path.is_file():
         raise ArtifactError(
@@ -95,8 +81,4 @@ def read_manifest(folder: Path) -> IndexManifest:
             f"the index in {folder} has format {version}, and this version reads format {SCHEMA_VERSION}; build it "
             f"again with `deepsearch retrieve build`, or with `dvc repro` if it belongs to the graph."
         )
-    try:
-        return IndexManifest.model_validate(values)
-    except ValidationError as error:
-        field, problem = first_problem(error)
-        raise ArtifactError(f"{path} is not an index manifest, field {field!r}: {problem}.") from error
+    return read_record(path, IndexManifest)

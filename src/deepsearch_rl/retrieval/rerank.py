@@ -5,23 +5,20 @@ classification serves: with one label, its logit is the score; with two, the sec
 logit of "relevant".
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval.encoders.transformer import first_line, require_device
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Hit, SearchesChunks
-
-if TYPE_CHECKING:
-    import sentence_transformers
 
 Pair = tuple[str, str]
 
@@ -37,22 +34,6 @@ class RerankerConfig(Record):
     dtype: Literal["float32", "float16", "bfloat16"]
 
 
-def reranker_config(
-    model: Path, depth: int, max_tokens: int, batch_tokens: int, device: str, dtype: str
-) -> RerankerConfig:
-    """Return a config from a command line's options.
-
-    Raises:
-        ConfigError: there is no such device or dtype.
-    """
-    values = (model, depth, max_tokens, batch_tokens, device, dtype)
-    try:
-        return RerankerConfig.model_validate(dict(zip(RerankerConfig.model_fields, values, strict=True)))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"the reranker's {first['loc'][0]}: {first['msg']}.") from error
-
-
 class CrossEncoder:
     """Scores pairs of query and passage; higher is more relevant."""
 
@@ -63,9 +44,34 @@ class CrossEncoder:
             UnavailableError: the device is ``cuda`` and there is none.
             ArtifactError: the folder holds no trained sequence classifier with one or two labels and a tokenizer.
         """
+        import sentence_transformers  # noqa: PLC0415 - seconds to import, as torch
+        import torch  # noqa: PLC0415
+        from transformers.modeling_utils import load_state_dict  # noqa: PLC0415
+
         require_device(config.device, f"the reranker {config.model}", "device")
-        self._config, self._model = config, _load(config)
-        self._model.max_seq_length = config.max_tokens
+        folder, dtype = config.model, {"dtype": getattr(torch, config.dtype)}
+        try:
+            model = sentence_transformers.CrossEncoder(
+                str(folder), device=config.device, local_files_only=True, model_kwargs=dtype
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ArtifactError(f"{folder} holds no reranker that can be loaded: {first_line(error)}") from error
+        [name, *_] = (model.config and model.config.architectures) or ("model of no named class",)
+        if not name.endswith("ForSequenceClassification"):
+            raise ArtifactError(f"{folder} is no trained sequence classifier: it holds a {name}.")
+        classifier: Any = model.model
+        base = f"{classifier.base_model_prefix}."
+        head = {weight for weight, _ in classifier.named_parameters() if not weight.startswith(base)}
+        files = [*folder.rglob("*.safetensors"), *folder.rglob("pytorch_model*.bin")]
+        if missing := head.difference(*(load_state_dict(str(path), "meta") for path in files)):  # random weights
+            raise ArtifactError(
+                f"{folder} is no trained sequence classifier: its config names a {name}, and its weights have no "
+                f"{', '.join(sorted(missing))}."
+            )
+        if model.num_labels not in (1, 2):
+            raise ArtifactError(f"{folder} has {model.num_labels} labels; a reranker has one or two.")
+        self._config, self._model = config, model
+        model.max_seq_length = config.max_tokens
 
     def warm_up(self) -> None:
         """Score a short pair and one of full length, so that what can never work fails before the first search.
@@ -88,10 +94,10 @@ class CrossEncoder:
             ) from error
 
     def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Return finite scores_N of N pairs; equal pairs have equal scores, whatever pairs are beside them.
+        """Return finite scores_N of N pairs; equal pairs score alike, whatever pairs are beside them.
 
         Raises:
-            ConfigError: a score is not finite, as float16 may give where a model was trained in another dtype.
+            ConfigError: a score is not finite, e.g. as float16 of a model that was trained in another dtype.
         """
         from torch.nn import Identity  # noqa: PLC0415 - seconds to import, needed with a reranker alone
 
@@ -109,25 +115,6 @@ class CrossEncoder:
                 "choose float32 or bfloat16, or another model."
             )
         return scores_N[[positions[pair] for pair in pairs]]
-
-
-def _load(config: RerankerConfig) -> "sentence_transformers.CrossEncoder":
-    import sentence_transformers  # noqa: PLC0415 - seconds to import, as torch
-    import torch  # noqa: PLC0415
-
-    path, dtype = str(config.model), {"dtype": getattr(torch, config.dtype)}
-    try:
-        model = sentence_transformers.CrossEncoder(
-            path, device=config.device, local_files_only=True, model_kwargs=dtype
-        )
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{config.model} holds no reranker that can be loaded: {first_line(error)}") from error
-    classes = (model.config and model.config.architectures) or ("model of no named class",)
-    if not classes[0].endswith("ForSequenceClassification"):  # its classification head would have random weights
-        raise ArtifactError(f"{config.model} is no trained sequence classifier: it holds a {classes[0]}.")
-    if model.num_labels not in (1, 2):
-        raise ArtifactError(f"{config.model} has {model.num_labels} labels; a reranker has one or two.")
-    return model
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +145,11 @@ class RerankedSearcher:
             for hit in hits[: self.depth]
         ]
         scores = iter(self.reranker.score(pairs).tolist())
-        return [self._reordered(hits, scores)[:top_k] for hits in hits_Q]
-
-    def _reordered(self, hits: list[Hit], scores: Iterator[float]) -> list[Hit]:
-        head = [Hit(hit.row, next(scores), hit.chunk) for hit in hits[: self.depth]]
-        head.sort(key=lambda hit: -hit.score)  # stable
-        rest = enumerate(hits[self.depth :], 1)
-        return head + [Hit(hit.row, head[-1].score - distance, hit.chunk) for distance, hit in rest]
+        reranked: list[list[Hit]] = []
+        for hits in hits_Q:
+            head = [Hit(hit.row, next(scores), hit.chunk) for hit in hits[: self.depth]]
+            head.sort(key=lambda hit: -hit.score)  # stable
+            rest = enumerate(hits[self.depth :], 1)
+            tail = [Hit(hit.row, head[-1].score - distance, hit.chunk) for distance, hit in rest]
+            reranked.append((head + tail)[:top_k])
+        return reranked

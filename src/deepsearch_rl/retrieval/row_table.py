@@ -9,6 +9,7 @@ A filter is a mask over rows, which retrievers are given before they rank, so th
 among 21 million as among twenty.
 """
 
+import contextlib
 import json
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -22,9 +23,9 @@ from pydantic import Field, JsonValue, model_validator
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Chunk, NonEmpty, Record
-from deepsearch_rl.retrieval.chunk_store import OFFSETS_FILE, open_column, read_offset_chunks
-from deepsearch_rl.retrieval.growing_array import GrowingArray
+from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.retrieval.chunk_store import OFFSETS_FILE, read_offset_chunks
+from deepsearch_rl.retrieval.columns import GrowingArray, open_column
 
 UNKNOWN_SOURCE = -1
 UNKNOWN_DAY = int(np.iinfo(np.int32).min)
@@ -48,21 +49,15 @@ class Filter(Record):
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """The columns of an index, memory-mapped."""
+    """The columns of an index, memory-mapped; the module tells what they hold."""
 
     source_N: NDArray[np.int32]
-    """Positions in ``sources``; -1 is unknown."""
     sources: tuple[str, ...]
     day_N: NDArray[np.int32]
-    """Days since 1970-01-01; the smallest int32 is unknown."""
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open what :func:`write_rows` wrote.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
+        """Open what :func:`write_rows` wrote; raise ArtifactError where a file is missing or damaged."""
         sources = tuple(str(source) for source in read_json(folder / "sources.json"))
         source_N, day_N = (open_column(folder / name, np.int32) for name in ("source.npy", "day.npy"))
         if len(source_N) != len(day_N):
@@ -80,9 +75,9 @@ class RowTable:
             code = self.sources.index(where.source) if where.source in self.sources else -2
             allowed_N &= self.source_N == code
         if where.after is not None:
-            allowed_N &= self.day_N >= _day(where.after)
+            allowed_N &= self.day_N >= (where.after - EPOCH).days
         if where.before is not None:
-            allowed_N &= (self.day_N <= _day(where.before)) & (self.day_N != UNKNOWN_DAY)
+            allowed_N &= (self.day_N <= (where.before - EPOCH).days) & (self.day_N != UNKNOWN_DAY)
         return allowed_N
 
 
@@ -98,7 +93,7 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
     size_bytes = chunks_path.stat().st_size if chunks_path.is_file() else 0
     rows, counted = 0, 0
     with (
-        ProgressBar("read chunks", size_bytes, "bytes") as meter,
+        ProgressBar("read chunks", size_bytes, "bytes") as bar,
         GrowingArray(folder / OFFSETS_FILE, np.int64) as offsets,
         GrowingArray(folder / "source.npy", np.int32) as sources,
         GrowingArray(folder / "day.npy", np.int32) as days,
@@ -106,32 +101,23 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
         end = 0
         for start, end, chunk in read_offset_chunks(chunks_path):
             offsets.append(start)
-            source = _metadata(chunk, "source")
+            metadata = chunk.metadata.model_extra or {}
+            source = metadata.get("source")
             sources.append(codes.setdefault(source, len(codes)) if isinstance(source, str) else UNKNOWN_SOURCE)
-            days.append(parse_day(_metadata(chunk, "published_at")))
+            days.append(parse_day(metadata.get("published_at")))
             rows += 1
             if rows % COUNTED_AT_ONCE == 0:
-                meter.advance(end - counted)
+                bar.advance(end - counted)
                 counted = end
         offsets.append(end)
-        meter.advance(size_bytes - counted)
+        bar.advance(size_bytes - counted)
     (folder / "sources.json").write_text(json.dumps(list(codes), ensure_ascii=False) + "\n", encoding="utf-8")
     return rows
 
 
 def parse_day(published_at: JsonValue) -> int:
     """Return the days from 1970-01-01 to an ISO 8601 date or time, its zone ignored; UNKNOWN_DAY for anything else."""
-    if not isinstance(published_at, str):
-        return UNKNOWN_DAY
-    try:
-        return _day(datetime.fromisoformat(published_at).date())
-    except ValueError:
-        return UNKNOWN_DAY
-
-
-def _day(day: date) -> int:
-    return (day - EPOCH).days
-
-
-def _metadata(chunk: Chunk, name: str) -> JsonValue:
-    return (chunk.metadata.model_extra or {}).get(name)
+    with contextlib.suppress(ValueError):
+        if isinstance(published_at, str):
+            return (datetime.fromisoformat(published_at).date() - EPOCH).days
+    return UNKNOWN_DAY

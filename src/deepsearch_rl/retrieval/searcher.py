@@ -22,8 +22,7 @@ from deepsearch_rl.retrieval.manifest import IndexConfig, read_manifest
 from deepsearch_rl.retrieval.ranking import Retriever
 from deepsearch_rl.retrieval.row_table import Filter, RowTable
 from deepsearch_rl.retrieval.sparse.choice import open_sparse
-from deepsearch_rl.retrieval.vectors.dense import DenseRetriever
-from deepsearch_rl.retrieval.vectors.opening import open_vector_index
+from deepsearch_rl.retrieval.vectors.dense import DenseRetriever, open_vector_index
 
 RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)
 

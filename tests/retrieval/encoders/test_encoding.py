@@ -13,9 +13,8 @@ from pydantic import ValidationError
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.retrieval.encoders import encoding
-from deepsearch_rl.retrieval.encoders.choice import open_encoder, prepare_encoder
+from deepsearch_rl.retrieval.encoders.choice import EncodingConfig, EncodingJob, open_encoder, prepare_encoder
 from deepsearch_rl.retrieval.encoders.encoding import encode_to_file, write_rows
-from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
 from tests.retrieval.encoders.chunks import make_chunks
 
@@ -32,7 +31,7 @@ def learnt(tmp_path: Path) -> Path:
 
 def encode(learnt: Path, out: str = "out.npy", chunks=CHUNKS, digest: str = "d", encoder=SVD, config=CONFIG) -> bytes:
     path = learnt.parent / out
-    encode_to_file(encoder, learnt, chunks, digest, path, learnt.parent / "work", config)
+    encode_to_file(EncodingJob(encoder, learnt, chunks, config), digest, path, learnt.parent / "work")
     return path.read_bytes()
 
 

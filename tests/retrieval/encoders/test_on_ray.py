@@ -1,15 +1,16 @@
 """The engine ray on real Ray processes of this machine, all on 127.0.0.1."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deepsearch_rl.errors import UnavailableError
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.retrieval.chunk_store import ChunkStore
-from deepsearch_rl.retrieval.encoders import encoding, on_ray
-from deepsearch_rl.retrieval.encoders.choice import prepare_encoder
-from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig
+from deepsearch_rl.retrieval.encoders import encoding
+from deepsearch_rl.retrieval.encoders.choice import EncodingConfig, EncodingJob, prepare_encoder
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
 from deepsearch_rl.retrieval.row_table import write_rows
 from tests.retrieval.encoders.chunks import make_chunks
@@ -25,7 +26,7 @@ WORKERS = {"workers": 2, "cpus_per_worker": 1, "gpus_per_worker": 0, "object_sto
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator:
-    for name, value in {**on_ray.LOOPBACK_ONLY, "RAY_AUTH_MODE": "disabled"}.items():
+    for name, value in {**encoding.LOOPBACK_ONLY, "RAY_AUTH_MODE": "disabled"}.items():
         monkeypatch.setenv(name, value)
     package = pytest.importorskip("ray", reason="the extra ray is not installed")
     yield package
@@ -51,13 +52,16 @@ def on_a_cluster(address: str | None) -> EncodingConfig:
     return EncodingConfig.model_validate({**LOCAL, "engine": "ray", "ray": {"address": address, **WORKERS}})
 
 
-def test_a_node_that_dies_midway_changes_no_byte(cluster, ray, tmp_path, monkeypatch):
+def test_a_node_that_dies_midway_changes_no_byte(
+    cluster: Any, ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoder = transformers_config(write_bert(tmp_path / "bert"), max_tokens=48, batch_tokens=2048)
     prepare_encoder(CHUNKS, encoder, tmp_path / "learnt", seed=0)
     write_jsonl(tmp_path / "chunks.jsonl", CHUNKS)
     write_rows(tmp_path / "chunks.jsonl", tmp_path / "rows")
-    calls = tmp_path / "learnt", ChunkStore(tmp_path / "chunks.jsonl", tmp_path / "rows"), "digest"
-    encoding.encode_to_file(encoder, *calls, tmp_path / "local.npy", tmp_path / "work1", EncodingConfig(**LOCAL))
+    chunks = ChunkStore(tmp_path / "chunks.jsonl", tmp_path / "rows")
+    local = EncodingJob(encoder, tmp_path / "learnt", chunks, EncodingConfig(**LOCAL))
+    encoding.encode_to_file(local, "digest", tmp_path / "local.npy", tmp_path / "work1")
 
     written = []
     write = encoding.write_rows
@@ -70,35 +74,27 @@ def test_a_node_that_dies_midway_changes_no_byte(cluster, ray, tmp_path, monkeyp
             cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
 
     monkeypatch.setattr(encoding, "write_rows", write_then_kill)
-    config = on_a_cluster(cluster.address)
-    encoding.encode_to_file(encoder, *calls, tmp_path / "ray.npy", tmp_path / "work2", config)
+    on_cluster = EncodingJob(encoder, tmp_path / "learnt", chunks, on_a_cluster(cluster.address))
+    encoding.encode_to_file(on_cluster, "digest", tmp_path / "ray.npy", tmp_path / "work2")
     assert not cluster.worker_nodes  # the second node was killed, while an encoder ran on it
     assert len(written) == BLOCKS
     assert (tmp_path / "ray.npy").read_bytes() == (tmp_path / "local.npy").read_bytes()
 
 
-def test_a_ray_of_its_own_is_stopped_and_the_workers_error_is_told(ray, tmp_path):
+def test_a_ray_of_its_own_is_stopped_and_the_workers_error_is_told(ray: Any, tmp_path: Path) -> None:
     encoder = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=100, max_terms=100)
     (tmp_path / "learnt").mkdir()
+    job = EncodingJob(encoder, tmp_path / "learnt", CHUNKS, on_a_cluster(None))
     with pytest.raises(UnavailableError, match="build the index again"):
-        encoding.encode_to_file(
-            encoder, tmp_path / "learnt", CHUNKS, "digest", tmp_path / "out.npy", tmp_path / "work", on_a_cluster(None)
-        )
+        encoding.encode_to_file(job, "digest", tmp_path / "out.npy", tmp_path / "work")
     assert not ray.is_initialized()
     assert not (tmp_path / "out.npy").exists()
 
 
-def test_a_cluster_that_does_not_answer_is_named(ray, tmp_path):
+def test_a_cluster_that_does_not_answer_is_named(ray: Any, tmp_path: Path) -> None:
     encoder = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=100, max_terms=100)
     prepare_encoder(CHUNKS, encoder, tmp_path / "learnt", seed=0)
+    job = EncodingJob(encoder, tmp_path / "learnt", CHUNKS, on_a_cluster("auto"))
     with pytest.raises(UnavailableError, match="the Ray cluster at auto cannot be reached"):
-        encoding.encode_to_file(
-            encoder,
-            tmp_path / "learnt",
-            CHUNKS,
-            "digest",
-            tmp_path / "out.npy",
-            tmp_path / "work",
-            on_a_cluster("auto"),
-        )
+        encoding.encode_to_file(job, "digest", tmp_path / "out.npy", tmp_path / "work")
     assert not ray.is_initialized()

@@ -20,7 +20,7 @@ from deepsearch_rl.retrieval.measurement.frontier import (
     without_own,
 )
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig
-from deepsearch_rl.retrieval.vectors.vector_file import open_vector_file
+from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.retrieval.rerank import RerankerConfig, reranker_config
+from deepsearch_rl.retrieval.rerank import RerankerConfig
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.retrieval.server.service import open_engine
@@ -24,6 +24,12 @@ def server_config(index: Path | None = None, **changes: Path | RerankerConfig | 
         port=0,
         public=False,
         token_variable=None,
+    )
+
+
+def reranker(folder: Path, max_tokens: int) -> RerankerConfig:
+    return RerankerConfig(
+        model=folder, depth=10, max_tokens=max_tokens, batch_tokens=256, device="cpu", dtype="float32"
     )
 
 
@@ -49,7 +55,7 @@ def test_an_online_search_is_served_like_an_index(server_url: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_folder_without_a_reranker_is_refused(index_dir: Path, tmp_path: Path) -> None:
-    config = reranker_config(tmp_path, 10, 64, 256, "cpu", "float32")
+    config = reranker(tmp_path, max_tokens=64)
     with pytest.raises(ArtifactError, match="reranker"):
         open_engine(server_config(index=index_dir, reranker=config))
 
@@ -58,7 +64,7 @@ def test_a_folder_without_a_reranker_is_refused(index_dir: Path, tmp_path: Path)
 def test_a_reranker_that_cannot_read_what_it_is_to_is_refused_before_the_first_search(
     index_dir: Path, tmp_path: Path
 ) -> None:
-    config = reranker_config(write_model(tmp_path, labels=1), 10, 65, 256, "cpu", "float32")
+    config = reranker(write_model(tmp_path, labels=1), max_tokens=65)
     with pytest.raises(ConfigError, match="cannot read 65 tokens"):
         open_engine(server_config(index=index_dir, reranker=config))
 

@@ -16,8 +16,7 @@ from deepsearch_rl.files import sha256_file
 from deepsearch_rl.retrieval.ranking import Ranking, rank
 from deepsearch_rl.retrieval.sparse.analysis import analyse
 from deepsearch_rl.retrieval.sparse.bm25 import FEW_COLUMNS, LANES, Bm25Config, Bm25Index, top_rows
-from deepsearch_rl.retrieval.sparse.merging import Bm25Formula, merge_runs
-from deepsearch_rl.retrieval.sparse.runs import RunWriter
+from deepsearch_rl.retrieval.sparse.building import RunWriter, merge_runs
 from tests.retrieval.sparse.chunks import make_chunk, make_chunks
 
 CONFIG = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})
@@ -160,9 +159,7 @@ def test_merging_in_parts_gives_the_same_bytes(tmp_path: Path) -> None:
     assert len(runs.runs) > 3
     for name, postings_at_once in (("whole", 10**9), ("parts", 40)):
         (tmp_path / name).mkdir()
-        merge_runs(
-            runs, Bm25Formula.of(runs, CONFIG.k1, CONFIG.b, CONFIG.fields.values()), tmp_path / name, postings_at_once
-        )
+        merge_runs(runs, CONFIG, tmp_path / name, postings_at_once)
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
 
 

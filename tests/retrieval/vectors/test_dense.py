@@ -7,8 +7,7 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.encoders.encoder import normalise_rows
 from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig
-from deepsearch_rl.retrieval.vectors.dense import DenseRetriever
-from deepsearch_rl.retrieval.vectors.opening import open_vector_index
+from deepsearch_rl.retrieval.vectors.dense import DenseRetriever, open_vector_index
 
 VECTORS_ND = normalise_rows(np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32))
 

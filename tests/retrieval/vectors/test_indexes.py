@@ -13,9 +13,8 @@ from deepsearch_rl.retrieval.encoders.encoder import normalise_rows
 from deepsearch_rl.retrieval.vectors import building, flat
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
-from deepsearch_rl.retrieval.vectors.dense import VectorIndex
-from deepsearch_rl.retrieval.vectors.opening import open_vector_index
-from deepsearch_rl.retrieval.vectors.vector_file import BLOCK_ROWS
+from deepsearch_rl.retrieval.vectors.dense import VectorIndex, open_vector_index
+from deepsearch_rl.retrieval.vectors.flat import BLOCK_ROWS, as_float32
 
 ROWS, DIMENSION, QUERIES = 2000, 16, 40
 TWINS = (11, 700, 1999)
@@ -313,3 +312,19 @@ def test_refining_compares_with_every_row_of_a_narrow_mask(vectors_ND, queries_Q
     _, rows_QK = search(open_vector_index(tmp_path / "index", config), queries_QD, 5, allowed_N)
     scores_QN = np.where(allowed_N, queries_QD @ vectors_ND.T, -np.inf)
     np.testing.assert_array_equal(rows_QK, best(scores_QN, 5))
+
+
+def test_every_float16_is_converted_as_numpy_does() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    finite = halves[np.isfinite(halves)].reshape(-1, 2)
+    assert as_float32(finite).tobytes() == finite.astype(np.float32).tobytes()
+    for number in (np.inf, -np.inf, np.nan, -np.nan):
+        row = np.array([[0.5, number]], dtype=np.float16)
+        np.testing.assert_array_equal(as_float32(row), row.astype(np.float32))
+
+
+def test_a_row_of_no_numbers_is_not_found_and_hides_no_other(vectors_ND: np.ndarray, tmp_path: Path) -> None:
+    with_nan_ND = np.concatenate([np.full((1, DIMENSION), np.nan), vectors_ND]).astype(np.float16)
+    build_vector_index(write_vectors(tmp_path / "encoded.npy", with_nan_ND), tmp_path / "index", config_of("flat"), 0)
+    _, rows_QK = search(open_vector_index(tmp_path / "index", config_of("flat")), vectors_ND[[TWINS[0]]], 2)
+    assert rows_QK.tolist() == [[TWINS[0] + 1, TWINS[1] + 1]]

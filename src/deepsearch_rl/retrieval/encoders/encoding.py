@@ -4,34 +4,41 @@ Chunks are encoded in blocks of ``block_rows``. A block is the window in which t
 work of every engine and the unit of what a kill can cost: its vectors are written to their rows of ``vectors.npy`` and
 flushed, then its number is appended to ``blocks.jsonl``. A run that finds both beside a ``job.json`` equal to its own
 encodes only the missing blocks. As the same block is always the same call of the same encoder, the bytes are the same
-whether or not there was a kill, and whichever engine ran.
+whether or not there was a kill, and whichever engine ran. Vectors are written, not mapped: a full disk is an error then
+instead of a bus error, and memory stays flat.
 
-Vectors are written, not mapped, while they are made: a full disk is an error then instead of a bus error, and memory
-stays flat in the number of chunks.
+On a Ray cluster, only the numbers of blocks travel to the workers: each opens the chunk file and the encoder's folder
+itself, which must therefore lie under the same paths on every node. Vectors come back in any order, and the calling
+process writes them. When a node is lost, Ray makes its blocks again elsewhere.
 """
 
+import contextlib
+import logging
+import math
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from pydantic import Field
 
-from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.files import AppendLog, atomic_file, read_json, read_jsonl, sha256_file, sha256_json, write_json
+from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError, UnavailableError
+from deepsearch_rl.files import AppendLog, atomic_file, file_digests, read_json, read_jsonl, sha256_json, write_json
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Chunk, Record
-from deepsearch_rl.retrieval.encoders.choice import AnyEncoderConfig, open_encoder
-from deepsearch_rl.retrieval.encoders.encoding_job import EncodingConfig, EncodingJob
+from deepsearch_rl.records import Record
+from deepsearch_rl.retrieval.encoders.choice import EncodingJob, RayConfig, open_encoder
 from deepsearch_rl.retrieval.encoders.model_folder import ModelFolderConfig
-from deepsearch_rl.retrieval.encoders.on_ray import encode_on_ray
-from deepsearch_rl.retrieval.vectors.vector_file import link_or_copy
+from deepsearch_rl.retrieval.vectors.flat import link_or_copy
 
 JOB_FILE, VECTORS_FILE, BLOCKS_FILE = "job.json", "vectors.npy", "blocks.jsonl"
 WORK_FILES = (JOB_FILE, VECTORS_FILE, BLOCKS_FILE, f".{JOB_FILE}.partial", f".{VECTORS_FILE}.partial")
 """All that an encoding writes to its work folder."""
+LOOPBACK_ONLY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""For a Ray of this machine's own: no usage reports; no cluster, whatever the name says, so servers on 127.0.0.1."""
 
 
 class FinishedBlock(Record):
@@ -40,83 +47,64 @@ class FinishedBlock(Record):
     block: int = Field(ge=0)
 
 
-def encode_to_file(
-    encoder: AnyEncoderConfig,
-    folder: Path,
-    chunks: Sequence[Chunk],
-    chunks_sha256: str,
-    out: Path,
-    work: Path,
-    config: EncodingConfig,
-) -> None:
-    """Write the vectors of all chunks, row N that of chunk N, to the .npy file ``out``; resume where a kill left off.
+def encode_to_file(job: EncodingJob, chunks_sha256: str, out: Path, work: Path) -> None:
+    """Write the vectors of at least one chunk, row N that of chunk N, to the .npy file ``out``, by one rename.
 
-    Args:
-        encoder: the encoder's parameters.
-        folder: what :func:`~deepsearch_rl.retrieval.encoders.choice.prepare_encoder` made.
-        chunks: at least one chunk.
-        chunks_sha256: digest of the chunk file; work on another file is never continued.
-        out: the vectors of one N x D matrix, float32 or float16, by one rename.
-        work: a folder of this job's own for unfinished work. It stays (sharing its bytes with ``out`` on one file
-            system), so that a build that fails later need not encode again; :func:`remove_work` removes it.
-        config: engine, type and size of blocks.
+    ``work`` is a folder of this job's own, where a killed run continues; ``chunks_sha256`` tells whether its chunks are
+    these. It stays (sharing its bytes with ``out`` on one file system), so that a build that fails later need not
+    encode again; :func:`remove_work` removes it.
 
     Raises:
         ArtifactError: the disk is full, or ``work`` holds damaged files.
         ConfigError: ``work`` holds other files.
+        UnavailableError: Ray is not installed, its cluster cannot be reached, or a worker fails.
     """
-    job = EncodingJob(encoder, folder, chunks, config.block_rows)
-    _keep_work_of(job, chunks_sha256, config, work)
+    _keep_work_of(job, chunks_sha256, work)
+    rows, config = len(job.chunks), job.config
     with AppendLog(work / BLOCKS_FILE) as log:  # opening it cuts off a line that a kill left unfinished
         finished = {line.block for line in read_jsonl(work / BLOCKS_FILE, FinishedBlock)}
-        missing = [block for block in range(job.blocks) if block not in finished]
+        missing = [block for block in range(math.ceil(rows / config.block_rows)) if block not in finished]
         with ProgressBar("encode", sum(len(job.rows(block)) for block in missing), "chunks") as bar:
-            for block, vectors_BD in _encode(job, missing, config):
-                write_rows(work / VECTORS_FILE, job.rows(block).start, vectors_BD, len(chunks), config.dtype)
+            engine = _encode_on_ray if config.engine == "ray" else _encode_here
+            for block, vectors_BD in engine(job, missing) if missing else ():
+                write_rows(work / VECTORS_FILE, job.rows(block).start, vectors_BD, rows, config.dtype)
                 log.append(FinishedBlock(block=block))
                 bar.advance(len(vectors_BD))
     with atomic_file(out) as partial:
         link_or_copy(work / VECTORS_FILE, partial)
 
 
-def _keep_work_of(job: EncodingJob, chunks_sha256: str, config: EncodingConfig, work: Path) -> None:
+def _keep_work_of(job: EncodingJob, chunks_sha256: str, work: Path) -> None:
     """Empty ``work`` unless it belongs to this very job."""
     require_work_folder(work)
+    encoder = job.encoder
+    weights = None
+    if isinstance(encoder, ModelFolderConfig) and encoder.revision is None:
+        weights = sha256_json(file_digests(Path(encoder.model)))  # others can appear under the same name
     key = {
         "chunks_sha256": chunks_sha256,
         "rows": len(job.chunks),
-        "block_rows": config.block_rows,
-        "dtype": config.dtype,
-        "encoder": job.encoder.model_dump(mode="json"),
-        "learnt": _digest(job.folder),
-        "weights": _weights(job.encoder),
+        "block_rows": job.config.block_rows,
+        "dtype": job.config.dtype,
+        "encoder": encoder.model_dump(mode="json"),
+        "learnt": sha256_json(file_digests(job.folder)),
+        "weights": weights,
     }
-    job_path = work / JOB_FILE
-    blocks = work / BLOCKS_FILE
-    if (
-        job_path.is_file()
-        and blocks.is_file()
-        and read_json(job_path) == key
-        and ((work / VECTORS_FILE).is_file() or not blocks.stat().st_size)
-    ):
+    job_path, vectors, blocks = (work / name for name in (JOB_FILE, VECTORS_FILE, BLOCKS_FILE))
+    is_whole = job_path.is_file() and blocks.is_file() and (vectors.is_file() or not blocks.stat().st_size)
+    if is_whole and read_json(job_path) == key:
         return
     remove_work(work)
     work.mkdir(parents=True, exist_ok=True)
-    (work / BLOCKS_FILE).touch()
+    blocks.touch()
     write_json(job_path, key)
 
 
 def require_work_folder(work: Path) -> None:
-    """Refuse a folder with files that encoding would endanger.
-
-    Raises:
-        ConfigError: ``work`` is a file, or holds a file that is no part of an encoding's work; names it.
-    """
-    if not work.exists():
-        return
-    if not work.is_dir():
+    """Raise ConfigError if ``work`` is a file, or holds one that is no part of an encoding's work."""
+    if work.exists() and not work.is_dir():
         raise ConfigError(f"the work folder {work} is a file; name a folder that is empty or does not exist.")
-    for path in work.iterdir():
+    for path in work.iterdir() if work.exists() else ():
         if path.name not in WORK_FILES:
             raise ConfigError(
                 f"the work folder {work} holds {path.name}, which is no part of an encoding's work; name a folder that "
@@ -132,45 +120,22 @@ def remove_work(work: Path) -> None:
         work.rmdir()
 
 
-def _weights(encoder: AnyEncoderConfig) -> str | None:
-    """Digest of an encoder's local folder, where other weights can appear under the same name."""
-    if isinstance(encoder, ModelFolderConfig) and encoder.revision is None:
-        return _digest(Path(encoder.model))
-    return None
-
-
-def _digest(folder: Path) -> str:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return sha256_json({str(path.relative_to(folder)): sha256_file(path) for path in files})
-
-
-def _encode(
-    job: EncodingJob, blocks: Sequence[int], config: EncodingConfig
-) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield every block's number and vectors_BD, in the order in which the engine finishes them."""
-    if blocks and config.ray is not None:
-        yield from encode_on_ray(job, blocks, config.ray)
-    elif blocks:
-        encoder = open_encoder(job.encoder, job.folder)
-        for block in blocks:
-            yield block, job.encode(encoder, block)
-
-
 def write_rows(path: Path, start: int, vectors_BD: NDArray[np.float32], rows: int, dtype: str) -> None:
     """Write vectors to their rows of a .npy file of ``rows`` rows and wait for the disk; the first call makes the file.
 
     Raises:
-        ArtifactError: the disk is full, or the file has another shape or type.
+        ArtifactError: the disk is full, or the file is damaged or has another shape or type.
     """
-    dimension = vectors_BD.shape[1]
+    shape = (rows, vectors_BD.shape[1])
     try:
         if not path.is_file():
-            _create(path, rows, dimension, dtype)
+            with atomic_file(path) as partial:
+                open_memmap(partial, "w+", dtype, shape)
+        present = open_memmap(path, "r")
+        if (present.shape, present.dtype) != (shape, np.dtype(dtype)):
+            raise ArtifactError(f"{path} holds no {rows} x {shape[1]} vectors of {dtype}; remove {path.parent}.")
         with path.open("r+b") as file:
-            npy.read_magic(file)
-            if npy.read_array_header_1_0(file) != ((rows, dimension), False, np.dtype(dtype)):
-                raise ArtifactError(f"{path} holds no {rows} x {dimension} vectors of {dtype}; remove {path.parent}.")
-            file.seek(start * dimension * np.dtype(dtype).itemsize, os.SEEK_CUR)
+            file.seek(present.offset + start * present.strides[0])
             file.write(vectors_BD.astype(dtype).tobytes())
             file.flush()
             os.fsync(file.fileno())
@@ -178,8 +143,86 @@ def write_rows(path: Path, start: int, vectors_BD: NDArray[np.float32], rows: in
         raise ArtifactError(f"the vectors cannot be written to {path} ({error}).") from error
 
 
-def _create(path: Path, rows: int, dimension: int, dtype: str) -> None:
-    header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (rows, dimension)}
-    with atomic_file(path) as partial, partial.open("wb") as file:
-        npy.write_array_header_1_0(file, header)
-        file.truncate(file.tell() + rows * dimension * np.dtype(dtype).itemsize)
+def _encode_here(job: EncodingJob, blocks: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield every block's number and vectors_BD."""
+    encoder = open_encoder(job.encoder, job.folder)
+    for block in blocks:
+        yield block, job.encode(encoder, block)
+
+
+class BlockEncoder:
+    """An actor of the pool: opens the encoder once, then encodes one block per call."""
+
+    def __init__(self, job: EncodingJob) -> None:
+        self._job, self._encoder = job, open_encoder(job.encoder, job.folder)
+
+    def __call__(self, batch: dict[str, NDArray[np.int64]]) -> dict[str, Any]:
+        """Return the vectors_BD of the one block of the batch, as bytes."""
+        [block] = batch["block"].tolist()
+        return {"block": batch["block"], "vectors": [self._job.encode(self._encoder, block).tobytes()]}
+
+
+def _encode_on_ray(job: EncodingJob, blocks: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield every block's number and vectors_BD, in the order in which they are finished."""
+    config = job.config.ray
+    assert config is not None
+    encoder = job.encoder
+    if isinstance(encoder, ModelFolderConfig) and encoder.revision is None:
+        encoder = encoder.model_copy(update={"model": str(Path(encoder.model).resolve())})
+    absolute = replace(job, folder=job.folder.resolve(), encoder=encoder)  # workers have other working directories
+    with _connected(config) as ray:
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False  # the caller's counts blocks
+        numbers = ray.data.from_items([{"block": block} for block in blocks], override_num_blocks=len(blocks))
+        encoded = numbers.map_batches(
+            BlockEncoder,
+            fn_constructor_args=(absolute,),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(size=config.workers),
+            num_cpus=config.cpus_per_worker,
+            num_gpus=config.gpus_per_worker,
+        )
+        try:
+            for batch in encoded.iter_batches(batch_size=1, batch_format="numpy", prefetch_batches=0):
+                block = int(batch["block"][0])
+                vectors = np.frombuffer(batch["vectors"][0], dtype=np.float32)
+                yield block, vectors.reshape(len(job.rows(block)), -1)
+        except ray.exceptions.RayError as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, DeepsearchError):
+                cause = getattr(cause, "cause", None) or cause.__cause__
+            if cause is not None:
+                raise UnavailableError(f"a worker of the Ray cluster cannot encode: {cause}") from error
+            reason = str(error).strip().splitlines()[-1]
+            raise UnavailableError(f"encoding over Ray failed ({type(error).__name__}: {reason}).") from error
+
+
+@contextlib.contextmanager
+def _connected(config: RayConfig) -> Iterator[Any]:
+    """Yield the package ``ray``, connected; stop a Ray that was started here, leave a cluster running."""
+    if config.address is not None:
+        arguments: dict[str, Any] = {"address": config.address}
+    else:
+        os.environ.update(LOOPBACK_ONLY)  # read by Ray when it is imported, and by the processes that it starts
+        arguments = {
+            "num_cpus": max(1, round(config.workers * config.cpus_per_worker)),
+            "num_gpus": round(config.workers * config.gpus_per_worker),
+            "include_dashboard": False,
+            "object_store_memory": config.object_store_mb << 20,
+        }
+    try:
+        import ray  # noqa: PLC0415 - an extra
+        import ray.data  # noqa: PLC0415
+    except ImportError as error:
+        raise UnavailableError(
+            "engine ray needs Ray: install the extra, `uv sync --extra ray` or `pip install 'deepsearch-rl[ray]'`."
+        ) from error
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.WARNING, **arguments)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        where = f"the Ray cluster at {config.address} cannot be reached" if config.address else "Ray cannot be started"
+        raise UnavailableError(f"{where} (index.encoding.ray.address): {str(error).partition(chr(10))[0]}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

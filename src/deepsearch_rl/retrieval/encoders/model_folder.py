@@ -13,7 +13,7 @@ A folder without them is a plain transformers encoder; the params then say how i
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
@@ -52,81 +52,44 @@ class ModelFolder:
     """An encoder's folder joined with the params."""
 
     root: Path
-    transformer: Path
-    """The folder of tokenizer and weights: the root, or ``0_Transformer`` in old ones."""
-    steps: frozenset[str]
-    """Class names of the steps in modules.json; none for a plain transformers folder."""
+    transformer: Path  # the folder of tokenizer and weights: the root, or ``0_Transformer`` in old ones
+    steps: frozenset[str]  # class names of the steps in modules.json; none for a plain transformers folder
     pooling: str
-    pools_prompt: bool
-    """Whether the tokens of the prompt are pooled with those of the text."""
+    pools_prompt: bool  # whether the tokens of the prompt are pooled with those of the text
     prefixes: dict[Kind, str]
     lower_case: bool
-    max_tokens: int
-    """Tokens that are read of a text, [CLS] and [SEP] counted."""
+    max_tokens: int  # tokens that are read of a text, [CLS] and [SEP] counted
     pad_id: int
-    batch_rows: int
-    """Texts of a forward pass, so that it stays within ``batch_tokens`` whatever their lengths."""
+    batch_rows: int  # texts of a forward pass, so that it stays within ``batch_tokens`` whatever their lengths
 
 
-class _File(BaseModel):
-    """A file of another project; other fields are ignored."""
+class _Settings(BaseModel):
+    """The fields of a folder's JSON files that are read here; the others are ignored."""
 
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    model_type: str = ""
+    max_position_embeddings: int | None = None
+    pad_token_id: int | None = None
+    max_seq_length: int | None = None
+    do_lower_case: bool | None = None
+    prompts: dict[str, str | None] | None = None
+    default_prompt_name: str | None = None
+    similarity_fn_name: str | None = None
+    pooling_mode: str | tuple[str, ...] | None = None
+    """In older files a flag per mode instead, such as ``pooling_mode_cls_token: true``."""
+    include_prompt: bool = True
+
+
+class _Step(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-
-class _Module(_File):
     type: str
     path: str
 
 
-class _Modules(RootModel[tuple[_Module, ...]]):
-    model_config = ConfigDict(frozen=True)
-
-
-class _PoolingFile(_File):
-    """The mode by name, or in older files a flag per mode, such as ``pooling_mode_cls_token: true``."""
-
-    model_config = ConfigDict(extra="allow")
-    pooling_mode: str | tuple[str, ...] | None = None
-    include_prompt: bool = True
-
-    @property
-    def mode(self) -> str:
-        """The pooling's name, or names joined by "+"."""
-        modes = self.pooling_mode or sorted(
-            name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
-            for name, value in (self.model_extra or {}).items()
-            if name.startswith("pooling_mode_") and value is True
-        )
-        return modes if isinstance(modes, str) else "+".join(modes) or "mean"
-
-
-class _TransformerFile(_File):
-    max_seq_length: int | None = None
-    do_lower_case: bool = False
-
-
-class _ModelFile(_File):
-    model_type: str = ""
-    max_position_embeddings: int | None = None
-    pad_token_id: int | None = None
-
-    @property
-    def positions(self) -> int | None:
-        """Tokens that the model tells apart by position; None where it has no table of positions."""
-        starts_after_padding = any(family in self.model_type for family in ("roberta", "mpnet", "camembert"))
-        if self.max_position_embeddings is None or not starts_after_padding:
-            return self.max_position_embeddings
-        return self.max_position_embeddings - (self.pad_token_id or 0) - 1
-
-
-class _PromptsFile(_File):
-    prompts: dict[str, str | None] = {}
-    default_prompt_name: str | None = None
-    similarity_fn_name: str | None = None
-
-
-FileT = TypeVar("FileT", bound=_File)
+class _Steps(RootModel[tuple[_Step, ...]]):
+    """``modules.json``."""
 
 
 def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
@@ -140,27 +103,29 @@ def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
         UnavailableError: the revision is not in the hub's cache and the hub cannot be reached.
     """
     root = _find(config, weights)
-    modules = read_record(root / "modules.json", _Modules).root if (root / "modules.json").is_file() else ()
-    paths = {module.type.rpartition(".")[2]: root / module.path for module in modules}
+    steps = read_record(root / "modules.json", _Steps).root if (root / "modules.json").is_file() else ()
+    paths = {step.type.rpartition(".")[2]: root / step.path for step in steps}
     transformer = paths.get("Transformer", root)
-    model = _read(transformer / "config.json", _ModelFile)
-    reading = _read(transformer / "sentence_bert_config.json", _TransformerFile)
-    prompts = _read(root / "config_sentence_transformers.json", _PromptsFile)
+    model = _read(transformer / "config.json")
+    reading = _read(transformer / "sentence_bert_config.json")
+    prompts = _read(root / "config_sentence_transformers.json")
     if prompts.similarity_fn_name not in (None, "cosine"):
         logger.warning("%s was trained for %s; here it is compared by cosine", root, prompts.similarity_fn_name)
     pooling, pools_prompt = _pooling(config, root, paths.get("Pooling", root / "1_Pooling") / "config.json")
-    max_tokens = _max_tokens(config, root, reading.max_seq_length, model.positions)
+    max_tokens = _max_tokens(config, root, reading.max_seq_length, model)
+    prefixes: dict[Kind, str | None] = {"query": config.query_prefix, "passage": config.passage_prefix}
+    for kind, names in PROMPT_NAMES.items():
+        if prefixes[kind] is None:
+            named = ((prompts.prompts or {}).get(name) for name in (*names, prompts.default_prompt_name or ""))
+            prefixes[kind] = next((prompt for prompt in named if prompt is not None), None)
     return ModelFolder(
         root=root,
         transformer=transformer,
         steps=frozenset(paths),
         pooling=pooling,
         pools_prompt=pools_prompt,
-        prefixes={
-            "query": _prefix(config.query_prefix, prompts, "query"),
-            "passage": _prefix(config.passage_prefix, prompts, "passage"),
-        },
-        lower_case=reading.do_lower_case,
+        prefixes={kind: prefix or "" for kind, prefix in prefixes.items()},
+        lower_case=bool(reading.do_lower_case),
         max_tokens=max_tokens,
         pad_id=model.pad_token_id or 0,
         batch_rows=max(1, config.batch_tokens // max_tokens),
@@ -187,33 +152,35 @@ def _find(config: ModelFolderConfig, weights: str) -> Path:
         ) from error
 
 
-def _read(path: Path, model: type[FileT]) -> FileT:
-    return read_record(path, model) if path.is_file() else model()
+def _read(path: Path) -> _Settings:
+    return read_record(path, _Settings) if path.is_file() else _Settings()
 
 
 def _pooling(config: ModelFolderConfig, root: Path, path: Path) -> tuple[str, bool]:
-    """The pooling's name, and whether the prompt is pooled too."""
+    """Return the pooling's name (or names joined by "+"), and whether the prompt is pooled too."""
     if not path.is_file():
         if config.pooling is None:
             raise ConfigError(f"{root} does not say how it pools tokens (no {path.name} in 1_Pooling): set pooling.")
         return config.pooling, True
-    file = read_record(path, _PoolingFile)
-    if config.pooling not in (None, file.mode):
-        raise ConfigError(f"{path} says that tokens are pooled by {file.mode}; the params say {config.pooling}.")
-    return file.mode, file.include_prompt
+    file = _read(path)
+    modes = file.pooling_mode or sorted(
+        name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
+        for name, value in (file.model_extra or {}).items()
+        if name.startswith("pooling_mode_") and value is True
+    )
+    pooling = modes if isinstance(modes, str) else "+".join(modes) or "mean"
+    if config.pooling not in (None, pooling):
+        raise ConfigError(f"{path} says that tokens are pooled by {pooling}; the params say {config.pooling}.")
+    return pooling, file.include_prompt
 
 
-def _max_tokens(config: ModelFolderConfig, root: Path, length: int | None, positions: int | None) -> int:
+def _max_tokens(config: ModelFolderConfig, root: Path, length: int | None, model: _Settings) -> int:
+    positions = model.max_position_embeddings  # None where the model has no table of positions
+    if positions is not None and any(family in model.model_type for family in ("roberta", "mpnet", "camembert")):
+        positions -= (model.pad_token_id or 0) + 1  # theirs start after padding
     if positions is not None and (config.max_tokens or 0) > positions:
         raise ConfigError(f"max_tokens is {config.max_tokens}, and the encoder in {root} reads {positions} at most.")
     limits = [limit for limit in (length, positions) if limit is not None]
     if config.max_tokens is None and not limits:
         raise ConfigError(f"{root} does not say how many tokens it reads: set max_tokens.")
     return config.max_tokens or min(limits)
-
-
-def _prefix(configured: str | None, prompts: _PromptsFile, kind: Kind) -> str:
-    if configured is not None:
-        return configured
-    names = (*PROMPT_NAMES[kind], prompts.default_prompt_name or "")
-    return next((prompt for name in names if (prompt := prompts.prompts.get(name)) is not None), "")

@@ -5,7 +5,6 @@ starts in a second.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,8 +14,7 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
 from deepsearch_rl.retrieval.encoders.model_folder import ModelFolder, ModelFolderConfig, read_model_folder
 
-HIDDEN_OUTPUTS = ("last_hidden_state", "token_embeddings")
-"""What exporters call the vectors of the tokens."""
+HIDDEN_OUTPUTS = ("last_hidden_state", "token_embeddings")  # what exporters call the vectors of the tokens
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 STEPS = {"Transformer", "Pooling", "Normalize"}
 POOLINGS = ("mean", "cls", "lasttoken")
@@ -40,9 +38,13 @@ class OnnxEncoder:
             ConfigError: pooling or length do not fit the folder, or it has a step that is computed by torch alone.
         """
         self._folder = folder = read_model_folder(config, "*model.onnx*")
-        _require_plain(folder)
-        self._tokenizer = _load_tokenizer(folder)
-        self._session = _load_session(folder, config)
+        advice = "which only the encoder `transformers` computes"
+        if steps := folder.steps - STEPS:
+            raise ConfigError(f"the encoder in {folder.root} has a step {min(steps)} (modules.json), {advice}.")
+        if folder.pooling not in POOLINGS or not folder.pools_prompt:
+            prompt = "" if folder.pools_prompt else " without the prompt"
+            raise ConfigError(f"the encoder in {folder.root} pools tokens by {folder.pooling}{prompt}, {advice}.")
+        self._tokenizer, self._session = _load(folder, config)
         self._inputs = [node.name for node in self._session.get_inputs()]
         outputs = [node.name for node in self._session.get_outputs()]
         hidden = [name for name in HIDDEN_OUTPUTS if name in outputs]
@@ -54,12 +56,7 @@ class OnnxEncoder:
             )
         self._hidden = hidden[0]
         one_11 = np.ones((1, 1), dtype=np.int64)
-        self._dimension = self._embed(one_11, one_11).shape[1]
-
-    @property
-    def dimension(self) -> int:
-        """D, the model's hidden size."""
-        return self._dimension
+        self.dimension = self._embed(one_11, one_11).shape[1]
 
     def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
         """Return embeddings_ND of N texts, each with its side's prefix; blank texts are zero."""
@@ -75,10 +72,8 @@ class OnnxEncoder:
         for start in range(0, len(order_N), self._folder.batch_rows):
             batch = order_N[start : start + self._folder.batch_rows]
             tokens = self._tokenizer.encode_batch([prompted[row] for row in batch])
-            ids_BT, mask_BT = (
-                np.array([getattr(row, name) for row in tokens], np.int64) for name in ("ids", "attention_mask")
-            )
-            embeddings_ND[batch] = self._embed(ids_BT, mask_BT)
+            ids_BT = np.array([row.ids for row in tokens], np.int64)
+            embeddings_ND[batch] = self._embed(ids_BT, np.array([row.attention_mask for row in tokens], np.int64))
         return embeddings_ND
 
     def _embed(self, ids_BT: NDArray[np.int64], mask_BT: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -91,32 +86,10 @@ class OnnxEncoder:
         return hidden_BTD[np.arange(len(hidden_BTD)), position_B].astype(np.float32)
 
 
-def _require_plain(folder: ModelFolder) -> None:
-    advice = "which only the encoder `transformers` computes"
-    if steps := folder.steps - STEPS:
-        raise ConfigError(f"the encoder in {folder.root} has a step {min(steps)} (modules.json), {advice}.")
-    if folder.pooling not in POOLINGS or not folder.pools_prompt:
-        prompt = "" if folder.pools_prompt else " without the prompt"
-        raise ConfigError(f"the encoder in {folder.root} pools tokens by {folder.pooling}{prompt}, {advice}.")
-
-
-def _load_tokenizer(folder: ModelFolder) -> Any:
-    """A tokenizer that cuts at the folder's length and pads on the right; the tokenizers library has no types."""
+def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
+    """Return a tokenizer that cuts at the folder's length and pads on the right, and a session; neither has types."""
     from tokenizers import Tokenizer  # noqa: PLC0415 - needed by this encoder alone
 
-    path = folder.transformer / "tokenizer.json"
-    if not path.is_file():
-        raise ArtifactError(f"{folder.root} holds no {path.name}, which belongs beside an ONNX export.")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more special
-        raise ArtifactError(f"{path} is no tokenizer: {error}.") from error
-    tokenizer.enable_truncation(folder.max_tokens)
-    tokenizer.enable_padding(pad_id=folder.pad_id)
-    return tokenizer
-
-
-def _load_session(folder: ModelFolder, config: OnnxConfig) -> Any:
     try:
         import onnxruntime  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -132,15 +105,20 @@ def _load_session(folder: ModelFolder, config: OnnxConfig) -> Any:
         )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = config.threads
-    path = _model_file(folder.root)
+    paths = [path for path in (folder.root / "model.onnx", folder.root / "onnx" / "model.onnx") if path.is_file()]
+    if not paths:
+        raise ArtifactError(f"{folder.root} holds neither model.onnx nor onnx/model.onnx.")
     try:
-        return onnxruntime.InferenceSession(path, options, providers=[provider])
+        session = onnxruntime.InferenceSession(paths[0], options, providers=[provider])
     except Exception as error:  # its errors have no other root
-        raise ArtifactError(f"{path} cannot be loaded: {str(error).splitlines()[0]}.") from error
-
-
-def _model_file(root: Path) -> Path:
-    for path in (root / "model.onnx", root / "onnx" / "model.onnx"):
-        if path.is_file():
-            return path
-    raise ArtifactError(f"{root} holds neither model.onnx nor onnx/model.onnx.")
+        raise ArtifactError(f"{paths[0]} cannot be loaded: {str(error).splitlines()[0]}.") from error
+    path = folder.transformer / "tokenizer.json"
+    if not path.is_file():
+        raise ArtifactError(f"{folder.root} holds no {path.name}, which belongs beside an ONNX export.")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more special
+        raise ArtifactError(f"{path} is no tokenizer: {error}.") from error
+    tokenizer.enable_truncation(folder.max_tokens)
+    tokenizer.enable_padding(pad_id=folder.pad_id)
+    return tokenizer, session

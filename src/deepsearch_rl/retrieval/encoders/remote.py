@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.files import first_problem
@@ -20,10 +20,8 @@ from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.redaction import public_address, redact
 from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
 
-NO_KEY = "none"
-"""Sent to servers without keys, because the client insists on one."""
-QUOTED_CHARACTERS = 300
-"""How much of a server's complaint an error repeats."""
+NO_KEY = "none"  # sent to servers without keys, because the client insists on one
+QUOTED_CHARACTERS = 300  # how much of a server's complaint an error repeats
 
 
 class RemoteConfig(Record):
@@ -43,27 +41,35 @@ class RemoteConfig(Record):
     retries: int = Field(ge=0, description="further attempts of one request")
 
 
+class _Vector(BaseModel):
+    """One text's vector, as the server numbers it; other fields are ignored, here and in the answer."""
+
+    index: int
+    embedding: list[float]
+
+
+class _Answer(BaseModel):
+    data: list[_Vector]
+
+
 class RemoteEncoder:
     """Asks an embeddings endpoint; may be used from several threads. The key is in no error, log or ``repr``."""
 
     def __init__(self, config: RemoteConfig) -> None:
-        """Make the client; nothing is sent.
-
-        Raises:
-            ConfigError: the variable that should hold the key is not set.
-        """
+        """Make the client, send nothing; raise ConfigError where the variable that should hold the key is not set."""
         from openai import OpenAI  # noqa: PLC0415 - half a second, needed by this encoder alone
 
-        self._config = config
-        self._key = _read_key(config)
+        self._config, self._key = config, NO_KEY
+        if config.api_key_variable is not None:
+            self._key = os.environ.get(config.api_key_variable, "").strip()
+        if not self._key:
+            raise ConfigError(
+                f"set the environment variable {config.api_key_variable} to the key of {config.base_url}."
+            )
+        self.dimension = config.dimension
         self._client = OpenAI(
             base_url=config.base_url, api_key=self._key, timeout=config.timeout_s, max_retries=config.retries
         )
-
-    @property
-    def dimension(self) -> int:
-        """As configured; every answer is checked."""
-        return self._config.dimension
 
     def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
         """Return embeddings_ND of N texts, each with its side's prefix; blank texts are zero and are not sent.
@@ -75,7 +81,7 @@ class RemoteEncoder:
 
     def _request_all(self, texts: list[str], kind: Kind) -> NDArray[np.float32]:
         config = self._config
-        prefix = config.query_prefix if kind == "query" else config.passage_prefix
+        prefix = {"query": config.query_prefix, "passage": config.passage_prefix}[kind]
         inputs = [(prefix + text)[: config.max_characters] for text in texts]
         batches = [inputs[start : start + config.batch_texts] for start in range(0, len(inputs), config.batch_texts)]
         pool = ThreadPoolExecutor(min(config.concurrency, len(batches)))
@@ -97,25 +103,19 @@ class RemoteEncoder:
             raise self._failure(f"did not answer within {self._config.timeout_s:g} s") from error
         except openai.APIConnectionError as error:
             raise self._failure(f"cannot be reached ({error.__cause__ or error})") from error
-        return self._parse(answer.content, len(texts))
-
-    def _parse(self, content: bytes, texts: int) -> NDArray[np.float32]:
         try:
-            vectors = _Answer.model_validate_json(content).data
+            vectors = _Answer.model_validate_json(answer.content).data
         except ValidationError as error:
             where, problem = first_problem(error)
             raise self._failure(f"answered without embeddings ({where or 'body'}: {problem})") from None
-        if sorted(vector.index for vector in vectors) != list(range(texts)):
-            raise self._failure(f"answered {texts} texts with {len(vectors)} vectors, or numbered them wrongly")
-        lengths = {len(vector.embedding) for vector in vectors}
-        if lengths != {self.dimension}:
+        vectors.sort(key=lambda vector: vector.index)
+        if [vector.index for vector in vectors] != list(range(len(texts))):
+            raise self._failure(f"answered {len(texts)} texts with {len(vectors)} vectors, or numbered them wrongly")
+        if lengths := {len(vector.embedding) for vector in vectors} - {self.dimension}:
             raise self._failure(
-                f"gives vectors of dimension {max(lengths - {self.dimension})}, where index.encoder.dimension is "
-                f"{self.dimension}"
+                f"gives vectors of dimension {max(lengths)}, where index.encoder.dimension is {self.dimension}"
             )
-        embeddings_BD = np.empty((texts, self.dimension), dtype=np.float32)
-        for vector in vectors:
-            embeddings_BD[vector.index] = vector.embedding
+        embeddings_BD = np.array([vector.embedding for vector in vectors], dtype=np.float32)
         if not np.isfinite(embeddings_BD).all():
             raise self._failure("gives vectors with numbers that are not finite")
         return embeddings_BD
@@ -124,29 +124,3 @@ class RemoteEncoder:
         secret = None if self._key == NO_KEY else self._key
         place = public_address(self._config.base_url) or "index.encoder.base_url"
         return EndpointError(f"the embeddings server at {place} {redact(problem, [secret])}.")
-
-
-class _Vector(BaseModel):
-    """One text's vector, as the server numbers it."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    index: int
-    embedding: list[float]
-
-
-class _Answer(BaseModel):
-    """An answer; its other fields are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    data: list[_Vector]
-
-
-def _read_key(config: RemoteConfig) -> str:
-    if config.api_key_variable is None:
-        return NO_KEY
-    key = os.environ.get(config.api_key_variable, "").strip()
-    if not key:
-        raise ConfigError(f"set the environment variable {config.api_key_variable} to the key of {config.base_url}.")
-    return key

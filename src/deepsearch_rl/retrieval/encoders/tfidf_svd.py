@@ -10,6 +10,7 @@ import zipfile
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
@@ -33,21 +34,17 @@ class TfidfSvdConfig(Record):
     max_terms: int = Field(ge=1, description="the sample's most frequent terms are known, the others are not")
 
 
+@dataclass(frozen=True, slots=True)
 class TfidfSvdEncoder:
     """TF-IDF with sublinear term frequencies, projected on the corpus's leading singular vectors (Deerwester 1990)."""
 
-    def __init__(
-        self, vocabulary: dict[str, int], idf_V: NDArray[np.float32], projection_VD: NDArray[np.float32]
-    ) -> None:
-        self._vocabulary, self._idf_V, self._projection_VD = vocabulary, idf_V, projection_VD
+    vocabulary: dict[str, int]
+    idf_V: NDArray[np.float32]
+    projection_VD: NDArray[np.float32]
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: TfidfSvdConfig, seed: int) -> Self:
-        """Learn vocabulary, document frequencies and projection from texts; equal inputs give equal arrays.
-
-        Raises:
-            ConfigError: fewer than two terms would be known.
-        """
+        """Learn all from texts, equal inputs alike; raise ConfigError where fewer than two terms would be known."""
         from sklearn.decomposition import TruncatedSVD  # noqa: PLC0415 - needed for fitting alone, costs a second
 
         columns: dict[str, int] = {}
@@ -74,26 +71,22 @@ class TfidfSvdEncoder:
     @property
     def dimension(self) -> int:
         """Number of singular vectors."""
-        return self._projection_VD.shape[1]
+        return self.projection_VD.shape[1]
 
     def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:  # noqa: ARG002 - both sides are alike
-        """Return embeddings_ND of N texts; queries and passages are treated alike, unknown terms are ignored."""
-        weights_NV = _tfidf(_count_terms(texts, self._vocabulary, grow=False), self._idf_V)
-        return normalise_rows(np.asarray(weights_NV @ self._projection_VD))
+        """Return embeddings_ND of N texts, queries and passages alike; unknown terms are ignored."""
+        weights_NV = _tfidf(_count_terms(texts, self.vocabulary, grow=False), self.idf_V)
+        return normalise_rows(np.asarray(weights_NV @ self.projection_VD))
 
     def save(self, folder: Path) -> None:
         """Write ``vocabulary.json`` and ``projection.npz`` (plain arrays, no pickle)."""
         folder.mkdir(parents=True)
-        (folder / "vocabulary.json").write_text(json.dumps(list(self._vocabulary)), encoding="utf-8")
-        np.savez(folder / "projection.npz", idf_V=self._idf_V, projection_VD=self._projection_VD)
+        (folder / "vocabulary.json").write_text(json.dumps(list(self.vocabulary)), encoding="utf-8")
+        np.savez(folder / "projection.npz", idf_V=self.idf_V, projection_VD=self.projection_VD)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Open what :meth:`save` wrote.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
+        """Open what :meth:`save` wrote; raise ArtifactError where a file is missing or damaged."""
         try:
             terms: list[str] = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
             with np.load(folder / "projection.npz") as arrays:
@@ -103,12 +96,10 @@ class TfidfSvdEncoder:
 
 
 def sample_texts(chunks: Sequence[Chunk], rows: int, seed: int) -> Iterator[str]:
-    """Yield the contents of at most ``rows`` chunks, drawn without replacement, in the order of the chunk file."""
+    """Return the contents of at most ``rows`` chunks, drawn without replacement, in the order of the chunk file."""
     if len(chunks) <= rows:
-        yield from (chunk.contents for chunk in chunks)
-        return
-    for row in sorted(random.Random(seed).sample(range(len(chunks)), rows)):
-        yield chunks[row].contents
+        return (chunk.contents for chunk in chunks)
+    return (chunks[row].contents for row in sorted(random.Random(seed).sample(range(len(chunks)), rows)))
 
 
 def _count_terms(texts: Iterable[str], vocabulary: dict[str, int], grow: bool) -> csr_matrix:
@@ -129,7 +120,7 @@ def _count_terms(texts: Iterable[str], vocabulary: dict[str, int], grow: bool) -
 
 
 def _tfidf(counts_NV: csr_matrix, idf_V: NDArray[np.float32]) -> csr_matrix:
-    """L2-normalised weights_NV, ``(1 + ln count) * idf``."""
+    """Return L2-normalised weights_NV, ``(1 + ln count) * idf``."""
     counts_NV.sort_indices()
     weights_M = (1 + np.log(counts_NV.data)) * idf_V[counts_NV.indices]
     documents = len(counts_NV.indptr) - 1

@@ -6,7 +6,7 @@ allows.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,7 @@ from pydantic import model_validator
 
 from deepsearch_rl.errors import ArtifactError, UnavailableError
 from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
-from deepsearch_rl.retrieval.encoders.model_folder import ModelFolder, ModelFolderConfig, read_model_folder
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+from deepsearch_rl.retrieval.encoders.model_folder import ModelFolderConfig, read_model_folder
 
 
 class TransformersConfig(ModelFolderConfig):
@@ -28,8 +25,6 @@ class TransformersConfig(ModelFolderConfig):
 
     @model_validator(mode="after")
     def _no_emulated_precision(self) -> "TransformersConfig":
-        # bfloat16 is what recent CPUs multiply natively (AVX512-BF16, AMX): three times the speed of float32 there. It
-        # has three decimal digits, so that near ties may fall otherwise in another batch.
         if self.device == "cpu" and self.dtype == "float16":
             raise ValueError("dtype float16 is for device cuda: CPUs emulate it, slower than float32")
         return self
@@ -47,47 +42,32 @@ class TransformersEncoder:
             ConfigError: pooling or length do not fit the folder.
         """
         import torch  # noqa: PLC0415 - seconds to import, needed by this encoder alone
+        from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - and seconds more
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: PLC0415
 
         require_device(config.device, f"the encoder {config.model}", "index.encoder.device")
         torch.set_num_threads(config.threads)
-        self._folder = read_model_folder(config, "*.safetensors")
-        self._model = _load(self._folder, config)
-        self._model.max_seq_length = self._folder.max_tokens
-
-    @property
-    def dimension(self) -> int:
-        """D, after the last step."""
-        return self._model.get_embedding_dimension() or 0
+        self._folder = folder = read_model_folder(config, "*.safetensors")
+        path, dtype = str(folder.root), {"dtype": getattr(torch, config.dtype)}
+        try:
+            if folder.steps:
+                self._model = SentenceTransformer(path, device=config.device, local_files_only=True, model_kwargs=dtype)
+            else:  # a plain folder: transformer and pooling
+                transformer = Transformer(path, do_lower_case=folder.lower_case, model_kwargs=dtype)
+                dimension = transformer.get_embedding_dimension()
+                pooling = Pooling(dimension, folder.pooling)  # pyright: ignore[reportArgumentType] - checks the name
+                self._model = SentenceTransformer(modules=[transformer, pooling], device=config.device)
+        except (OSError, ValueError, TypeError) as error:
+            raise ArtifactError(f"{path} holds no encoder that can be loaded: {first_line(error)}") from error
+        self._model.max_seq_length = folder.max_tokens
+        self.dimension = self._model.get_embedding_dimension() or 0
 
     def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
         """Return embeddings_ND of N texts, each with its side's prefix; blank texts are zero."""
-
-        def embed(readable: list[str]) -> NDArray[np.float32]:
-            folder = self._folder
-            return self._model.encode(
-                readable, prompt=folder.prefixes[kind], batch_size=folder.batch_rows, show_progress_bar=False
-            )
-
-        return encode_readable(texts, self.dimension, embed)
-
-
-def _load(folder: ModelFolder, config: TransformersConfig) -> "SentenceTransformer":
-    """The folder's own steps, or transformer and pooling of a plain folder."""
-    import torch  # noqa: PLC0415 - as above, and sentence-transformers takes seconds more
-    from sentence_transformers import SentenceTransformer  # noqa: PLC0415
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: PLC0415
-
-    dtype = {"dtype": getattr(torch, config.dtype)}
-    try:
-        if folder.steps:
-            path = str(folder.root)
-            return SentenceTransformer(path, device=config.device, local_files_only=True, model_kwargs=dtype)
-        transformer = Transformer(str(folder.root), do_lower_case=folder.lower_case, model_kwargs=dtype)
-        dimension = transformer.get_embedding_dimension()
-        pooling = Pooling(dimension, folder.pooling)  # pyright: ignore[reportArgumentType] - refuses unknown names
-        return SentenceTransformer(modules=[transformer, pooling], device=config.device)
-    except (OSError, ValueError, TypeError) as error:
-        raise ArtifactError(f"{folder.root} holds no encoder that can be loaded: {first_line(error)}") from error
+        options = {"prompt": self._folder.prefixes[kind], "batch_size": self._folder.batch_rows}
+        return encode_readable(
+            texts, self.dimension, lambda readable: self._model.encode(readable, **options, show_progress_bar=False)
+        )
 
 
 def require_device(device: str, owner: str, field: str) -> None:

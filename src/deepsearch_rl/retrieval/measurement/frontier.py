@@ -31,8 +31,7 @@ from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.retrieval.measurement.index_process import MEGABYTE, IndexProcess, Opening, recall
 from deepsearch_rl.retrieval.vectors.building import build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
-from deepsearch_rl.retrieval.vectors.flat import FlatIndex
-from deepsearch_rl.retrieval.vectors.vector_file import VectorFile, open_vector_file
+from deepsearch_rl.retrieval.vectors.flat import FlatIndex, VectorFile, open_vector_file
 
 TOP_K = 5
 KINDS = {

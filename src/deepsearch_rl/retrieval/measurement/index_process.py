@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex
+from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex, RefinedIndex
 from deepsearch_rl.retrieval.vectors.building import FAST_SCAN_BITS, INDEX_FILE, VECTORS_FILE
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig, IvfPqRefineConfig, VectorsConfig
-from deepsearch_rl.retrieval.vectors.dense import VectorIndex
-from deepsearch_rl.retrieval.vectors.opening import open_vector_index
-from deepsearch_rl.retrieval.vectors.refine import RefinedIndex
+from deepsearch_rl.retrieval.vectors.dense import VectorIndex, open_vector_index
 
 ResultT = TypeVar("ResultT")
 MEGABYTE = 1e6

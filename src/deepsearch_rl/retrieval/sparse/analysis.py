@@ -14,7 +14,7 @@ English stop words are dropped; the rest is stemmed (Snowball English).
 
 import re
 from datetime import datetime
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
 
@@ -33,26 +33,22 @@ STOP_WORDS = frozenset({
     "with"
 })  # fmt: skip
 """Lucene's English stop words, which the published BM25 baselines drop."""
-CACHED_STEMS = 1 << 17
-"""Stemming costs ten times what a look-up does, and a corpus repeats its words."""
+CACHED_STEMS = 1 << 17  # stemming costs ten times what a look-up does, and a corpus repeats its words
 CACHED_KEYS = 1 << 16
 
 _WORD = re.compile(r"\w+")
+_STEMMER = Stemmer.Stemmer("english", 0)  # without its own, slower cache
 
 
 def field_text(chunk: Chunk, name: FieldName) -> str:
     """Return the text of a chunk's field; empty where the chunk does not have it."""
-    match name:
-        case "contents":
-            return chunk.contents
-        case "title":
-            return chunk.title
-        case "body":
-            return chunk.text
-        case "source":
-            return _metadata_text(chunk, "source")
-        case "date":
-            return written_date(_metadata_text(chunk, "published_at"))
+    if name == "contents":
+        return chunk.contents
+    if name in ("title", "body"):
+        return chunk.title if name == "title" else chunk.text
+    value = (chunk.metadata.model_extra or {}).get("source" if name == "source" else "published_at")
+    text = value if isinstance(value, str) else ""
+    return written_date(text) if name == "date" else text
 
 
 def written_date(published_at: str) -> str:
@@ -64,16 +60,6 @@ def written_date(published_at: str) -> str:
     return f"{MONTHS[day.month - 1]} {day.day} {day.year}"
 
 
-def _metadata_text(chunk: Chunk, name: str) -> str:
-    value = (chunk.metadata.model_extra or {}).get(name)
-    return value if isinstance(value, str) else ""
-
-
-@cache
-def _stemmer() -> Stemmer.Stemmer:
-    return Stemmer.Stemmer("english", 0)  # without the stemmer's own, slower cache
-
-
 def split_words(text: str) -> list[str]:
     """Return the lower-cased words of a text in order, stop words among them."""
     return _WORD.findall(text.lower())
@@ -82,7 +68,7 @@ def split_words(text: str) -> list[str]:
 @lru_cache(CACHED_STEMS)
 def stem(word: str) -> str:
     """Return the term that a lower-cased word counts as; empty for a stop word."""
-    return "" if word in STOP_WORDS else _stemmer().stemWord(word)
+    return "" if word in STOP_WORDS else _STEMMER.stemWord(word)
 
 
 def analyse(text: str) -> list[str]:

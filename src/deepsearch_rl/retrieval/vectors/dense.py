@@ -3,8 +3,10 @@
 Row N of the index is row N of the chunk store.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +15,10 @@ from numpy.typing import NDArray
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.encoders.encoder import Encoder
 from deepsearch_rl.retrieval.ranking import Ranking
+from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex, RefinedIndex, read_faiss
+from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE
+from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig, IvfPqRefineConfig, VectorsConfig
+from deepsearch_rl.retrieval.vectors.flat import FlatIndex, open_vector_file
 
 
 class VectorIndex(Protocol):
@@ -31,6 +37,32 @@ class VectorIndex(Protocol):
         Rows that ``allowed_N`` denies are not found. A zero query, which points nowhere, finds nothing.
         """
         ...
+
+
+def open_vector_index(folder: Path, config: VectorsConfig) -> VectorIndex:
+    """Open the index that was built into ``folder`` with ``config``; fields of the search alone may differ.
+
+    All but codes of 4 bits stays in its file, behind a memory map.
+
+    Raises:
+        ArtifactError: a file is missing or damaged, or the two do not belong together.
+    """
+    if isinstance(config, FlatConfig):
+        return FlatIndex(open_vector_file(folder / VECTORS_FILE))
+    if isinstance(config, IvfPqConfig | IvfPqRefineConfig) and (folder / INDEX_FILE).is_file():
+        with (folder / INDEX_FILE).open("rb") as codes:  # small, and most searches run through a part of them
+            os.posix_fadvise(codes.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+    first = ApproximateIndex(read_faiss(folder / INDEX_FILE), config)
+    if not isinstance(config, IvfPqRefineConfig):
+        return first
+    file = open_vector_file(folder / VECTORS_FILE, random_access=True)
+    rows = first.index.ntotal
+    if (rows, first.dimension) != (file.rows, file.dimension):
+        raise ArtifactError(
+            f"{folder}: {INDEX_FILE} holds {rows} x {first.dimension} and {VECTORS_FILE} {file.rows} x "
+            f"{file.dimension}; they are of different builds, so build the index again."
+        )
+    return RefinedIndex(first, file, config.refine_factor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepsearch_rl.retrieval.growing_array import BUFFER_ROWS, GrowingArray
+from deepsearch_rl.retrieval.columns import BUFFER_ROWS, GrowingArray
 
 
 @pytest.mark.parametrize("rows", [0, 1, BUFFER_ROWS, 2 * BUFFER_ROWS + 3])

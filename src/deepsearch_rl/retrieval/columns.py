@@ -1,0 +1,71 @@
+"""Columns on disk: one-dimensional .npy files, written row by row and read through a memory map."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO, Generic, Self, TypeVar
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import DTypeLike, NDArray
+
+from deepsearch_rl.errors import ArtifactError
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+BUFFER_ROWS = 65536
+
+
+class GrowingArray(Generic[ScalarT]):
+    """Appends scalars to a column whose length is known only at the last row; use as a context manager.
+
+    It holds at most 65,536 of them. The file is complete once the block has ended without an error: the header, to
+    which NumPy gives one size whatever the length, is first a placeholder.
+    """
+
+    def __init__(self, path: Path, dtype: type[ScalarT]) -> None:
+        self._dtype = np.dtype(dtype)
+        self._buffer: list[int] = []
+        self._rows = 0
+        self._file = path.open("wb")
+        self._start = _write_header(self._file, self._dtype, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        with self._file:
+            if error is None:
+                self.extend(())
+                self._file.seek(0)
+                if _write_header(self._file, self._dtype, self._rows) != self._start:
+                    raise RuntimeError("the header of a .npy file has changed its size with the array's length")
+
+    def append(self, value: int) -> None:
+        """Add one row."""
+        self._buffer.append(value)
+        if len(self._buffer) == BUFFER_ROWS:
+            self.extend(())
+
+    def extend(self, values_N: NDArray[np.generic] | Sequence[int]) -> None:
+        """Write the buffered rows, then N more."""
+        for rows in (self._buffer, values_N):
+            # Not tofile: its error of a full disk carries no errno.
+            self._file.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
+            self._rows += len(rows)
+        self._buffer.clear()
+
+
+def _write_header(file: BinaryIO, dtype: DTypeLike, rows: int) -> int:
+    header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (rows,)}
+    npy.write_array_header_1_0(file, header)
+    return file.tell()
+
+
+def open_column(path: Path, dtype: type[ScalarT]) -> NDArray[ScalarT]:
+    """Map a column as a plain array; raise ArtifactError where it is missing or damaged."""
+    try:
+        column_N = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, EOFError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read ({error}); build the index again.") from error
+    if column_N.dtype != np.dtype(dtype) or column_N.ndim != 1:
+        raise ArtifactError(f"{path} is not a column of {np.dtype(dtype)}; build the index again.")
+    return np.asarray(column_N)  # because slices of np.memmap cost microseconds each
