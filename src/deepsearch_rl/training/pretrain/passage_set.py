@@ -9,10 +9,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deepsearch_rl.agent.tool import format_passages
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.world.grammar import YEAR, Grammar, Kind, Relation
 from deepsearch_rl.records import Chunk, ChunkMetadata
+from deepsearch_rl.retrieval.passages import format_passages
 
 _SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.4  # shares of further passages; the rest is about anything
 _NEW_PARAGRAPH = 0.3  # share of sentences that open one
