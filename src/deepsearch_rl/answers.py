@@ -23,7 +23,7 @@ INSUFFICIENT = "Insufficient information."
 
 
 def extract_answer(text: str) -> str:
-    """The stripped text between the last ``<answer>`` and the last ``</answer>``; empty where there is no such pair.
+    """Return the stripped text between the last ``<answer>`` and the last ``</answer>``; empty without such a pair.
 
     An answer that was opened again and not closed (``<answer>x</answer> <answer>y``) is cut off, so it is empty.
     """
@@ -32,12 +32,12 @@ def extract_answer(text: str) -> str:
 
 
 def has_answer_tags(text: str) -> bool:
-    """Whether the last closing answer tag stands after the last opening one, as :func:`extract_answer` wants them."""
+    """Return whether the last closing answer tag stands after the last opening one (see :func:`extract_answer`)."""
     return 0 <= text.rfind("<answer>") < text.rfind("</answer>")
 
 
 def normalise(text: str) -> str:
-    """Lower-case, drop punctuation and articles, collapse white space."""
+    """Return a text in lower case, without punctuation and articles, white space collapsed."""
     # In UTF-8 no byte of another character is an ASCII one, and bytes lose theirs several times faster than text does.
     encoded = text.lower().encode("utf-8", "surrogatepass").translate(None, _PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", encoded.decode("utf-8", "surrogatepass")).split())
@@ -75,23 +75,22 @@ class _Tokens(NamedTuple):
 
 def _tokenise(text: str) -> _Tokens:
     normalised = normalise(text)
-    tokens = normalised.split()
-    return _Tokens(normalised, tokens, frozenset(tokens))
+    return _Tokens(normalised, tokens := normalised.split(), frozenset(tokens))
 
 
-tokenise_gold = lru_cache(maxsize=1 << 16)(_tokenise)
+_tokenise_gold = lru_cache(maxsize=1 << 16)(_tokenise)
 """Golden answers repeat, across samples of a question and across questions; predictions hardly do."""
 
 
 def score(prediction: str, golds: Sequence[str]) -> AnswerScores:
     """Score one answer against every golden answer; all zero where there is none."""
     answer = _tokenise(prediction)
-    each = [_score_one(answer, tokenise_gold(gold)) for gold in golds]
+    each = [_score_one(answer, _tokenise_gold(gold)) for gold in golds]
     return each[0] if len(each) == 1 else AnswerScores(*map(max, zip(*each, strict=True))) if each else ZERO
 
 
 def f1(prediction: str, golds: Sequence[str]) -> float:
-    """The F1 of :func:`score`."""
+    """Return the F1 of :func:`score`."""
     return score(prediction, golds).f1
 
 
@@ -105,16 +104,11 @@ def _score_one(answer: _Tokens, gold: _Tokens) -> AnswerScores:
         return _EQUAL if gold.text else _BOTH_EMPTY
     acc = float(bool(gold.text) and gold.text in answer.text)
     closed = answer.text in CLOSED_ANSWERS or gold.text in CLOSED_ANSWERS
-    common = 0 if closed else _count_common(answer, gold)
-    if not common:
+    shared = frozenset[str]() if closed else answer.distinct & gold.distinct
+    if not shared:
         return AnswerScores(0.0, 0.0, acc, 0.0, 0.0)
+    common = len(shared)  # tokens in common, each as often as both have it
+    if len(answer.distinct) < len(answer.tokens) and len(gold.distinct) < len(gold.tokens):
+        common = sum(min(answer.tokens.count(token), gold.tokens.count(token)) for token in shared)
     precision, recall = common / len(answer.tokens), common / len(gold.tokens)
     return AnswerScores(0.0, 2 * precision * recall / (precision + recall), acc, precision, recall)
-
-
-def _count_common(answer: _Tokens, gold: _Tokens) -> int:
-    """Tokens in common, each as often as both have it."""
-    shared = answer.distinct & gold.distinct
-    if len(answer.distinct) == len(answer.tokens) or len(gold.distinct) == len(gold.tokens):
-        return len(shared)
-    return sum(min(answer.tokens.count(token), gold.tokens.count(token)) for token in shared)

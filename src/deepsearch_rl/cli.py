@@ -1,7 +1,7 @@
 """The ``deepsearch`` command: every subcommand under its name.
 
 The module of a subcommand is imported when it is called, or when its own help is asked for: `deepsearch --help` needs
-none of them, only the table here.
+none of them, only the sentences here.
 """
 
 import importlib
@@ -21,55 +21,32 @@ if TYPE_CHECKING:
     from typer._click import Command, Context
 
 COMMANDS = {
-    "doctor": (
-        "doctor.doctor_command",
-        "Show what this machine has and what each profile needs, with the command that gets what is missing.",
-    ),
-    "table": ("summary.table_command", "Print the F1 table of a profile as it was last reported."),
-    "summary": (
-        "summary.summary_command",
-        "Print the F1 table, each stage's time and peak memory, and where to look next.",
-    ),
-    "track": (
-        "track.track_command",
-        "Send a profile's report to MLflow, and with it every earlier one that a server did not take.",
-    ),
-    "ask": (
-        "ask.ask_command",
-        "Let the agent answer one question, and show its queries, the passages it finds and its answer as they come.",
-    ),
-    "datasets": (
-        "datasets.datasets_command",
-        "List the data sets that can be read, or show one: source, licence, a row, and the params that fetch it.",
-    ),
-    "evaluate": (
-        "evaluate.evaluate_command",
-        "Let a model answer a question set with search, and print its row of the F1 table.",
-    ),
-    "score": (
-        "score.score_command",
-        "Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.",
-    ),
-    "compare": (
-        "score.compare_command",
-        "First minus second, question by question, with 95 % intervals and permutation p-values.",
-    ),
-    "retrieve": ("retrieve.app", "Build, search, serve and measure passage indexes."),
-    "trajectories": ("trajectories.app", "What became of rollouts, and files for other trainers."),
+    "doctor": "Show what this machine has and what each profile needs, with the command that gets what is missing.",
+    "table": "Print the F1 table of a profile as it was last reported.",
+    "summary": "Print the F1 table, each stage's time and peak memory, and where to look next.",
+    "track": "Send a profile's report to MLflow, and with it every earlier one that a server did not take.",
+    "ask": "Let the agent answer a question, and show its queries, the passages it finds and its answer as they come.",
+    "datasets": "List the readable data sets, or show one: source, licence, a row, and the params that fetch it.",
+    "evaluate": "Let a model answer a question set with search, and print its row of the F1 table.",
+    "score": "Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.",
+    "compare": "First minus second, question by question, with 95 % intervals and permutation p-values.",
+    "retrieve": "Build, search, serve and measure passage indexes.",
+    "trajectories": "What became of rollouts, and files for other trainers.",
 }
-"""Name -> where in ``commands/`` it is, and the first sentence of its help."""
+"""Name -> the first sentence of its help."""
+MODULES = {"table": "summary", "compare": "score"}
+"""The module of ``commands/`` where it is not called as the command."""
 DEBUG = "--debug"
 
 
 def load_command(name: str) -> "Command":
     """Import a subcommand and return it with all its options and, if it is a group, its own subcommands."""
-    module, attribute = COMMANDS[name][0].split(".")
-    command = getattr(importlib.import_module(f"deepsearch_rl.commands.{module}"), attribute)
+    module = importlib.import_module(f"deepsearch_rl.commands.{MODULES.get(name, name)}")
     parent = typer.Typer(rich_markup_mode="markdown")
-    if isinstance(command, typer.Typer):
-        parent.add_typer(command, name=name)
+    if hasattr(module, "app"):
+        parent.add_typer(module.app, name=name)
     else:
-        parent.command(name)(command)
+        parent.command(name)(getattr(module, f"{name}_command"))
     return typer.main.get_group(parent).commands[name]
 
 
@@ -88,7 +65,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, (_, _summary) in COMMANDS.items():
+for _name, _summary in COMMANDS.items():
     app.command(_name, help=_summary)(lambda: None)  # stands for the command until it is called
 
 

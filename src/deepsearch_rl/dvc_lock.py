@@ -13,7 +13,6 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -27,31 +26,37 @@ _PID = re.compile(r'"pid": (\d+)[,}]')
 
 
 def repair_dvc_locks(root: Path) -> list[str]:
-    """Remove every lock file of the project that is unreadable and that no living process holds.
-
-    Returns:
-        What was done, as a sentence per file.
+    """Remove every lock file of the project that is unreadable and held by no living process; say so in sentences.
 
     Raises:
         ConfigError: a file is unreadable and a DVC command is still running in this project; names its process.
     """
     root = root.resolve()
-    return [sentence for name in LOCK_FILES if (sentence := _repair(root, root / name))]
+    return [
+        f"removed {path}: a DVC command was killed while it wrote this lock file, and no living process holds it."
+        for path in (root / name for name in LOCK_FILES)
+        if _is_unreadable(path) and _remove(root, path)
+    ]
 
 
-def _repair(root: Path, path: Path) -> str | None:
-    if not _is_unreadable(path):
-        return None
-    with _without_writers(path) as alone:
-        if not alone or not _is_unreadable(path):  # a living process was writing it
-            return None
-        if holder := _living_holder(root, path):
-            raise ConfigError(
-                f"{path} is unreadable, because a DVC command was killed while it wrote it, and another one is still "
-                f"running: {holder}. Wait for it or stop it, then run this again."
-            )
-        path.unlink()
-    return f"removed {path}: a DVC command was killed while it wrote this lock file, and no living process holds it."
+def _remove(root: Path, path: Path) -> bool:
+    """Remove an unreadable lock file; return False where a living process was writing it."""
+    guard_path = path.with_name(f"{path.name}.lock")
+    # Under DVC's setting hardlink_lock, DVC's lock on writing the file exists only while it is written.
+    guard = FileLock(guard_path, blocking=False) if guard_path.exists() else contextlib.nullcontext()
+    try:
+        with guard:
+            if not _is_unreadable(path):
+                return False
+            if holder := _living_holder(root, path):
+                raise ConfigError(
+                    f"{path} is unreadable, because a DVC command was killed while it wrote it, and another one is "
+                    f"still running: {holder}. Wait for it or stop it, then run this again."
+                )
+            path.unlink()
+    except Timeout:
+        return False
+    return True
 
 
 def _is_unreadable(path: Path) -> bool:
@@ -64,20 +69,6 @@ def _is_unreadable(path: Path) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _without_writers(path: Path) -> Iterator[bool]:
-    """Hold DVC's lock on writing the file; False where a living process holds it."""
-    guard_path = path.with_name(f"{path.name}.lock")
-    if not guard_path.exists():  # under DVC's setting hardlink_lock, it exists only while the file is written
-        yield True
-        return
-    try:
-        with FileLock(guard_path, blocking=False):
-            yield True
-    except Timeout:
-        yield False
-
-
 def _living_holder(root: Path, path: Path) -> str | None:
     """Return the command line of a living process that the file names, or of a DVC command in the project."""
     written_at = path.stat().st_mtime
@@ -85,14 +76,11 @@ def _living_holder(root: Path, path: Path) -> str | None:
     for process in psutil.process_iter(["cmdline", "cwd", "create_time"]):
         command, folder = process.info["cmdline"] or [], process.info["cwd"]
         is_holder = process.pid in pids and process.info["create_time"] < written_at  # not a later one of that number
-        if is_holder or (folder and Path(folder).is_relative_to(root) and _is_dvc(command)):
+        # `dvc`, `python .../dvc` or `python -m dvc`, with any arguments
+        is_dvc = "dvc" in [Path(part).name for part in command[:2]] or command[1:3] == ["-m", "dvc"]
+        if is_holder or (is_dvc and folder and Path(folder).is_relative_to(root)):
             return f"`{' '.join(command)}` (pid {process.pid})"
     return None
-
-
-def _is_dvc(command: Sequence[str]) -> bool:
-    """Return whether a command line is ``dvc``, ``python .../dvc`` or ``python -m dvc``, with any arguments."""
-    return "dvc" in [Path(part).name for part in command[:2]] or list(command[1:3]) == ["-m", "dvc"]
 
 
 def main() -> None:

@@ -130,19 +130,14 @@ def write_json(path: Path, value: Any) -> None:
         partial.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _partial_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
-
-
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a hidden neighbour to write to; it becomes ``path`` when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _partial_name(path)
+    partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
+        _flush(partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -162,38 +157,34 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     if Path.cwd().is_relative_to(path):
         raise ConfigError(f"{path} holds the working directory, so it cannot be replaced; name a folder inside it.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial, earlier = _partial_name(path), path.with_name(f".{path.name}.earlier")
-    _put_back(earlier, path)
+    partial, earlier = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.earlier")
+
+    def put_back() -> None:
+        if earlier.exists() and not path.exists():
+            earlier.rename(path)
+
+    put_back()
     for leftover in (partial, earlier):  # of a killed process
         shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir()
     try:
         yield partial
-        _flush_tree(partial)
+        # No power cut leaves a whole folder with files that are not.
+        for written in (*partial.rglob("*"), partial):
+            if not written.is_symlink() and (written.is_file() or written.is_dir()):
+                _flush(written)
         if path.exists():
             path.rename(earlier)  # removing it takes long where it is large, and path would be half there meanwhile
         partial.replace(path)
         _flush(path.parent)
     finally:
-        _put_back(earlier, path)
+        put_back()
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(earlier, ignore_errors=True)
 
 
-def _put_back(earlier: Path, path: Path) -> None:
-    if earlier.exists() and not path.exists():
-        earlier.rename(path)
-
-
-def _flush_tree(folder: Path) -> None:
-    """Wait until files and names are on disk, so that no power cut leaves a whole folder with files that are not."""
-    for path in folder.rglob("*"):
-        if not path.is_symlink() and (path.is_file() or path.is_dir()):
-            _flush(path)
-    _flush(folder)
-
-
 def _flush(path: Path) -> None:
+    """Wait until the bytes of a file, or the names in a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -214,8 +205,12 @@ def only_writer(path: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
+        holder = ""
+        with contextlib.suppress(FileNotFoundError):
+            holder = lock_path.read_text(encoding="utf-8").strip()
         raise ConfigError(
-            f"another process (pid {_holder(lock_path)}) is making {path}; let it end, or stop it, and run this again."
+            f"another process (pid {holder or 'unknown: it has just begun or ended'}) is making {path}; let it end, or "
+            "stop it, and run this again."
         ) from error
     try:
         lock_path.write_text(f"{os.getpid()}\n", encoding="utf-8")
@@ -223,13 +218,6 @@ def only_writer(path: Path) -> Iterator[None]:
     finally:
         lock_path.unlink(missing_ok=True)  # before it is released: the next holder makes a new file
         lock.release()
-
-
-def _holder(lock_path: Path) -> str:
-    with contextlib.suppress(FileNotFoundError):
-        if pid := lock_path.read_text(encoding="utf-8").strip():
-            return pid
-    return "unknown: it has just begun or ended"
 
 
 def sha256_file(path: Path) -> str:

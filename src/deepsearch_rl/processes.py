@@ -83,14 +83,9 @@ class ProcessGuard:
     ) -> "subprocess.Popen[str]":
         """Start a command and return its supervisor, which ends with the command's exit status.
 
-        Args:
-            command: program and arguments.
-            folder: the working directory; ours if not given.
-            environment: the environment variables; ours if not given.
-            output: where standard output and error go, as one stream of lines.
-            settings: what the command reads from its standard input.
-            inherited: file descriptors that the command has under the same numbers.
-            kept: file descriptors, of locks for example, that stay open until the last descendant has ended.
+        It runs in ``folder`` and ``environment``, ours if not given, and reads ``settings`` from its standard input.
+        Standard output and error go to ``output`` as one stream of lines. It has the file descriptors ``inherited``
+        under the same numbers. Those of ``kept``, of locks for example, stay open until its last descendant has ended.
 
         Raises:
             UnavailableError: another thread has closed the guard.
@@ -155,17 +150,17 @@ class Server:
         while not is_healthy(f"{self.url}{self.health}"):
             self.raise_if_ended()
             if time.monotonic() > deadline:
-                problem = f"did not answer at {self.url} within {timeout_s:g} s"
-                raise EndpointError(f"{self.name} {problem}; its log ends:\n{self._last_lines()}")
+                raise self._error(f"did not answer at {self.url} within {timeout_s:g} s")
             time.sleep(_POLL_S)
 
     def raise_if_ended(self) -> None:
         """Raise EndpointError with the exit code and the last lines of the log if the process has ended."""
         if (code := self.process.poll()) is not None:
-            raise EndpointError(f"{self.name} ended with exit code {code}; its log ends:\n{self._last_lines()}")
+            raise self._error(f"ended with exit code {code}")
 
-    def _last_lines(self) -> str:
-        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
+    def _error(self, problem: str) -> EndpointError:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+        return EndpointError("\n".join([f"{self.name} {problem}; its log ends:", *lines]))
 
 
 @contextlib.contextmanager
@@ -181,15 +176,9 @@ def running_server(
 ) -> Iterator[Server]:
     """Run a server until the end of the block, which begins when it answers.
 
-    Args:
-        name: the subject of an error message, e.g. ``"the model server"``.
-        command: program and arguments.
-        url: the http address of the server.
-        health: a path that is answered with status 200 once the server is ready.
-        timeout_s: how long the server may take to start.
-        settings: what the command reads from its standard input.
-        listener: a socket that the command has under the same number; it is closed here, so that a server that ends
-            while it starts breaks the connection of the health check.
+    It is healthy when it answers a GET of the path ``health`` with status 200. Errors call it ``name``, e.g. "the model
+    server". It reads ``settings`` from its standard input, and has the socket ``listener`` under the same number; that
+    is closed here, so that a server that ends while it starts breaks the connection of the health check.
 
     Raises:
         EndpointError: the server ended or did not answer in time; with the last lines of its output.
@@ -238,6 +227,13 @@ def supervise(descriptors: Sequence[int], command: Sequence[str]) -> int:
     with contextlib.suppress(OSError, AttributeError):  # not Linux: descendants are found by parentage alone
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     cancelled = threading.Event()
+
+    def watch_guard() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        cancelled.set()
+        _end_descendants()
+
     try:
         process = subprocess.Popen(command, stdin=descriptors[0], pass_fds=descriptors[1:])
     except OSError as error:
@@ -245,17 +241,10 @@ def supervise(descriptors: Sequence[int], command: Sequence[str]) -> int:
         return NOT_STARTED_STATUS
     for descriptor in descriptors:
         os.close(descriptor)
-    threading.Thread(target=_watch_guard, args=(cancelled,), daemon=True).start()
+    threading.Thread(target=watch_guard, daemon=True).start()
     status = process.wait()
     _end_descendants()
     return CANCELLED_STATUS if cancelled.is_set() else status if status >= 0 else 128 - status
-
-
-def _watch_guard(cancelled: threading.Event) -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    cancelled.set()
-    _end_descendants()
 
 
 def _end_descendants() -> None:

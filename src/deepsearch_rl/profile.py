@@ -92,41 +92,33 @@ class Profile:
         """
         values = copy.deepcopy(self.values)
         for name, value in overrides.items():
-            section, field = _parent(values, name)
-            section[field] = value
+            section: Any = {"": values}
+            key, prefix = "", ""
+            for next_key in name.split("."):
+                section = section[key]
+                fields = section if isinstance(section, dict) else ()
+                if next_key not in fields:
+                    raise UnknownNameError("field of the profile", name, [f"{prefix}{field}" for field in fields])
+                key, prefix = next_key, f"{prefix}{next_key}."
+            section[key] = value
         return replace(self, values=values, overridden=self.overridden | overrides.keys())
 
     def _validated(self, name: str, adapter: TypeAdapter[Any]) -> Any:
         try:
             return adapter.validate_python(self.value(name))
         except ValidationError as error:
-            refusal = self._refusal(name, error)
-        raise refusal  # pydantic's own error shows the value, which may be a key
-
-    def _refusal(self, section: str, error: ValidationError) -> ConfigError:
-        """What is wrong with the first field that does not fit; a misspelt name gets the nearest valid ones."""
-        problem = error.errors()[0]
-        field = ".".join([section, *map(str, problem["loc"])])
-        from_file = not any(f"{field}.".startswith(f"{name}.") for name in self.overridden)
+            problem = error.errors()[0]
+        # Raised here, because pydantic's own error shows the value, which may be a key.
+        field = ".".join([name, *map(str, problem["loc"])])
+        from_file = not any(f"{field}.".startswith(f"{other}.") for other in self.overridden)
         context, value = problem.get("ctx", {}), problem["input"]
         valid = re.findall(r"'([^']*)'", str(context.get("expected_tags") or context.get("expected") or ""))
-        name = context.get("tag", value)
-        if valid and isinstance(name, str) and problem["type"] in ("literal_error", "union_tag_invalid"):
-            return UnknownNameError(f"value of {field}{f' in {self.path}' if from_file else ''},", name, valid)
+        wrong_name = context.get("tag", value)
+        if valid and isinstance(wrong_name, str) and problem["type"] in ("literal_error", "union_tag_invalid"):
+            where = f" in {self.path}" if from_file else ""
+            raise UnknownNameError(f"value of {field}{where},", wrong_name, valid)
         hint = "" if is_secret(field) or isinstance(value, dict) else f" (given: {value!r})"
-        return ConfigError(f"{f'{self.path}, ' if from_file else ''}{field}: {problem['msg']}{hint}.")
-
-
-def _parent(values: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
-    """Return the mapping that holds a field, and the field's last name."""
-    section, path = values, name.split(".")
-    for depth, key in enumerate(path):
-        if not isinstance(section, dict) or key not in section:
-            fields = section if isinstance(section, dict) else ()
-            raise UnknownNameError("field of the profile", name, [".".join([*path[:depth], field]) for field in fields])
-        if depth < len(path) - 1:
-            section = section[key]
-    return section, path[-1]
+        raise ConfigError(f"{f'{self.path}, ' if from_file else ''}{field}: {problem['msg']}{hint}.")
 
 
 def load_profile(path: Path) -> Profile:

@@ -20,12 +20,9 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Document(Record):
-    """One article of a corpus. ``contents`` is the title, a newline and the text."""
-
+class _Titled(Record):
     id: NonEmpty
-    contents: NonEmpty
-    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+    contents: NonEmpty = Field(description="the title, a newline and the text")
 
     @property
     def title(self) -> str:
@@ -38,6 +35,12 @@ class Document(Record):
         return self.contents.partition("\n")[2]
 
 
+class Document(_Titled):
+    """One article of a corpus."""
+
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+
+
 class ChunkMetadata(BaseModel):
     """Where a chunk comes from, plus whatever its document's metadata holds."""
 
@@ -48,22 +51,10 @@ class ChunkMetadata(BaseModel):
     doc_chunk_id: int = Field(ge=0, description="position of this chunk in its document, from 0")
 
 
-class Chunk(Record):
-    """A retrievable passage. ``contents`` is the document's title, a newline and the passage."""
+class Chunk(_Titled):
+    """A retrievable passage below the title of its document."""
 
-    id: NonEmpty
-    contents: NonEmpty
     metadata: ChunkMetadata
-
-    @property
-    def title(self) -> str:
-        """The first line of ``contents``."""
-        return self.contents.partition("\n")[0]
-
-    @property
-    def text(self) -> str:
-        """The passage without its title."""
-        return self.contents.partition("\n")[2]
 
 
 class Evidence(BaseModel):

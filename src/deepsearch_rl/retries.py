@@ -22,21 +22,22 @@ def retry(
     An error may carry ``wait_s``, the seconds that a server asks to wait. It takes the place of the own wait, and ends
     the attempts where it is longer than ``max_wait_s``. The last attempt's error is raised as it is.
 
-    Args:
-        attempts: how often the function is called at most.
-        backoff_s: the wait before the second attempt; doubled for each further one.
-        errors: the kind of error that may pass.
-        on_failure: called with the error and the attempt's number, from 1, before each wait.
-        max_wait_s: the longest wait.
-        sleep: waits in place of ``time.sleep`` and ``asyncio.sleep``.
+    The wait before the second attempt is ``backoff_s``; it doubles for each further one. ``on_failure`` is called with
+    the error and the attempt's number, from 1, before each wait. ``sleep`` waits in place of ``time.sleep`` and
+    ``asyncio.sleep``.
     """
 
+    def error_of(state: tenacity.RetryCallState) -> BaseException:
+        error = state.outcome and state.outcome.exception()
+        assert error is not None
+        return error
+
     def wait_s(state: tenacity.RetryCallState) -> float:
-        asked_s = _asked_s(state)
+        asked_s = getattr(error_of(state), "wait_s", None)
         return min(backoff_s * 2 ** (state.attempt_number - 1) if asked_s is None else asked_s, max_wait_s)
 
     def is_last(state: tenacity.RetryCallState) -> bool:
-        return state.attempt_number >= attempts or (_asked_s(state) or 0.0) > max_wait_s
+        return state.attempt_number >= attempts or (getattr(error_of(state), "wait_s", None) or 0.0) > max_wait_s
 
     options: dict[str, Any] = {"sleep": sleep} if sleep else {}
     return tenacity.retry(  # pyright: ignore[reportReturnType]
@@ -44,17 +45,6 @@ def retry(
         retry=tenacity.retry_if_exception_type(errors),
         stop=is_last,
         wait=wait_s,
-        before_sleep=lambda state: on_failure(_error(state), state.attempt_number),
+        before_sleep=lambda state: on_failure(error_of(state), state.attempt_number),
         **options,
     )
-
-
-def _error(state: tenacity.RetryCallState) -> BaseException:
-    assert state.outcome is not None
-    error = state.outcome.exception()
-    assert error is not None
-    return error
-
-
-def _asked_s(state: tenacity.RetryCallState) -> float | None:
-    return getattr(_error(state), "wait_s", None)

@@ -47,7 +47,7 @@ def index(corpus: Path) -> Path:
 
 
 @pytest.mark.parametrize("retriever", ["bm25", "dense", "hybrid"])
-def test_passages_are_printed_numbered_with_scores_and_as_json(index, retriever):
+def test_passages_are_printed_numbered_with_scores_and_as_json(index: Path, retriever: str) -> None:
     text = retrieve("search", "--index", index, "--retriever", retriever, "lander on a comet")
     assert re.match(r'\[1\] \d+\.\d{4}  "Philae"\nThe lander', text)
     first, *_ = json.loads(retrieve("search", "--index", index, "--retriever", retriever, "--json", "lander"))
@@ -55,7 +55,7 @@ def test_passages_are_printed_numbered_with_scores_and_as_json(index, retriever)
     assert (first["contents"], first["metadata"]["doc_id"]) == (PASSAGES[0]["contents"], "0")
 
 
-def test_filters_leave_out_what_is_of_another_source_or_day_or_of_none(index):
+def test_filters_leave_out_what_is_of_another_source_or_day_or_of_none(index: Path) -> None:
     found = [passage["id"] for passage in json.loads(retrieve("search", "--index", index, "--json", "comet"))]
     assert sorted(found) == ["0", "2"]
     assert '"id": "2"' in retrieve("search", "--index", index, "--source", "Atlas", "--json", "comet")
@@ -66,7 +66,9 @@ def test_filters_leave_out_what_is_of_another_source_or_day_or_of_none(index):
         retrieve("search", "--index", index, "--after", "2021-01-01", "--before", "2020-01-01", "comet")
 
 
-def test_an_encoder_folder_and_a_kind_of_vectors_can_be_chosen(corpus, tmp_path, monkeypatch):
+def test_an_encoder_folder_and_a_kind_of_vectors_can_be_chosen(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_bert(tmp_path / "encoder")
     monkeypatch.chdir(tmp_path)
     options = ("--encoder", "encoder", "--pooling", "mean", "--half", "--vectors", "hnsw")
@@ -77,7 +79,7 @@ def test_an_encoder_folder_and_a_kind_of_vectors_can_be_chosen(corpus, tmp_path,
     assert "[1]" in retrieve("search", "--index", tmp_path / "index", "--retriever", "dense", "comet")
 
 
-def test_settings_can_come_from_a_params_file(corpus, tmp_path):
+def test_settings_can_come_from_a_params_file(corpus: Path, tmp_path: Path) -> None:
     retrieve("build", "--corpus", corpus, "--out", tmp_path / "index", "--params", ROOT / "params.yaml")
     assert read_manifest(tmp_path / "index").config.encoder.name == "tfidf_svd"
 
@@ -91,20 +93,22 @@ def test_settings_can_come_from_a_params_file(corpus, tmp_path):
         (("--vectors", "ivf_pq"), "too few for nlist"),
     ],
 )
-def test_settings_that_do_not_fit_are_named(corpus, tmp_path, options, complaint):
+def test_settings_that_do_not_fit_are_named(
+    corpus: Path, tmp_path: Path, options: tuple[str, ...], complaint: str
+) -> None:
     with pytest.raises(ConfigError, match=complaint):
         retrieve("build", "--corpus", corpus, "--out", tmp_path / "index", *options)
 
 
 @pytest.mark.parametrize("command", ["build", "eval", "frontier"])
 @pytest.mark.parametrize("seed", ["-1", str(2**31)])
-def test_a_seed_that_no_library_takes_is_refused_at_once(command, seed):
+def test_a_seed_that_no_library_takes_is_refused_at_once(command: str, seed: str) -> None:
     result = CliRunner().invoke(app, ["retrieve", command, "--seed", seed])
     assert result.exit_code == 2
     assert "Invalid value for '--seed'" in result.output
 
 
-def test_help_shows_a_session_that_works(corpus, tmp_path, monkeypatch):
+def test_help_shows_a_session_that_works(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
     shown = re.findall(r"^ +deepsearch retrieve ((?:build|search) .*?)(?: \|.*)? *$", retrieve("--help"), re.MULTILINE)
     assert len(shown) >= 4

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,9 @@ def random_texts() -> list[str]:
 
 
 @pytest.mark.parametrize("train", [bert_tokenizer, gpt_tokenizer])
-def test_every_sentence_has_as_many_tokens_as_the_tokenizer_gives_it_alone(train) -> None:
+def test_every_sentence_has_as_many_tokens_as_the_tokenizer_gives_it_alone(
+    train: Callable[[list[str]], Tokenizer],
+) -> None:
     texts = random_texts()
     tokenizer = train(texts)
     counter = HfCounter(tokenizer)

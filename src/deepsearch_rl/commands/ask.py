@@ -96,7 +96,7 @@ def ask_command(
     temperature: Annotated[float, typer.Option(min=0, max=2, help="Of sampling.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole trajectory as JSON instead.")] = False,
 ) -> None:
-    """Let the agent answer one question, and show its queries, the passages it finds and its answer as they come.
+    """Let the agent answer a question, and show its queries, the passages it finds and its answer as they come.
 
     A model's folder may hold an endpoint.json instead of weights: an API's model (profile multihoprag has one).
     Exits with status 1 where there is no answer.

@@ -11,7 +11,7 @@ Name = Annotated[str | None, typer.Argument(help="A data set; without one, all a
 
 
 def datasets_command(name: Name = None) -> None:
-    """List the data sets that can be read, or show one: source, licence, a row, and the params that fetch it.
+    """List the readable data sets, or show one: source, licence, a row, and the params that fetch it.
 
     A set is named as `deepsearch evaluate --dataset` and the `format` of a
     params.yaml name it.
