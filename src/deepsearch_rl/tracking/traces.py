@@ -1,8 +1,9 @@
 """A recorded rollout as an MLflow trace: the agent, under it every model call and every search.
 
-Traces are made from records after the fact. A record holds the order of events and no times, so a trace's times are of
-no meaning but that order: every event takes one millisecond from the moment of sending on, and the attribute ``times``
-says so. F1 and exact match stand beside the trace as feedback, the golden answers as what was expected.
+Traces are made from records after the fact. Their times are those that the machine which made the rollout noted beside
+its log. Where there are none (results of another machine), the trace begins when it is sent, nothing in it takes any
+time, and its tag ``times`` says so. A message that took no model call and no search has no duration either. F1 and
+exact match stand beside the trace as feedback, the golden answers as what was expected.
 """
 
 import hashlib
@@ -27,15 +28,14 @@ from mlflow.entities import (
 from mlflow.tracing.constant import SpanAttributeKey, TokenUsageKey, TraceMetadataKey, TraceTagKey
 from pydantic import JsonValue
 
+from deepsearch_rl.agent.timing import RolloutTimes
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.records import Message, Retrieval, TokenUsage, ToolCall, Trajectory
 from deepsearch_rl.tracking.selection import ShownRollout
 
-STEP_NS = 1_000_000
-"""What one event takes in a trace: its place in the order, not a duration."""
 _PASSAGE = r"^(?:<information>)?(?:\[{rank}\] |Doc {rank}\(Title: )"
 """How the passage of a rank begins for the model: ``[1] Title`` or ``Doc 1(Title: ...)``."""
-TIMES = "order of events, 1 ms each: durations are not recorded"
+NO_TIMES = "not recorded on this machine: durations are zero"
 PREVIEW_CHARACTERS = 900
 _SCORER = AssessmentSource(source_type="CODE", source_id="deepsearch_rl.answers")
 
@@ -60,30 +60,32 @@ class _Event:
     attributes: dict[str, JsonValue]
 
 
-def build_trace(shown: ShownRollout, owner: Owner, started_ns: int) -> Trace:
-    """The trace of one rollout, beginning at ``started_ns`` (nanoseconds since 1970)."""
+def build_trace(shown: ShownRollout, owner: Owner, times: RolloutTimes | None, now_ns: int) -> Trace:
+    """The trace of one rollout; one without times begins and ends at ``now_ns`` (nanoseconds since 1970)."""
     rollout = shown.trajectory
     number = int.from_bytes(hashlib.sha256(f"{owner.run_id}/{shown.run}/{rollout.id}".encode()).digest()[:16])
     trace_id = f"tr-{number:032x}"
-    events = list(_events(rollout))
-    ended_ns = started_ns + max(1, len(events)) * STEP_NS
-    root = _span(trace_id, 1, None, _root(shown), (started_ns, ended_ns), failed=rollout.failed, error=rollout.error)
-    spans = [root]
-    for place, event in enumerate(events):
-        times = (started_ns + place * STEP_NS, started_ns + (place + 1) * STEP_NS)
-        spans.append(_span(trace_id, place + 2, 1, event, times))
-    return Trace(_info(shown, owner, trace_id, (started_ns, ended_ns)), TraceData(spans))
+    started_ns = times.start_ns if times else now_ns
+    steps = {step.message: step for step in times.steps} if times else {}
+    whole = (started_ns, started_ns + (times.duration_ns if times else 0))
+    spans = [_span(trace_id, 1, None, _root(shown), whole, failed=rollout.failed, error=rollout.error)]
+    ended_ns = started_ns
+    for number, (message, event) in enumerate(_events(rollout), 2):
+        step = steps.get(message)
+        began_ns = started_ns + step.start_ns if step else ended_ns
+        ended_ns = began_ns + (step.duration_ns if step else 0)
+        spans.append(_span(trace_id, number, 1, event, (began_ns, ended_ns)))
+    return Trace(_info(shown, owner, trace_id, whole, "recorded" if times else NO_TIMES), TraceData(spans))
 
 
-def _info(shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int, int]) -> TraceInfo:
+def _info(shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int, int], times: str) -> TraceInfo:
     rollout = shown.trajectory
     scores = score_rollout(rollout)
-    started_ms = times_ns[0] // STEP_NS
     return TraceInfo(
         trace_id=trace_id,
         trace_location=TraceLocation.from_experiment_id(owner.experiment_id),
-        request_time=started_ms,
-        execution_duration=times_ns[1] // STEP_NS - started_ms,
+        request_time=times_ns[0] // 1_000_000,
+        execution_duration=(times_ns[1] - times_ns[0]) // 1_000_000,
         state=TraceState.ERROR if rollout.failed else TraceState.OK,
         # MLflow compares the traces of two runs that have equal previews
         request_preview=f"{rollout.question[:PREVIEW_CHARACTERS]} [{shown.run} #{rollout.sample}]",
@@ -101,6 +103,7 @@ def _info(shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int,
             "question_id": rollout.question_id,
             "question_type": rollout.question_type,
             "stop_reason": str(rollout.stop_reason),
+            "times": times,
         },
         assessments=[
             Feedback(name="f1", value=round(scores.f1, 6), source=_SCORER, trace_id=trace_id),
@@ -120,7 +123,6 @@ def _root(shown: ShownRollout) -> _Event:
         "temperature": rollout.temperature,
         "prompt": rollout.prompt,
         "protocol": rollout.protocol,
-        "times": TIMES,
     }
     if not _counted_by_call(rollout):
         attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(rollout.prompt_tokens, rollout.completion_tokens)
@@ -133,7 +135,8 @@ def _counted_by_call(rollout: Trajectory) -> bool:
     return len(rollout.usage) == rollout.rounds
 
 
-def _events(rollout: Trajectory) -> Iterator[_Event]:
+def _events(rollout: Trajectory) -> Iterator[tuple[int, _Event]]:
+    """Yield every event with the position of its message."""
     usage = iter(rollout.usage if _counted_by_call(rollout) else ())
     unused = list(rollout.retrievals)
     calls: dict[str | None, ToolCall] = {}
@@ -141,9 +144,9 @@ def _events(rollout: Trajectory) -> Iterator[_Event]:
         if message.role == "assistant":
             calls |= {call.id: call for call in message.tool_calls}
             counted = next(usage, None)
-            yield _model_call(rollout, rollout.messages[:place], message, counted)
+            yield place, _model_call(rollout, rollout.messages[:place], message, counted)
         elif message.role == "tool":
-            yield _search(message, calls.get(message.tool_call_id), unused)
+            yield place, _search(message, calls.get(message.tool_call_id), unused)
 
 
 def _model_call(rollout: Trajectory, before: Sequence[Message], turn: Message, counted: TokenUsage | None) -> _Event:

@@ -31,6 +31,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracing.client import TracingClient
 from mlflow.tracking import MlflowClient
 
+from deepsearch_rl.agent.timing import trajectory_digest
 from deepsearch_rl.tracking.bundle import (
     FILES,
     Bundle,
@@ -44,6 +45,7 @@ from deepsearch_rl.tracking.bundle import (
 from deepsearch_rl.tracking.metrics import Figure
 from deepsearch_rl.tracking.store import SQLITE, connected
 from deepsearch_rl.tracking.traces import Owner, build_trace
+from deepsearch_rl.trajectories.collect import evaluation_logs, read_times
 
 BATCH = 100
 """Params, tags, metrics, traces of one request; MLflow refuses more than 100 params or traces, or 1,000 metrics."""
@@ -174,8 +176,13 @@ class _Upload:
         )
 
     def _traces(self, model: str, owner: Owner) -> None:
-        started_ns = time.time_ns()
-        traces = (build_trace(rollout, owner, started_ns) for rollout in read_rollouts(self.folder, model))
+        digests = {trajectory_digest(rollout.trajectory) for rollout in read_rollouts(self.folder, model)}
+        times = read_times(evaluation_logs(self.bundle.table.profile, model), digests)
+        now_ns = time.time_ns()
+        traces = (
+            build_trace(rollout, owner, times.get(trajectory_digest(rollout.trajectory)), now_ns)
+            for rollout in read_rollouts(self.folder, model)
+        )
         for some in _batches(traces, BATCH):
             for trace in some:
                 self.tracing.start_trace(trace.info)
