@@ -6,6 +6,7 @@ from deepsearch_rl.errors import look_up
 from deepsearch_rl.evaluation.evaluate_model import evaluate_model
 from deepsearch_rl.evaluation.plan import Evaluation
 from deepsearch_rl.profile import Profile
+from deepsearch_rl.trajectories.collect import evaluation_logs
 from stages.entry import run_for_item
 
 
@@ -18,8 +19,7 @@ def main(profile: Profile, item: str) -> None:
         for name in variant.models or ():
             look_up("model in evaluate.variants", name, folders)
     out = profile.data / "evaluate" / item
-    work = Path("work", f"evaluate-{profile.name}-{item}")
-    evaluate_model(item, folder, setting, profile.data, out, work)
+    evaluate_model(item, folder, setting, profile.data, out, evaluation_logs(profile.name, item))
 
 
 if __name__ == "__main__":

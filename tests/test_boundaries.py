@@ -29,6 +29,7 @@ from deepsearch_rl.retrieval.chunk_store import read_chunks
 from deepsearch_rl.retrieval.manifest import read_manifest
 from deepsearch_rl.retrieval.server.answers import read_pages
 from deepsearch_rl.retrieval.server.requests import AccessRequest, RetrieveRequest, parse_body
+from deepsearch_rl.trajectories.collect import read_times
 from deepsearch_rl.trajectories.convert import SwiftRow
 from deepsearch_rl.trajectories.exchange import SCHEMAS
 from deepsearch_rl.trajectories.results import import_results
@@ -37,6 +38,7 @@ Row = dict[str, Any]
 ID = {"id": "a"}
 QUESTION = {**ID, "question": "Who?", "golden_answers": ["x"]}
 CHUNK = {**ID, "contents": "T\nx", "metadata": {"doc_id": "d", "doc_chunks": 1, "doc_chunk_id": 0}}
+STEP = {"kind": "search", "message": 3, "start_ns": 1, "duration_ns": 2}
 TRAJECTORY = {
     "id": "q#0", "question_id": "q", "sample": 0, "question": "Who?", "golden_answers": ["x"], "model": "m",
     "prompt": "tiny", "temperature": 0.7, "messages": [{"role": "user", "content": "Who?"}], "stop_reason": "answered",
@@ -112,6 +114,16 @@ LINES = {
             "usage.0.prompt_tokens": {"usage": [{"prompt_tokens": -1, "completion_tokens": 0}]},
             "score": {"score": 1.0},
         },
+    ),
+    "rollout times": Lines(
+        lambda path: read_times(path.parents[1], ()),
+        {"question_id": "q", "sample": 0, "trajectory": "0a", "start_ns": 5, "duration_ns": 4, "steps": [STEP]},
+        {
+            "duration_ns": {"duration_ns": -1},
+            "steps.0.kind": {"steps": [STEP | {"kind": "thought"}]},
+            "seconds": {"seconds": 1.0},
+        },
+        "digest/run.times",
     ),
     "SFT rows": Lines(
         each(lambda path: read_jsonl(path, SwiftRow)),

@@ -3,9 +3,10 @@ import json
 import pytest
 from mlflow.entities import Trace
 
+from deepsearch_rl.agent.timing import RolloutTimes, TimedStep, trajectory_digest
 from deepsearch_rl.records import Message, Retrieval, StopReason, ToolCall, Trajectory
 from deepsearch_rl.tracking.bundle import ShownRollout
-from deepsearch_rl.tracking.traces import STEP_NS, Owner, build_trace
+from deepsearch_rl.tracking.traces import NO_TIMES, Owner, build_trace
 from tests.tracking.conftest import PASSAGES, rollout
 
 OWNER = Owner(experiment_id="1", run_id="r", model_id="m")
@@ -13,7 +14,7 @@ STARTED_NS = 1_700_000_000_000_000_000
 
 
 def traced(trajectory: Trajectory) -> Trace:
-    return build_trace(ShownRollout(model="sft", run="multihoprag", trajectory=trajectory), OWNER, STARTED_NS)
+    return build_trace(ShownRollout(model="sft", run="multihoprag", trajectory=trajectory), OWNER, None, STARTED_NS)
 
 
 def test_a_model_call_shows_the_conversation_before_it_its_turn_and_its_tokens() -> None:
@@ -101,16 +102,40 @@ def test_only_answers_of_the_same_run_to_the_same_question_are_compared() -> Non
         sampled.model_copy(update={"run": "multihoprag, greedy"}),
         sampled.model_copy(update={"trajectory": made.model_copy(update={"sample": 1})}),
     ]
-    previews = [build_trace(shown, OWNER, STARTED_NS).info.request_preview for shown in (sampled, *others)]
+    previews = [build_trace(shown, OWNER, None, STARTED_NS).info.request_preview for shown in (sampled, *others)]
     assert previews[0] == previews[1] == "Which port, 1? [multihoprag #0]"
     assert len(set(previews)) == 3
 
 
-def test_times_are_the_order_of_events_and_say_so() -> None:
-    root, *steps = traced(rollout("sft", 1)).data.spans
-    assert [(span.start_time_ns - STARTED_NS) // STEP_NS for span in steps] == [0, 1, 2]
-    assert (root.start_time_ns, root.end_time_ns) == (STARTED_NS, STARTED_NS + 3 * STEP_NS)
-    assert "durations are not recorded" in root.attributes["times"]
+def test_without_recorded_times_durations_are_zero_and_a_tag_says_so() -> None:
+    trace = traced(rollout("sft", 1))
+    assert {(span.start_time_ns, span.end_time_ns) for span in trace.data.spans} == {(STARTED_NS, STARTED_NS)}
+    assert (trace.info.tags["times"], trace.info.execution_duration) == (NO_TIMES, 0)
+
+
+def test_spans_have_the_times_of_the_calls_that_wrote_their_messages() -> None:
+    trajectory = rollout("sft", 1)
+    steps = ((4, 9_000_000, 3_000_000), (3, 5_000_000, 2_000_000))  # in the order of their ends; turn 2 was inserted
+    times = RolloutTimes(
+        question_id=trajectory.question_id,
+        sample=0,
+        trajectory=trajectory_digest(trajectory),
+        start_ns=STARTED_NS,
+        duration_ns=14_000_000,
+        steps=tuple(
+            TimedStep(kind="search", message=message, start_ns=start_ns, duration_ns=duration_ns)
+            for message, start_ns, duration_ns in steps
+        ),
+    )
+    shown = ShownRollout(model="sft", run="multihoprag", trajectory=trajectory)
+    trace = build_trace(shown, OWNER, times, STARTED_NS + 10**12)
+    milliseconds = [
+        ((span.start_time_ns - STARTED_NS) // 10**6, ((span.end_time_ns or 0) - STARTED_NS) // 10**6)
+        for span in trace.data.spans
+    ]
+    assert milliseconds == [(0, 14), (0, 0), (5, 7), (9, 12)]
+    assert (trace.info.request_time, trace.info.execution_duration) == (STARTED_NS // 10**6, 14)
+    assert trace.info.tags["times"] == "recorded"
 
 
 @pytest.mark.parametrize("arguments", ['{"query": ', "[" * 100_000], ids=["cut", "deeply nested"])

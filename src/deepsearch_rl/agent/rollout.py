@@ -30,6 +30,7 @@ from deepsearch_rl.agent.policy import EndpointPolicy, Reply, RolloutPolicy, mod
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.protocols import AgentProtocol, FunctionCalling, SearchTags
 from deepsearch_rl.agent.search_tool import SearchTool, open_session, parse_search, search_over_mcp
+from deepsearch_rl.agent.timing import timed
 from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped, Transcript
 from deepsearch_rl.answers import has_answer_tags
 from deepsearch_rl.errors import ConfigError, EndpointError
@@ -77,7 +78,8 @@ class RolloutModel(Model):
             max_tokens = self._make_room()
             transcript.show()
             characters = self._protocol.characters(transcript.messages)
-            reply = await self._ask(max_tokens)
+            with timed("model_call", len(transcript.messages)):
+                reply = await self._ask(max_tokens)
             if reply.usage is not None:
                 self._count.learn(characters, reply.usage.prompt_tokens)
                 transcript.usage.append(reply.usage)

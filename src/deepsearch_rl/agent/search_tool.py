@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.protocols import AgentProtocol
+from deepsearch_rl.agent.timing import timed
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
 from deepsearch_rl.agent.transcript import Observation, RolloutStopped, Transcript
 from deepsearch_rl.errors import EndpointError
@@ -113,7 +114,9 @@ class SearchTool:
         else:
             transcript.searches += 1  # before the first await: calls of one turn count in their order
             query = parse_search(call)
-            passages = await self.search(query, transcript.question)
+            ids = [written.id for written in transcript.messages[-1].tool_calls]
+            with timed("search", len(transcript.messages) + ids.index(call.id)):
+                passages = await self.search(query, transcript.question)
             limit, tokens_of = self.config.max_observation_tokens, transcript.prompt_count.of
             text = self.protocol.observation(passages)
             while limit is not None and len(passages) > 1 and tokens_of(len(text)) > limit:

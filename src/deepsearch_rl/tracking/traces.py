@@ -1,8 +1,9 @@
 """A recorded rollout as an MLflow trace: the agent, under it every model call and every search.
 
-Traces are made from records after the fact. A record holds the order of events and no times, so a trace's times are of
-no meaning but that order: every event takes one millisecond from the moment of sending on, and the attribute ``times``
-says so. F1 and exact match stand beside the trace as feedback, the golden answers as what was expected.
+Traces are made from records after the fact. Their times are those that the machine which made the rollout noted beside
+its log. Where there are none (results of another machine), the trace begins when it is sent, nothing in it takes any
+time, and its tag ``times`` says so. A message that took no model call and no search has no duration either. F1 and
+exact match stand beside the trace as feedback, the golden answers as what was expected.
 """
 
 import hashlib
@@ -16,15 +17,14 @@ from mlflow.entities import SpanType
 from mlflow.tracing.constant import SpanAttributeKey, TokenUsageKey, TraceMetadataKey, TraceTagKey
 from pydantic import JsonValue
 
+from deepsearch_rl.agent.timing import RolloutTimes
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.records import Message, Retrieval, TokenUsage, ToolCall, Trajectory
 from deepsearch_rl.tracking.bundle import ShownRollout
 
-STEP_NS = 1_000_000
-"""What one event takes in a trace: its place in the order, not a duration."""
 _PASSAGE = r"^(?:<information>)?(?:\[{rank}\] |Doc {rank}\(Title: )"
 """How the passage of a rank begins for the model: ``[1] Title`` or ``Doc 1(Title: ...)``."""
-TIMES = "order of events, 1 ms each: durations are not recorded"
+NO_TIMES = "not recorded on this machine: durations are zero"
 PREVIEW_CHARACTERS = 900
 _SCORER = entities.AssessmentSource(source_type="CODE", source_id="deepsearch_rl.answers")
 
@@ -50,30 +50,36 @@ class _Event:
     error: str | None = None
 
 
-def build_trace(shown: ShownRollout, owner: Owner, started_ns: int) -> entities.Trace:
-    """Return the trace of one rollout, beginning at ``started_ns`` (nanoseconds since 1970)."""
+def build_trace(shown: ShownRollout, owner: Owner, times: RolloutTimes | None, now_ns: int) -> entities.Trace:
+    """Return the trace of one rollout; one without times begins and ends at ``now_ns`` (nanoseconds since 1970)."""
     rollout = shown.trajectory
     number = int.from_bytes(hashlib.sha256(f"{owner.run_id}/{shown.run}/{rollout.id}".encode()).digest()[:16])
     trace_id = f"tr-{number:032x}"
-    events = list(_events(rollout))
-    ended_ns = started_ns + max(1, len(events)) * STEP_NS
-    spans = [_span(trace_id, 1, _root(rollout), (started_ns, ended_ns))]
-    for place, event in enumerate(events):
-        times = (started_ns + place * STEP_NS, started_ns + (place + 1) * STEP_NS)
-        spans.append(_span(trace_id, place + 2, event, times))
-    return entities.Trace(_info(shown, owner, trace_id, (started_ns, ended_ns)), entities.TraceData(spans))
+    started_ns = times.start_ns if times else now_ns
+    steps = {step.message: step for step in times.steps} if times else {}
+    whole = (started_ns, started_ns + (times.duration_ns if times else 0))
+    spans = [_span(trace_id, 1, _root(rollout), whole)]
+    ended_ns = started_ns
+    for number, (message, event) in enumerate(_events(rollout), 2):
+        step = steps.get(message)
+        began_ns = started_ns + step.start_ns if step else ended_ns
+        ended_ns = began_ns + (step.duration_ns if step else 0)
+        spans.append(_span(trace_id, number, event, (began_ns, ended_ns)))
+    info = _info(shown, owner, trace_id, whole, "recorded" if times else NO_TIMES)
+    return entities.Trace(info, entities.TraceData(spans))
 
 
-def _info(shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int, int]) -> entities.TraceInfo:
+def _info(
+    shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int, int], times: str
+) -> entities.TraceInfo:
     rollout = shown.trajectory
     scores = score_rollout(rollout)
-    started_ms = times_ns[0] // STEP_NS
     golds = " | ".join(rollout.golden_answers)
     return entities.TraceInfo(
         trace_id=trace_id,
         trace_location=entities.TraceLocation.from_experiment_id(owner.experiment_id),
-        request_time=started_ms,
-        execution_duration=times_ns[1] // STEP_NS - started_ms,
+        request_time=times_ns[0] // 1_000_000,
+        execution_duration=(times_ns[1] - times_ns[0]) // 1_000_000,
         state=entities.TraceState.ERROR if rollout.failed else entities.TraceState.OK,
         # MLflow compares the traces of two runs that have equal previews
         request_preview=f"{rollout.question[:PREVIEW_CHARACTERS]} [{shown.run} #{rollout.sample}]",
@@ -91,6 +97,7 @@ def _info(shown: ShownRollout, owner: Owner, trace_id: str, times_ns: tuple[int,
             "question_id": rollout.question_id,
             "question_type": rollout.question_type,
             "stop_reason": str(rollout.stop_reason),
+            "times": times,
         },
         assessments=[
             entities.Feedback(name="f1", value=round(scores.f1, 6), source=_SCORER, trace_id=trace_id),
@@ -109,7 +116,6 @@ def _root(rollout: Trajectory) -> _Event:
         "temperature": rollout.temperature,
         "prompt": rollout.prompt,
         "protocol": rollout.protocol,
-        "times": TIMES,
     }
     if not _counted_by_call(rollout):
         attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(rollout)
@@ -123,8 +129,8 @@ def _counted_by_call(rollout: Trajectory) -> bool:
     return len(rollout.usage) == rollout.rounds
 
 
-def _events(rollout: Trajectory) -> Iterator[_Event]:
-    """Yield the model calls and searches of a rollout, in their order."""
+def _events(rollout: Trajectory) -> Iterator[tuple[int, _Event]]:
+    """Yield the model calls and searches of a rollout, in their order, each with the position of its message."""
     usage = iter(rollout.usage if _counted_by_call(rollout) else ())
     unused = list(rollout.retrievals)
     calls: dict[str | None, ToolCall] = {}
@@ -139,9 +145,9 @@ def _events(rollout: Trajectory) -> Iterator[_Event]:
             }
             if (counted := next(usage, None)) is not None:
                 attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(counted)
-            yield _Event("model call", SpanType.CHAT_MODEL, inputs, outputs, attributes)
+            yield place, _Event("model call", SpanType.CHAT_MODEL, inputs, outputs, attributes)
         elif message.role == "tool":
-            yield _search(message, calls.get(message.tool_call_id), unused)
+            yield place, _search(message, calls.get(message.tool_call_id), unused)
 
 
 def _search(message: Message, call: ToolCall | None, unused: list[Retrieval]) -> _Event:

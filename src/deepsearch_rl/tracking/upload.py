@@ -25,6 +25,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracing.client import TracingClient
 from mlflow.tracking import MlflowClient
 
+from deepsearch_rl.agent.timing import trajectory_digest
 from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointDownError
 from deepsearch_rl.files import atomic_directory, read_jsonl
 from deepsearch_rl.tracking.bundle import (
@@ -41,6 +42,7 @@ from deepsearch_rl.tracking.bundle import (
 )
 from deepsearch_rl.tracking.store import SQLITE, connected
 from deepsearch_rl.tracking.traces import Owner, build_trace
+from deepsearch_rl.trajectories.collect import evaluation_logs, read_times
 
 BATCH = 100
 """Params, tags, metrics, traces of one request; MLflow refuses more than 100 params or traces, or 1,000 metrics."""
@@ -192,9 +194,15 @@ class _Upload:
         predictions = [row for row in read_jsonl(self.folder / PREDICTIONS, Prediction) if row.model == model]
         if predictions:
             self.client.log_table(run_id, columns(predictions), "predictions.json")
-        owner, started_ns = Owner(self.experiment, run_id, logged.model_id), time.time_ns()
-        rollouts = (shown for shown in read_jsonl(self.folder / ROLLOUTS, ShownRollout) if shown.model == model)
-        for some in _batches((build_trace(shown, owner, started_ns) for shown in rollouts), BATCH):
+        owner, now_ns = Owner(self.experiment, run_id, logged.model_id), time.time_ns()
+        rollouts = [shown for shown in read_jsonl(self.folder / ROLLOUTS, ShownRollout) if shown.model == model]
+        digests = [trajectory_digest(shown.trajectory) for shown in rollouts]
+        times = read_times(evaluation_logs(self.bundle.table.profile, model), set(digests))
+        traces = (
+            build_trace(shown, owner, times.get(digest), now_ns)
+            for shown, digest in zip(rollouts, digests, strict=True)
+        )
+        for some in _batches(traces, BATCH):
             for trace in some:
                 self.tracing.start_trace(trace.info)
             self.tracing.log_spans(self.experiment, [span for trace in some for span in trace.data.spans])

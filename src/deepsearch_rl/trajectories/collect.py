@@ -4,6 +4,8 @@ Finished rollouts go to an append-only log under ``work/``. Its name is a digest
 (:func:`log_path`), so that a changed parameter starts anew and an unchanged one resumes. A resumed run repeats the
 rollouts that a server failed; a run stops when many in a row show that a server is gone.
 
+Beside the log lies a file with the times of its rollouts (:func:`times_path`). Times are no part of an artifact.
+
 Memory does not grow with the number of trajectories: a finished rollout is written and forgotten, and the artifact is
 read from the log line by line, by question id and sample. docs/evaluation.md, "Bulk runs", says what every kind of line
 means when the log is opened again.
@@ -13,7 +15,7 @@ import asyncio
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Protocol, TypeAlias
 
 from pydantic import JsonValue
 
+from deepsearch_rl.agent.timing import RolloutTimes, Stopwatch
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.errors import ArtifactError, EndpointError, RecordError
 from deepsearch_rl.files import AppendLog, only_writer, parse_record, read_jsonl, sha256_json, write_jsonl
@@ -44,6 +47,36 @@ class Agent(Protocol):
 
 
 MakeAgent: TypeAlias = Callable[[], AbstractAsyncContextManager[Agent]]
+
+
+def evaluation_logs(profile: str, model: str) -> Path:
+    """Return the folder of a model's evaluation; its rollout logs are in folders named by what determines them."""
+    return Path("work", f"evaluate-{profile}-{model}")
+
+
+def times_path(log: Path) -> Path:
+    """Return the file beside a log that holds the times of its rollouts, one :class:`RolloutTimes` a line."""
+    return log.with_suffix(".times")
+
+
+def read_times(logs: Path, trajectories: Collection[str]) -> dict[str, RolloutTimes]:
+    """Return the times of rollouts in all logs of an evaluation, by the digest of their trajectory; the latest counts.
+
+    A last line that a kill cut off is left out.
+
+    Raises:
+        RecordError: another line does not fit; names file, line and field.
+    """
+    times: dict[str, RolloutTimes] = {}
+    for path in logs.glob("*/*.times"):
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.endswith(b"\n") and line.strip():
+                    record = parse_record(RolloutTimes, line, path, number)
+                    earlier = times.get(record.trajectory, record)
+                    if record.trajectory in trajectories and earlier.start_ns <= record.start_ns:
+                        times[record.trajectory] = record
+    return times
 
 
 def log_path(stage: str, determined_by: JsonValue) -> Path:
@@ -88,13 +121,13 @@ def collect(
         RecordError: a line of the log is not a trajectory, or repeats the rollout of another.
     """
     figures = RunningFigures()
-    with only_writer(log), AppendLog(log) as lines:
+    with only_writer(log), AppendLog(log) as lines, AppendLog(times_path(log)) as times:
         rollouts = RolloutLog(lines, questions, samples)
         for trajectory in rollouts.replay():
             figures.add(trajectory, resumed=True)
         if figures.finished < len(rollouts):
             with ProgressBar(label, len(rollouts), "rollouts", done=figures.finished) as meter:
-                asyncio.run(_Collection(rollouts, figures, meter).run(make_agent, concurrency))
+                asyncio.run(_Collection(rollouts, times, figures, meter).run(make_agent, concurrency))
         artifact = TrajectoryFile(out, write_jsonl(out, rollouts.rollouts()), figures.server_failures)
     if artifact.server_failures:
         counts = f"{artifact.server_failures} of {artifact.count} rollouts"
@@ -220,8 +253,8 @@ class RunningFigures:
 class _Collection:
     """A run over the rollouts that the log does not hold yet."""
 
-    def __init__(self, rollouts: RolloutLog, figures: RunningFigures, meter: ProgressBar) -> None:
-        self._rollouts, self._figures, self._meter = rollouts, figures, meter
+    def __init__(self, rollouts: RolloutLog, times: AppendLog, figures: RunningFigures, meter: ProgressBar) -> None:
+        self._rollouts, self._times, self._figures, self._meter = rollouts, times, figures, meter
         self._missing = rollouts.missing()
         self._server_failures = 0
 
@@ -239,9 +272,11 @@ class _Collection:
 
     async def _work(self, agent: Agent) -> None:
         for question, sample in self._missing:
-            self._add(await agent.answer(question, sample))
+            stopwatch = Stopwatch()
+            self._add(await agent.answer(question, sample), stopwatch)
 
-    def _add(self, trajectory: Trajectory) -> None:
+    def _add(self, trajectory: Trajectory, stopwatch: Stopwatch) -> None:
+        self._times.append(stopwatch.stop(trajectory))  # first: a rollout whose line is whole has its times
         self._rollouts.append(trajectory)
         self._figures.add(trajectory)
         self._meter.advance(note=self._figures.note(self._meter.elapsed_s))

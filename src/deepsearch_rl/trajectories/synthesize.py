@@ -20,7 +20,7 @@ from deepsearch_rl.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.manifest import digest_index
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint
-from deepsearch_rl.trajectories.collect import collect, log_path
+from deepsearch_rl.trajectories.collect import collect, log_path, times_path
 
 
 class SynthesizeConfig(Record):
@@ -74,6 +74,7 @@ def synthesize(
         artifact = collect(questions, config.samples, agents, log, agent.concurrency, "synthesize", out)
     if not artifact.server_failures:
         log.unlink()  # the artifact is complete; a forced run must ask again
+        times_path(log).unlink()
     return len(artifact)
 
 
