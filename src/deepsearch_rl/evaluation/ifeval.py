@@ -177,17 +177,20 @@ def evaluate_ifeval(model: str, endpoint: Endpoint, config: IfevalConfig, seed: 
     prompts = sorted(load_prompts(config), key=lambda prompt: prompt.key)
     responses = _score_all(prompts, asyncio.run(_ask_all(prompts, endpoint, config)), seed)
     lengths = [len(prompt.instruction_id_list) for prompt in prompts]
-    weights = {"prompt_strict": None, "prompt_loose": None, "inst_strict": lengths, "inst_loose": lengths}
+
+    def mean(metric: str, weights: Sequence[int] | None = None) -> float:
+        return round(float(np.average([getattr(response, metric) for response in responses], weights=weights)), 6)
+
     score = IfevalScore(
         model=model,
         prompts=config.prompts,
         n=len(responses),
         instructions=sum(lengths),
         instruction_ids=len({name for prompt in prompts for name in prompt.instruction_id_list}),
-        **{
-            name: round(float(np.average([getattr(response, name) for response in responses], weights=of_metric)), 6)
-            for name, of_metric in weights.items()
-        },
+        prompt_strict=mean("prompt_strict"),
+        prompt_loose=mean("prompt_loose"),
+        inst_strict=mean("inst_strict", lengths),
+        inst_loose=mean("inst_loose", lengths),
     )
     with atomic_directory(out) as folder:
         write_jsonl(folder / "responses.jsonl", responses)
