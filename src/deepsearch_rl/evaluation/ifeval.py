@@ -178,8 +178,8 @@ def evaluate_ifeval(model: str, endpoint: Endpoint, config: IfevalConfig, seed: 
     responses = _score_all(prompts, asyncio.run(_ask_all(prompts, endpoint, config)), seed)
     lengths = [len(prompt.instruction_id_list) for prompt in prompts]
 
-    def mean(name: str, weights: list[int] | None = None) -> float:
-        return round(float(np.average([getattr(response, name) for response in responses], weights=weights)), 6)
+    def mean(metric: str, weights: Sequence[int] | None = None) -> float:
+        return round(float(np.average([getattr(response, metric) for response in responses], weights=weights)), 6)
 
     score = IfevalScore(
         model=model,
