@@ -110,12 +110,19 @@ def _completion(
     }
 
 
+def _server(app: FastAPI) -> uvicorn.Server:
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+
+
 @contextmanager
 def serve_in_thread(app: FastAPI) -> Iterator[int]:
     """Serve on a free loopback port from a thread of this process until the end of the block; yield the port."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    server = _server(app)
     with socket.create_server((LOOPBACK, 0)) as listener:
-        thread = threading.Thread(target=_run, args=(server, listener), name="chat-server", daemon=True)
+        # Accepted connections inherit this; asyncio sets it only on sockets that know their protocol, as an inherited
+        # one does. Without it every answer waits 40 ms for the client's delayed acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        thread = threading.Thread(target=server.run, args=([listener],), name="chat-server", daemon=True)
         thread.start()
         try:
             yield listener.getsockname()[1]
@@ -124,21 +131,13 @@ def serve_in_thread(app: FastAPI) -> Iterator[int]:
             thread.join(timeout=10)
 
 
-def _run(server: uvicorn.Server, listener: socket.socket) -> None:
-    # Accepted connections inherit this; asyncio sets it only on sockets that were made with a protocol number. Without
-    # it every answer waits 40 ms for the client's delayed acknowledgement.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    server.run(sockets=[listener])
-
-
 def main() -> None:
     """Serve a model folder on the inherited socket until told to stop; see the module's docstring for the arguments."""
     descriptor, folder, name, slots, context_tokens = sys.argv[1:]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     app = chat_app(Engine(model, int(slots), int(context_tokens)), load_chat_format(Path(folder)), lambda: name)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
     with socket.socket(fileno=int(descriptor)) as listener:
-        _run(server, listener)
+        _server(app).run([listener])
 
 
 if __name__ == "__main__":

@@ -20,12 +20,10 @@ from art.local.checkpoints import get_last_checkpoint_dir
 from art.local.service import ModelService
 from art.model import TrainableModel
 from art.preprocessing.pack import DiskPackedTensors, packed_tensors_from_dir
-from art.preprocessing.tokenize import SFTBatch
 from art.utils.get_model_step import get_step_from_dir
 from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from mp_actors import move_to_child_process
 
-from deepsearch_rl.errors import UnavailableError
 from deepsearch_rl.processes import LOOPBACK
 from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
@@ -64,7 +62,7 @@ class CpuBackend(LocalBackend):
 
 @dataclass
 class CpuService:
-    """Trains a LoRA policy and serves its merged weights over the OpenAI API."""
+    """Trains a LoRA policy and serves its merged weights over the OpenAI API: what the loop needs of ART's services."""
 
     model_name: str
     base_model: str
@@ -103,10 +101,6 @@ class CpuService:
         app = chat_app(self._engine, chat_format, lambda: f"{self.model_name}@{self.step}")
         return LOOPBACK, self._server.enter_context(serve_in_thread(app))
 
-    async def vllm_engine_is_sleeping(self) -> bool:
-        """Return False: training and serving do not share a device's memory here."""
-        return False
-
     async def trainer_logprobs(self, token_ids: list[int]) -> list[float]:
         """Return the trained policy's log-probabilities of all tokens but the first, without the server."""
         return self._policy.logprobs(token_ids)
@@ -127,16 +121,6 @@ class CpuService:
         self._policy.publish()
         self._engine.forget()
         self._policy.save(self._checkpoint(self.step + 1))
-
-    async def train_sft(
-        self,
-        batches: list[SFTBatch],  # noqa: ARG002 - ART's signature
-        config: types.TrainSFTConfig,  # noqa: ARG002
-        verbose: bool = False,  # noqa: ARG002
-    ) -> AsyncIterator[dict[str, float]]:
-        """Raise UnavailableError: the graph's SFT stage runs ms-swift."""
-        raise UnavailableError("the CPU service trains by reinforcement alone; use the `sft` stage.")
-        yield {}  # what makes this method the async iterator that ART expects
 
     async def register_lora_for_step(self, step: int, checkpoint_dir: str) -> None:
         """Load nothing: a step without an update keeps the live weights; its folder carries the new number."""
