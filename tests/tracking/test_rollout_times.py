@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from deepsearch_rl.tracking.build import build_bundle
 from mlflow.entities import Trace
 from mlflow.tracking import MlflowClient
 
@@ -17,6 +16,7 @@ from deepsearch_rl.agent.timing import RolloutTimes, trajectory_digest
 from deepsearch_rl.evaluation.report.tables import read_f1_table
 from deepsearch_rl.files import read_jsonl, sha256_file
 from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.tracking.bundle import build_bundle
 from deepsearch_rl.tracking.store import local_store
 from deepsearch_rl.tracking.traces import NO_TIMES
 from deepsearch_rl.tracking.upload import upload
