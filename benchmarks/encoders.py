@@ -26,27 +26,21 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers.utils import logging as transformers_logging
 
-from benchmarks.datasets import DATA, MINILM, write_random_model
-from benchmarks.measure import alternate, gzip_rows, option_parser, publish
+from benchmarks.data import DATA, MINILM, gzip_rows, write_random_model
+from benchmarks.measure import alternate, parse_options, publish
 
 MAX_TOKENS, BATCH_TOKENS, DEFAULT_ROWS = 512, 4096, 32
-SECTION = "encoder-batches"
 Score = Callable[[list[Any], int], NDArray[np.float32]]
 """Vectors or scores of texts or pairs, so many a forward pass."""
 
 
-def read_texts(path: Path, count: int) -> list[str]:
+def _read_texts(path: Path, count: int) -> list[str]:
     """Return the first passages of a gzip'd JSON Lines file: ``contents``, or ``title`` and ``text``."""
     rows = itertools.islice(gzip_rows(path), count)
     return [row.get("contents") or f"{row['title']}\n{row['text']}" for row in rows]
 
 
-def mixed_lengths(texts: Sequence[str]) -> list[str]:
-    """Return the texts with every seventh four times as long and every third cut to a sentence."""
-    return [text * 4 if row % 7 == 0 else text[:60] if row % 3 == 0 else text for row, text in enumerate(texts)]
-
-
-def token_batches(lengths_N: Sequence[int]) -> Iterator[list[int]]:
+def _token_batches(lengths_N: Sequence[int]) -> Iterator[list[int]]:
     """Yield positions in batches of at most the budget, padding counted, longest first."""
     batch: list[int] = []
     for position in sorted(range(len(lengths_N)), key=lambda position: -lengths_N[position]):
@@ -57,11 +51,11 @@ def token_batches(lengths_N: Sequence[int]) -> Iterator[list[int]]:
     yield batch
 
 
-def by_tokens(tokenizer: Any, inputs: list[Any], score: Score) -> NDArray[np.float32]:
+def _by_tokens(tokenizer: Any, inputs: list[Any], score: Score) -> NDArray[np.float32]:
     """Score in batches by tokens, in the order of the inputs."""
     texts = list(zip(*inputs, strict=True)) if isinstance(inputs[0], tuple) else [inputs]
     tokens = tokenizer(*map(list, texts), truncation=True, max_length=MAX_TOKENS)["input_ids"]
-    batches = list(token_batches([len(row) for row in tokens]))
+    batches = list(_token_batches([len(row) for row in tokens]))
     results = np.concatenate([score([inputs[row] for row in batch], len(batch)) for batch in batches])
     return results[np.argsort(np.concatenate(batches))]
 
@@ -71,7 +65,7 @@ def measure(tokenizer: Any, inputs: list[Any], score: Score, rounds: int) -> lis
     ways = {
         "default": lambda: score(inputs, DEFAULT_ROWS),
         "budget": lambda: score(inputs, BATCH_TOKENS // MAX_TOKENS),
-        "tokens": lambda: by_tokens(tokenizer, inputs, score),
+        "tokens": lambda: _by_tokens(tokenizer, inputs, score),
     }
     if max(np.abs(way() - ways["default"]()).max() for way in list(ways.values())[1:]) > 1e-3:
         sys.exit("the ways of batching give different results")
@@ -80,18 +74,17 @@ def measure(tokenizer: Any, inputs: list[Any], score: Score, rounds: int) -> lis
 
 def main() -> None:
     """Measure encoder and cross-encoder over every set of passages and print the table."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of wiki18/ and musique/")
-    parser.add_argument("--texts", type=int, default=256, help="passages of each set")
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = parse_options(
+        __doc__, data=(DATA, "folder of wiki18/ and musique/"), texts=(256, "passages of each set"), rounds=3
+    )
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)
     files = ("wiki18/sample1000", "musique/corpus")
-    sets = {name: read_texts(options.data / f"{name}.jsonl.gz", options.texts) for name in files}
-    sets["both, lengths mixed"] = mixed_lengths(
-        [text for pair in zip(*sets.values(), strict=True) for text in pair][: options.texts]
-    )
+    sets = {name: _read_texts(options.data / f"{name}.jsonl.gz", options.texts) for name in files}
+    mixed = [text for pair in zip(*sets.values(), strict=True) for text in pair][: options.texts]
+    for row in range(len(mixed)):
+        mixed[row] = mixed[row] * 4 if row % 7 == 0 else mixed[row][:60] if row % 3 == 0 else mixed[row]
+    sets["both, lengths mixed"] = mixed
     rows: list[tuple[object, ...]] = []
     with tempfile.TemporaryDirectory() as folder:
         corpus = list(itertools.chain(*sets.values()))
@@ -109,9 +102,9 @@ def main() -> None:
             default_s, budget_s, tokens_s = measure(encoder.tokenizer, inputs, score, options.rounds)
             ratios = f"{default_s / tokens_s:.2f}", f"{budget_s / tokens_s:.2f}"
             rows.append((model, name, len(texts), *(f"{s:.2f}" for s in (default_s, budget_s, tokens_s)), *ratios))
-    header = ("model", "passages", "texts", "32 a batch, CPU s", "by budget, CPU s", "by tokens, CPU s")
-    columns = (*header, "32 a batch / by tokens", "by budget / by tokens")
-    publish(SECTION, columns, rows, docs=options.docs)
+    seconds = ("32 a batch, CPU s", "by budget, CPU s", "by tokens, CPU s")
+    header = ("model", "passages", "texts", *seconds, "32 a batch / by tokens", "by budget / by tokens")
+    publish(options, "encoder-batches", header, rows)
 
 
 if __name__ == "__main__":

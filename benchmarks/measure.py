@@ -2,25 +2,41 @@
 
 import argparse
 import csv
-import gzip
-import json
 import math
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
 
 
-def option_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of a benchmark's options, ``--docs`` among them."""
+def parse_options(description: str | None, **defaults: Any) -> argparse.Namespace:
+    """Return the command line's options: ``--docs``, and one for each keyword.
+
+    A keyword's value is its default, or (default, help), or (default, help, choices). The type is that of the default;
+    a type as default makes an option that may be left out. A list takes any number of values.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=Path, help="document whose sections with this benchmark's tables are replaced")
-    return parser
+    for name, value in defaults.items():
+        default, text, *choices = value if isinstance(value, tuple) else (value, "")
+        kwargs: dict[str, Any] = {"choices": choices[0]} if choices else {}
+        if default is False:
+            kwargs["action"] = "store_true"
+        elif isinstance(default, list):
+            kwargs |= {"type": type(default[0]), "nargs": "*"}
+        elif isinstance(default, type):
+            kwargs["type"], default = default, None
+        else:
+            kwargs["type"] = type(default)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", default=default, help=f"{text} (default: {default})", **kwargs
+        )
+    return parser.parse_args()
 
 
 def timed(work: Callable[[], ResultT], clock: Callable[[], float] = time.process_time) -> tuple[float, ResultT]:
@@ -99,12 +115,6 @@ def size_mb(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
-def gzip_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a gzipped JSON Lines file."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
-
-
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table; columns of numbers are aligned to the right."""
     numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(header))]
@@ -117,33 +127,29 @@ def _is_number(cell: object) -> bool:
 
 
 def publish(
+    options: argparse.Namespace,
     name: str,
     header: Sequence[str],
     rows: Sequence[Sequence[object]],
-    *,
     before: str = "",
     after: str = "",
-    out: Path | None = None,
-    docs: Path | None = None,
 ) -> None:
-    """Print a table as Markdown between two paragraphs, and keep it.
-
-    ``out`` is a folder for ``<name>.md`` and ``<name>.csv``; ``docs`` a document with a section ``name``.
-    """
-    text = "\n".join(part for part in (before and f"{before}\n", markdown_table(header, rows), after) if part)
-    publish_text(name, text, out=out, docs=docs)
-    if out:
-        with (out / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+    """Print a table as Markdown between two paragraphs, put it into the document, and both forms into ``--work``."""
+    publish_text(
+        options, name, "\n".join(filter(None, (before and f"{before}\n", markdown_table(header, rows), after)))
+    )
+    if getattr(options, "work", None):
+        with (options.work / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([header, *rows])
 
 
-def publish_text(name: str, text: str, *, out: Path | None = None, docs: Path | None = None) -> None:
-    """Print Markdown, and keep it in the folder ``out`` and in the section ``name`` of the document ``docs``."""
-    if out:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / f"{name}.md").write_text(text, encoding="utf-8")
-    if docs:
-        fill_section(docs, name, text)
+def publish_text(options: argparse.Namespace, name: str, text: str) -> None:
+    """Print Markdown, put it into section ``name`` of the document, and write ``<name>.md`` to ``--work``."""
+    if getattr(options, "work", None):
+        options.work.mkdir(parents=True, exist_ok=True)
+        (options.work / f"{name}.md").write_text(text, encoding="utf-8")
+    if options.docs:
+        fill_section(options.docs, name, text)
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
