@@ -95,7 +95,7 @@ def measure(name: str, options: argparse.Namespace, texts: list[str]) -> dict[Ke
             for batching, limit in ((True, []), (False, ["--max-batch", "1"]))
         }
         for server in servers.values():  # caches filled, lazily loaded libraries loaded
-            uvloop.run(drive(server.address, requests[: 2 * REPEATED_QUERIES], 8, options.seconds))
+            uvloop.run(drive(server.address, requests[: 2 * REPEATED_QUERIES], 8, 30))
         for clients in options.clients:
             loads = drive_in_turn(servers, requests, clients, options.seconds, options.repetitions)
             measured |= {(name, batching, clients): loads[batching] for batching in servers}

@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_plain_line_has_count_rate_time_left_and_note(clock: Clock):
+def test_a_plain_line_has_count_rate_time_left_and_note(clock: Clock) -> None:
     stream = io.StringIO()
     with ProgressBar("answer", 100, "rollouts", stream) as meter:
         clock.now_s += 20
@@ -40,7 +40,7 @@ def test_a_plain_line_has_count_rate_time_left_and_note(clock: Clock):
     assert first == last == "answer: 40/100 rollouts, 2.0/s, 0:00:30 left, F1 0.500"
 
 
-def test_what_an_earlier_run_did_counts_as_done_and_not_as_speed(clock: Clock):
+def test_what_an_earlier_run_did_counts_as_done_and_not_as_speed(clock: Clock) -> None:
     stream = io.StringIO()
     with ProgressBar("answer", 10_000, "rollouts", stream, done=9_000) as meter:
         clock.now_s += 10
@@ -49,7 +49,7 @@ def test_what_an_earlier_run_did_counts_as_done_and_not_as_speed(clock: Clock):
     assert stream.getvalue().splitlines()[0] == "answer: 9005/10000 rollouts, 0.5/s, 0:33:10 left"
 
 
-def test_no_time_is_promised_before_anything_of_this_run_is_done(clock: Clock):
+def test_no_time_is_promised_before_anything_of_this_run_is_done(clock: Clock) -> None:
     stream = io.StringIO()
     with ProgressBar("answer", 10, "rollouts", stream, done=9) as meter:
         clock.now_s += 10
@@ -57,7 +57,7 @@ def test_no_time_is_promised_before_anything_of_this_run_is_done(clock: Clock):
     assert stream.getvalue().splitlines()[0] == "answer: 9/10 rollouts, 0.0/s, no estimate yet"
 
 
-def test_plain_lines_are_ten_seconds_apart_and_short_work_has_none(clock: Clock):
+def test_plain_lines_are_ten_seconds_apart_and_short_work_has_none(clock: Clock) -> None:
     stream = io.StringIO()
     with ProgressBar("answer", 10, "rollouts", stream) as meter:
         for _ in range(9):
@@ -74,7 +74,9 @@ def test_plain_lines_are_ten_seconds_apart_and_short_work_has_none(clock: Clock)
 
 
 @pytest.mark.parametrize("width", [60, 160])
-def test_a_terminal_gets_a_bar_that_begins_with_what_was_done_before(monkeypatch: pytest.MonkeyPatch, width: int):
+def test_a_terminal_gets_a_bar_that_begins_with_what_was_done_before(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(width))
     terminal = Terminal()
@@ -88,6 +90,6 @@ def test_a_terminal_gets_a_bar_that_begins_with_what_was_done_before(monkeypatch
     assert "F1 0.250, 2 token_budget, 1 model_error, 80 tokens/s" in shown
 
 
-def test_tracked_items_pass_through(capsys: pytest.CaptureFixture[str]):
+def test_tracked_items_pass_through(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(track(iter("abc"), "letters", 3)) == ["a", "b", "c"]
     assert capsys.readouterr().err == ""

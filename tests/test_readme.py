@@ -133,10 +133,7 @@ def test_every_axis_letter_of_the_source_is_explained(root: Path) -> None:
     rows = re.findall(r"^\| ([A-Z1](?:, [A-Z1])*) \| ", (root / "AGENTS.md").read_text(encoding="utf-8"), re.MULTILINE)
     explained = {letter for row in rows for letter in row.split(", ")}
     names = {
-        node.id
-        for path in (root / "src").rglob("*.py")
-        for node in ast.walk(parse(path))
-        if isinstance(node, ast.Name)
+        node.id for path in (root / "src").rglob("*.py") for node in ast.walk(parse(path)) if isinstance(node, ast.Name)
     }
     suffixes = [found[1] for name in names if (found := re.fullmatch(r"[a-z_]+_([A-Z1]{1,4})", name))]
     assert suffixes

@@ -1,6 +1,7 @@
 """The engine ray on real Ray processes of this machine, all on 127.0.0.1."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -51,7 +52,7 @@ def on_a_cluster(address: str | None) -> EncodingConfig:
     return EncodingConfig.model_validate({**LOCAL, "engine": "ray", "ray": {"address": address, **WORKERS}})
 
 
-def test_a_node_that_dies_midway_changes_no_byte(cluster, ray, tmp_path, monkeypatch):
+def test_a_node_that_dies_midway_changes_no_byte(cluster, ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = transformers_config(write_bert(tmp_path / "bert"), max_tokens=48, batch_tokens=2048)
     prepare_encoder(CHUNKS, encoder, tmp_path / "learnt", seed=0)
     write_jsonl(tmp_path / "chunks.jsonl", CHUNKS)
@@ -77,7 +78,7 @@ def test_a_node_that_dies_midway_changes_no_byte(cluster, ray, tmp_path, monkeyp
     assert (tmp_path / "ray.npy").read_bytes() == (tmp_path / "local.npy").read_bytes()
 
 
-def test_a_ray_of_its_own_is_stopped_and_the_workers_error_is_told(ray, tmp_path):
+def test_a_ray_of_its_own_is_stopped_and_the_workers_error_is_told(ray, tmp_path: Path) -> None:
     encoder = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=100, max_terms=100)
     (tmp_path / "learnt").mkdir()
     with pytest.raises(UnavailableError, match="build the index again"):
@@ -88,7 +89,7 @@ def test_a_ray_of_its_own_is_stopped_and_the_workers_error_is_told(ray, tmp_path
     assert not (tmp_path / "out.npy").exists()
 
 
-def test_a_cluster_that_does_not_answer_is_named(ray, tmp_path):
+def test_a_cluster_that_does_not_answer_is_named(ray, tmp_path: Path) -> None:
     encoder = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=100, max_terms=100)
     prepare_encoder(CHUNKS, encoder, tmp_path / "learnt", seed=0)
     with pytest.raises(UnavailableError, match="the Ray cluster at auto cannot be reached"):
