@@ -16,7 +16,7 @@ from chonkie import RecursiveChunker
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from benchmarks.data import DATA, chunk_config, gzip_rows, read_documents, read_questions
-from benchmarks.measure import PeakMemory, alternate, parse_options, publish, timed
+from benchmarks.measure import alternate, grown_memory, parse_options, publish, timed
 from benchmarks.ranking import FIELDED, index_config
 from deepsearch_rl.corpora.chonkie_spans import PieceTokenizer
 from deepsearch_rl.corpora.chunking import CHUNKERS, chunk_corpora, cut_documents
@@ -94,10 +94,10 @@ def stream_row(documents: Sequence[Document], size: int, megabytes: int) -> list
         corpora = Path(folder, "corpora")
         write_jsonl(corpora / "long.jsonl", [Document(id="long", contents=f"A long document\n{body}")])
         del body, text
-        with PeakMemory() as memory:
+        with grown_memory() as grown_mb:
             config = chunk_config(CHUNKERS[0], size)
             cpu_s, counts = timed(lambda: chunk_corpora(corpora, Path(folder, "chunks"), config))
-        return [megabytes, counts["long"], f"{cpu_s:.2f}", f"{memory.grown_mb:.0f}"]
+        return [megabytes, counts["long"], f"{cpu_s:.2f}", f"{grown_mb[0]:.0f}"]
 
 
 def main() -> None:

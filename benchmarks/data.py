@@ -147,14 +147,14 @@ def write_pages(path: Path, url: str) -> Path:
     return path
 
 
-def write_random_model(folder: Path, texts: Iterable[str], shape: dict[str, int], *, scores: bool = False) -> None:
+def write_random_model(folder: Path, texts: Iterable[str], shape: dict[str, int]) -> None:
     """Write a BERT with random weights and a tokenizer of 30,522 word pieces learnt from the texts.
 
-    The cost of a forward pass depends on shapes and lengths alone. ``scores``: a cross-encoder with one output.
+    The cost of a forward pass depends on shapes and lengths alone.
     """
     import torch  # noqa: PLC0415 - seconds to import
     from tokenizers import BertWordPieceTokenizer  # noqa: PLC0415
-    from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast  # noqa: PLC0415
+    from transformers import BertConfig, BertModel, BertTokenizerFast  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
     pieces = BertWordPieceTokenizer()
@@ -162,8 +162,7 @@ def write_random_model(folder: Path, texts: Iterable[str], shape: dict[str, int]
     pieces.save_model(str(folder))
     BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
     torch.manual_seed(0)
-    config = BertConfig(**shape, **({"num_labels": 1} if scores else {}))
-    (BertForSequenceClassification(config) if scores else BertModel(config)).save_pretrained(folder)
+    BertModel(BertConfig(**shape)).save_pretrained(folder)
 
 
 # --- rollouts -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,39 +76,32 @@ def verdict(reached: bool) -> str:
     return "reached" if reached else "missed"
 
 
-class PeakMemory:
-    """A context manager: how far this process's anonymous memory (RssAnon, read every 20 ms) rises above its start."""
+@contextmanager
+def grown_memory() -> Iterator[list[float]]:
+    """Yield a list that gets how far this process's anonymous memory rises above its start while the block runs.
 
-    def __enter__(self) -> "PeakMemory":
-        self._start_kb = self._peak_kb = anonymous_kb()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
+    In MiB; RssAnon is read every 20 ms.
+    """
+    readings_kb, grown_mb, stop = [status_kb("RssAnon")], list[float](), threading.Event()
 
-    def _watch(self) -> None:
-        while not self._stop.wait(0.02):
-            self._peak_kb = max(self._peak_kb, anonymous_kb())
+    def watch() -> None:
+        while not stop.wait(0.02):
+            readings_kb.append(status_kb("RssAnon"))
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    @property
-    def grown_mb(self) -> float:
-        """The rise in MiB."""
-        return (self._peak_kb - self._start_kb) / 1024
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield grown_mb
+    finally:
+        stop.set()
+        thread.join()
+    grown_mb.append((max(readings_kb) - readings_kb[0]) / 1024)
 
 
 def status_kb(field: str, pid: int | str = "self") -> int:
     """Return a figure of ``/proc/<pid>/status``, KiB."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(status.partition(f"{field}:")[2].split()[0])
-
-
-def anonymous_kb(pid: int | str = "self") -> int:
-    """Return the anonymous memory of a process in RAM, KiB: heaps and stacks, without mapped files."""
-    return status_kb("RssAnon", pid)
 
 
 def size_mb(folder: Path) -> float:

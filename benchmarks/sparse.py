@@ -38,7 +38,7 @@ from benchmarks.data import (
     read_questions,
     wiki18_passages,
 )
-from benchmarks.measure import PeakMemory, parse_options, publish, size_mb, timed
+from benchmarks.measure import grown_memory, parse_options, publish, size_mb, timed
 from deepsearch_rl.corpora.chunking import chunk_corpora
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Chunk
@@ -191,7 +191,7 @@ def measure_scale(options: argparse.Namespace) -> Table:
     for count in options.rows:
         making_s, _ = timed(lambda n=count: sum(1 for _ in DrawnChunks(texts, n)))
         with TemporaryDirectory() as folder:
-            with PeakMemory() as peak:
+            with grown_memory() as grown_mb:
                 taken_s, index = timed(
                     lambda n=count, f=folder: Bm25Index.build(DrawnChunks(texts, n), Path(f), ONE_FIELD)
                 )
@@ -199,7 +199,7 @@ def measure_scale(options: argparse.Namespace) -> Table:
             index.search(queries, TOP_K)  # its pages into memory
             query_s, _ = timed(lambda i=index: [i.search([query], TOP_K) for query in queries])
             rows.append((
-                count, f"{taken_s:.1f}", f"{1e6 * taken_s / count:.0f}", f"{peak.grown_mb:.0f}",
+                count, f"{taken_s:.1f}", f"{1e6 * taken_s / count:.0f}", f"{grown_mb[0]:.0f}",
                 f"{size_mb(Path(folder)):.0f}", len(index.keys_V), f"{1e3 * query_s / len(queries):.3f}",
             ))  # fmt: skip
     return header, rows
