@@ -15,8 +15,8 @@ from pathlib import Path
 from chonkie import RecursiveChunker
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from benchmarks.datasets import DATA, chunk_config, read_documents, read_questions
-from benchmarks.measure import PeakMemory, alternate, gzip_rows, option_parser, publish, timed
+from benchmarks.data import DATA, chunk_config, gzip_rows, read_documents, read_questions
+from benchmarks.measure import alternate, grown_memory, parse_options, publish, timed
 from benchmarks.ranking import FIELDED, index_config
 from deepsearch_rl.corpora.chonkie_spans import PieceTokenizer
 from deepsearch_rl.corpora.chunking import CHUNKERS, chunk_corpora, cut_documents
@@ -33,8 +33,7 @@ STREAMS_MB = (5, 25, 50)
 CUTOFFS = (4, 10)
 
 
-def read_novels(folder: Path, count: int | None) -> list[Document]:
-    """Return GraphRAG-Bench's novels."""
+def _read_novels(folder: Path, count: int | None) -> list[Document]:
     rows = list(gzip_rows(folder / "graphrag_bench" / "corpus_novel.jsonl.gz"))[:count]
     texts = [max(map(str, row.values()), key=len) for row in rows]
     return [Document(id=str(number), contents=f"Novel {number}\n{text}") for number, text in enumerate(texts)]
@@ -95,35 +94,36 @@ def stream_row(documents: Sequence[Document], size: int, megabytes: int) -> list
         corpora = Path(folder, "corpora")
         write_jsonl(corpora / "long.jsonl", [Document(id="long", contents=f"A long document\n{body}")])
         del body, text
-        with PeakMemory() as memory:
+        with grown_memory() as grown_mb:
             config = chunk_config(CHUNKERS[0], size)
             cpu_s, counts = timed(lambda: chunk_corpora(corpora, Path(folder, "chunks"), config))
-        return [megabytes, counts["long"], f"{cpu_s:.2f}", f"{memory.grown_mb:.0f}"]
+        return [megabytes, counts["long"], f"{cpu_s:.2f}", f"{grown_mb[0]:.0f}"]
 
 
 def main() -> None:
     """Print the three tables."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the real data sets")
-    parser.add_argument("--rounds", type=int, default=5, help="of all chunkers in turn; medians are shown (default 5)")
-    parser.add_argument("--quick", action="store_true", help="60 articles, one novel, one round, a document of 5 MB")
-    options = parser.parse_args()
+    options = parse_options(
+        __doc__,
+        data=(DATA, "folder of the real data sets"),
+        rounds=(5, "of all chunkers in turn; medians are shown"),
+        quick=(False, "60 articles, one novel, one round, a document of 5 MB"),
+    )
     size, rounds = CHUNK_SIZES[0], 1 if options.quick else options.rounds
     folder = options.data / "multihoprag"
     articles = list(read_documents(folder))[: 60 if options.quick else None]
-    novels = read_novels(options.data, 1 if options.quick else None)
+    novels = _read_novels(options.data, 1 if options.quick else None)
     texts = {f"MultiHop-RAG, {len(articles)} articles": articles, f"GraphRAG-Bench, {len(novels)} novels": novels}
     tokenizers = (None, train_tokenizer([*articles, *novels]))
     speeds = [speed_row(name, texts[name], tokenizer, size, rounds) for tokenizer in tokenizers for name in texts]
     header = ("text", "tokenizer", "million tokens", *(f"`{name}`, M/s" for name in CHUNKERS), "chonkie alone, M/s")
-    publish("chunking speed", header, speeds, docs=options.docs)
+    publish(options, "chunking speed", header, speeds)
     questions = list(read_questions(folder, ["queries"], articles))
     qualities = [quality_row(name, articles, questions, size) for size in CHUNK_SIZES for name in CHUNKERS]
     metrics = ("hits@4", "evidence recall@4", "hits@10", "evidence recall@10", "MRR@10", "MAP@10")
-    publish("chunking quality", ("chunker", "size", "chunks", "mean tokens", *metrics), qualities, docs=options.docs)
+    publish(options, "chunking quality", ("chunker", "size", "chunks", "mean tokens", *metrics), qualities)
     sizes_mb = [5] if options.quick else STREAMS_MB
     streams = [stream_row([*articles, *novels], size, megabytes) for megabytes in sizes_mb]
-    publish("chunking stream", ("MB", "chunks", "CPU s", "RssAnon growth, MB"), streams, docs=options.docs)
+    publish(options, "chunking stream", ("MB", "chunks", "CPU s", "RssAnon growth, MB"), streams)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ import os
 import random
 import tempfile
 import tracemalloc
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator
 from itertools import islice
 from pathlib import Path
 
-from benchmarks.measure import option_parser, publish, status_kb
-from benchmarks.trajectories import make_trajectory, row_key
+from benchmarks.data import make_trajectory, row_key
+from benchmarks.measure import parse_options, publish, status_kb
 from deepsearch_rl.evaluation.scoring.aggregate import build_row
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.trajectories.collect import collect
@@ -40,9 +40,8 @@ class ScriptedAgent:
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Return a trajectory of about five kilobytes, different for every question."""
         rng = random.Random(question.id)
-        searches = [
-            (f"{question.id} {rng.random()}", rng.randbytes(PASSAGES_BYTES // 2).hex()) for _ in range(SEARCHES)
-        ]
+        passages = [rng.randbytes(PASSAGES_BYTES // 2).hex() for _ in range(SEARCHES)]
+        searches = [(f"{question.id} {rng.random()}", text) for text in passages]
         return make_trajectory(question, sample, KEY, searches, "Vienna")
 
 
@@ -53,53 +52,40 @@ async def scripted_agent() -> AsyncIterator[ScriptedAgent]:
 
 
 def measure(count: int) -> list[int]:
-    """Collect and score questions in this process.
-
-    Returns:
-        Bytes on disk, of growth over ``collect``, of growth over the row, and of a list of all trajectories.
-    """
+    """Collect and score questions in this process; return the sizes of the table's row in bytes."""
     questions = [
         Question(id=f"q{number}", question=f"Number {number}?", golden_answers=("Vienna",)) for number in range(count)
     ]
     with tempfile.TemporaryDirectory() as folder:
         log, out = Path(folder, "log.jsonl"), Path(folder, "out.jsonl")
-        with _growth() as collected:
-            trajectories = collect(questions, 1, scripted_agent, log, CONCURRENCY, "collect", out)
-        with _growth() as scored:
-            row = build_row(KEY, trajectories, generated=True, draws=DRAWS)
+        held_kb = _restart_peak()
+        trajectories = collect(questions, 1, scripted_agent, log, CONCURRENCY, "collect", out)
+        collect_kb = status_kb("VmHWM") - held_kb
+        held_kb = _restart_peak()
+        row = build_row(KEY, trajectories, generated=True, draws=DRAWS)
+        row_kb = status_kb("VmHWM") - held_kb
         assert row.n == count
-        return [out.stat().st_size, *collected, *scored, _bytes_each(trajectories) * count]
+        tracemalloc.start()
+        sample = list(islice(trajectories, SAMPLE))
+        kept_bytes = tracemalloc.get_traced_memory()[0] // len(sample) * count
+        return [out.stat().st_size, collect_kb * 1024, row_kb * 1024, kept_bytes]
 
 
-def _bytes_each(trajectories: Iterable[Trajectory]) -> int:
-    """Return the size of one trajectory in memory, as Python's own allocator counts it."""
-    tracemalloc.start()
-    sample = list(islice(trajectories, SAMPLE))
-    size, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return size // len(sample)
-
-
-@contextlib.contextmanager
-def _growth() -> Iterator[list[int]]:
-    """Yield a list that gets the bytes that the peak of resident memory rises above its start while the block runs."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
-    before, growth = status_kb("VmRSS"), list[int]()
-    yield growth
-    growth.append((status_kb("VmHWM") - before) * 1024)
+def _restart_peak() -> int:
+    """Let the peak start again from what is resident now, and return that, KiB."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status_kb("VmRSS")
 
 
 def main() -> None:
     """Measure every size and print the table."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--questions", nargs="+", type=int, default=[2_000, 20_000, 100_000])
-    options = parser.parse_args()
+    options = parse_options(__doc__, questions=[2_000, 20_000, 100_000])
     rows: list[tuple[str, ...]] = []
     for count in options.questions:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             sizes = pool.apply(measure, (count,))
         rows.append((f"{count:,}", *(f"{size / 1e6:.1f}" for size in sizes)))
-    publish("collect_memory", HEADER, rows, docs=options.docs)
+    publish(options, "collect_memory", HEADER, rows)
 
 
 if __name__ == "__main__":

@@ -4,56 +4,132 @@
     .venv/bin/python -m benchmarks.hostile_requests --count 1000 --seed 7
 
 Starts the server over a small hybrid index, asks some honest questions, sends the seeded requests of
-``benchmarks/load/hostile.py`` over many connections, and asks the same questions again. Status 1 if any request was
+``benchmarks/hostile.py`` over many connections, and asks the same questions again. Status 1 if any request was
 answered 5xx (a full queue's 503 with Retry-After is none) or left without an answer, if anonymous memory grew by more
 than 50 MB, or if an honest answer changed.
 """
 
 import asyncio
 import contextlib
-import http.client
-import json
+import re
 import sys
 import tempfile
 import time
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.datasets import wiki18_passages
-from benchmarks.load import corpus
-from benchmarks.load.attack import Answers, attack
-from benchmarks.load.hostile import DIALECTS, JSON_HEADERS, PAGE, hostile_requests
-from benchmarks.load.server_process import ServerProcess, running_server
-from benchmarks.measure import option_parser, publish
+import httpx
+
+from benchmarks import data
+from benchmarks.hostile import DIALECTS, JSON_HEADERS, LIVE_SESSION, PAGE, Hostile, Patience, head, hostile_requests
+from benchmarks.measure import parse_options, publish
+from benchmarks.servers import ServerProcess, running_server
 
 MAX_GROWTH_BYTES = 50 * 10**6
 CONNECTIONS = 32
 SETTLE_S = 15
+RECONNECT_S = 0.1
+PATIENCE_S = {Patience.WHOLE: 60.0, Patience.BRIEF: 0.3, Patience.NONE: None}
+MAX_KEPT_BYTES = 2**20
+"""Of an answer; the rest is read and dropped."""
+_STATUS = re.compile(rb"^HTTP/1\.[01] (\d{3})", re.MULTILINE)
+_STREAM = re.compile(rb"^content-type: text/event-stream", re.MULTILINE | re.IGNORECASE)
+_RETRY = re.compile(rb"^retry-after: \d", re.MULTILINE | re.IGNORECASE)
+_SESSION_ID = re.compile(rb"session_id=([0-9a-f]{32})")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Siege:
     """What hostile requests did to a server."""
 
-    answers: Answers
-    growth_bytes: int
+    statuses: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """By kind of request: how often each status came, or ``closed`` where the connection ended without one."""
+    failures: list[tuple[Hostile, bytes]] = field(default_factory=list)
+    """Requests answered 5xx, and the answers. A 503 with Retry-After is how a full queue answers, and no failure."""
+    hung: list[Hostile] = field(default_factory=list)
+    """Complete requests that were not answered and closed in a minute."""
+    growth_bytes: int = 0
     """Of the server's anonymous memory, from before the first hostile request to after the last."""
-    changed: list[str]
+    changed: list[str] = field(default_factory=list)
     """Routes whose honest answer changed."""
+    session: bytes = LIVE_SESSION
+    """The id of an open event stream, so that some of the hostile messages reach a living session."""
 
     @property
     def problems(self) -> list[str]:
         """Every fault in one sentence; empty where there is none."""
         problems = [
-            f"{hostile.kind}: {answer[:300]!r} to {hostile.payload[:300]!r}"
-            for hostile, answer in self.answers.failures
+            f"{hostile.kind}: {answer[:300]!r} to {hostile.payload[:300]!r}" for hostile, answer in self.failures
         ]
-        problems += [f"{hostile.kind}: no answer to {hostile.payload[:300]!r}" for hostile in self.answers.hung]
+        problems += [f"{hostile.kind}: no answer to {hostile.payload[:300]!r}" for hostile in self.hung]
         problems += [f"the answer of {route} changed" for route in self.changed]
         if self.growth_bytes > MAX_GROWTH_BYTES:
             problems.append(f"anonymous memory grew by {self.growth_bytes / 1e6:.0f} MB")
         return problems
+
+    async def attack(self, address: tuple[str, int], requests: Iterator[Hostile]) -> None:
+        """Send every request over a connection of its own, many of them at a time."""
+
+        async def client() -> None:
+            for hostile in requests:
+                self._note(hostile, *await _send(address, hostile, self.session))
+
+        stream = asyncio.create_task(self._keep_stream_open(address))
+        await asyncio.gather(*(client() for _ in range(CONNECTIONS)))
+        stream.cancel()
+
+    def _note(self, hostile: Hostile, answer: bytes, ended: bool) -> None:
+        statuses = [status.decode() for status in _STATUS.findall(answer)]
+        self.statuses[hostile.kind].update(statuses or ["closed"])
+        is_full = "503" in statuses and _RETRY.search(answer)
+        if any(status.startswith("5") and not (status == "503" and is_full) for status in statuses):
+            self.failures.append((hostile, answer))
+        if hostile.patience is Patience.WHOLE and not ended:
+            self.hung.append(hostile)
+
+    async def _keep_stream_open(self, address: tuple[str, int]) -> None:
+        while True:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(head("GET", "/sse", (("Accept", "text/event-stream"),)))
+            with contextlib.suppress(ConnectionError):
+                async for line in reader:
+                    if match := _SESSION_ID.search(line):
+                        self.session = match[1]
+            writer.close()
+            await asyncio.sleep(RECONNECT_S)  # a server without such a route must not be flooded with attempts
+
+
+async def _send(address: tuple[str, int], hostile: Hostile, session: bytes) -> tuple[bytes, bool]:
+    """Return what came back, and whether the server came to an end with it."""
+    reader, writer = await asyncio.open_connection(*address)
+    answer, ended = bytearray(), False
+
+    async def drain() -> None:
+        with contextlib.suppress(ConnectionError):  # the server may answer and close before it has read everything
+            await writer.drain()
+
+    async def read() -> None:
+        while data := await reader.read(2**16):
+            if len(answer) < MAX_KEPT_BYTES:
+                answer.extend(data)
+            if _STREAM.search(answer):  # which never ends
+                return
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_S[hostile.patience]):
+            with contextlib.suppress(ConnectionError):  # refused while sending: what was answered before counts
+                writer.write(hostile.payload.replace(LIVE_SESSION, session))
+                if hostile.patience is not Patience.NONE:
+                    await asyncio.gather(drain(), read())
+            ended = True
+    if hostile.patience is Patience.NONE:
+        writer.transport.abort()
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+    return bytes(answer), ended
 
 
 def besiege(server: ServerProcess, count: int, seed: int, settle_s: float) -> Siege:
@@ -61,57 +137,42 @@ def besiege(server: ServerProcess, count: int, seed: int, settle_s: float) -> Si
 
     ``settle_s`` seconds pass before its memory is measured for the second time; it gives back what was freed every ten.
     """
-    before = honest_answers(server)
-    memory_bytes = server.rss_anon_bytes()
-    answers = asyncio.run(attack(server.address, hostile_requests(count, seed), CONNECTIONS))
+    siege, before, memory_bytes = Siege(), _honest_answers(server), server.anonymous_bytes()
+    asyncio.run(siege.attack(server.address, hostile_requests(count, seed)))
     time.sleep(settle_s)
-    growth_bytes = server.rss_anon_bytes() - memory_bytes
-    after = honest_answers(server)
-    return Siege(answers, growth_bytes, [route for route in before if before[route] != after[route]])
+    siege.growth_bytes = server.anonymous_bytes() - memory_bytes
+    after = _honest_answers(server)
+    siege.changed = [route for route in before if before[route] != after[route]]
+    return siege
 
 
-def honest_answers(server: ServerProcess) -> dict[str, tuple[int, bytes]]:
+def _honest_answers(server: ServerProcess) -> dict[str, tuple[int, bytes]]:
     """Return status and body of an honest request per route; bodies hold nothing that changes between calls."""
     answers = {}
     for route in ("/retrieve", "/access", "/mcp"):
-        with contextlib.closing(http.client.HTTPConnection(*server.address, timeout=60)) as connection:
-            connection.request("POST", route, json.dumps(DIALECTS[route][0]), dict(JSON_HEADERS))
-            answer = connection.getresponse()
-            answers[route] = answer.status, answer.read()
+        answer = httpx.post(server.url + route, json=DIALECTS[route][0], headers=JSON_HEADERS, timeout=60)
+        answers[route] = answer.status_code, answer.content
     return answers
 
 
-def publish_report(siege: Siege, count: int, seed: int, docs: Path | None) -> None:
-    """Print the number of each status by kind of request, and the verdict."""
-    statuses = sorted({status for counts in siege.answers.statuses.values() for status in counts})
-    rows = [
-        (kind, *(counts.get(status, 0) for status in statuses))
-        for kind, counts in sorted(siege.answers.statuses.items(), key=lambda item: -sum(item[1].values()))
-    ]
-    total = sum(siege.answers.statuses.values(), Counter())
-    rows.append(("all", *(total[status] for status in statuses)))
+def main() -> None:
+    """Besiege a server; print the number of each status by kind and the verdict, on stderr every problem."""
+    options = parse_options(__doc__, count=10_000, seed=0)
+    with tempfile.TemporaryDirectory() as folder:
+        index = data.prepare_index(data.wiki18_passages(least=1000)[:1000], Path(folder, "hybrid"), data.index_config())
+        pages = data.write_pages(Path(folder, "pages.jsonl"), PAGE)
+        arguments = ["--retriever", "hybrid", "--top-k", "3", "--pages", str(pages)]
+        with running_server(*index, arguments, core=None) as server:
+            siege = besiege(server, options.count, options.seed, SETTLE_S)
+    total = sum(siege.statuses.values(), Counter())
+    kinds = sorted(siege.statuses.items(), key=lambda item: -item[1].total())
+    rows = [(kind, *(counts[status] for status in sorted(total))) for kind, counts in [*kinds, ("all", total)]]
     verdict = (
-        f"{count:,} requests, seed {seed}: {len(siege.answers.failures)} answered 5xx, {len(siege.answers.hung)} "
+        f"{options.count:,} requests, seed {options.seed}: {len(siege.failures)} answered 5xx, {len(siege.hung)} "
         f"without an answer, anonymous memory {siege.growth_bytes / 1e6:+.1f} MB, "
         f"{'no honest answer changed' if not siege.changed else 'changed: ' + ', '.join(siege.changed)}."
     )
-    publish("hostile_requests", ("kind", *statuses), rows, before=verdict, docs=docs)
-
-
-def main() -> None:
-    """Besiege a server; print the table and, on stderr, every problem."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        texts = wiki18_passages(least=1000)[:1000]
-        index, chunks = corpus.prepare_index(texts, Path(folder, "hybrid"), corpus.index_config())
-        pages = corpus.write_pages(Path(folder, "pages.jsonl"), PAGE)
-        arguments = ["--retriever", "hybrid", "--top-k", "3", "--pages", str(pages)]
-        with running_server(index, chunks, arguments, core=None) as server:
-            siege = besiege(server, options.count, options.seed, SETTLE_S)
-    publish_report(siege, options.count, options.seed, options.docs)
+    publish(options, "hostile_requests", ("kind", *sorted(total)), rows, before=verdict)
     sys.exit("\n".join(siege.problems) or 0)
 
 

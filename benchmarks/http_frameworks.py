@@ -7,11 +7,8 @@ All three stand behind the same guard, counters, queue and cache, and send the s
 the cache answers and the route itself is what is measured. The servers run on one core and are loaded in turn.
 """
 
-import itertools
-import json
 import socket
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -23,9 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from benchmarks.load.http_load import Load, drive, retrieve_request
-from benchmarks.load.server_process import forked_server, spare_core
-from benchmarks.measure import medians, option_parser, publish, write_figures
+from benchmarks.http_load import drive, drive_in_turn, json_request
+from benchmarks.measure import medians, parse_options, publish, write_figures
+from benchmarks.servers import forked_server, spare_core
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.row_table import Filter
 from deepsearch_rl.retrieval.searcher import Hit
@@ -62,13 +59,13 @@ class FixedSearcher:
         return [[Hit(rank, 1 / (rank + 1), chunk) for rank, chunk in enumerate(chunks)] for _ in queries]
 
 
-def make_app() -> RetrievalApp:
-    """The server, as a user runs it."""
+def _make_app() -> RetrievalApp:
+    """Return the server, as a user runs it."""
     return RetrievalApp(SearchEngine(FixedSearcher(), passages=100, takes_filters=False), CONFIG, GUARD)
 
 
-def guarded(app: ASGIApp) -> ASGIApp:
-    """A framework's application behind the server's guard and counters."""
+def _guarded(app: ASGIApp) -> ASGIApp:
+    """Return a framework's application behind the server's guard and counters."""
     metrics = Metrics()
 
     async def serve_one(scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,26 +77,25 @@ def guarded(app: ASGIApp) -> ASGIApp:
     return serve_one
 
 
-def by_starlette() -> ASGIApp:
-    """A Starlette route with the server's own checks and search."""
-    server = make_app()
+def _by_starlette() -> ASGIApp:
+    """Return a Starlette route with the server's own checks and search."""
+    server = _make_app()
 
     async def retrieve(request: Request) -> Response:
         return await server.retrieve(parse_body(RetrieveRequest, await read_body(request.scope, request.receive)))
 
     routes = [Route("/retrieve", retrieve, methods=["POST"])]
-    return guarded(Starlette(routes=routes, lifespan=lambda _: server.running()))
+    return _guarded(Starlette(routes=routes, lifespan=lambda _: server.running()))
 
 
 APPS: dict[str, Callable[[], ASGIApp]] = {
-    SHORT_CUT: make_app,
-    "Starlette": by_starlette,
-    "FastAPI": lambda: guarded(make_app().api),
+    SHORT_CUT: _make_app,
+    "Starlette": _by_starlette,
+    "FastAPI": lambda: _guarded(_make_app().api),
 }
 
 
-def serve(name: str, listener: socket.socket) -> None:
-    """Serve one of the applications until killed."""
+def _serve(name: str, listener: socket.socket) -> None:
     config = uvicorn.Config(
         APPS[name](), loop="uvloop", http="httptools", ws="none", log_level="critical", access_log=False,
         server_header=False, date_header=False,
@@ -107,50 +103,31 @@ def serve(name: str, listener: socket.socket) -> None:
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def measure(seconds: float, repetitions: int, clients: Sequence[int]) -> Iterator[Sequence[object]]:
-    """Yield one row of the table per number of clients and application."""
-    bodies = [{"queries": [f"query {n}"], "topk": 3, "return_scores": True} for n in range(QUERIES)]
-    requests = [retrieve_request(json.dumps(body).encode(), expected=b'"document"') for body in bodies]
-    with ExitStack() as stack:
-        servers = {name: stack.enter_context(forked_server(partial(serve, name), spare_core())) for name in APPS}
-        for server in servers.values():
-            uvloop.run(drive(server.address, iter(requests), 4, QUERIES, 30))
-        for count in clients:
-            loads: dict[str, list[tuple[Load, float]]] = {name: [] for name in servers}
-            for repetition in range(repetitions):
-                for name in list(servers) if repetition % 2 == 0 else reversed(servers):
-                    cpu_s = servers[name].cpu_s()
-                    load = uvloop.run(
-                        drive(servers[name].address, itertools.cycle(requests), count, sys.maxsize, seconds)
-                    )
-                    loads[name].append((load, servers[name].cpu_s() - cpu_s))
-            yield from _rows(loads, count)
-
-
-def _rows(loads: dict[str, list[tuple[Load, float]]], clients: int) -> Iterator[Sequence[object]]:
-    for name, runs in loads.items():
-        figures = [
-            {
-                "queries/s": load.rate_per_s,
-                "the short cut is faster by": ours.rate_per_s / load.rate_per_s,
-                "p99 ms": load.percentile_ms(99),
-                "server CPU us/query": cpu_s / load.answered * 1e6,
-            }
-            for (ours, _), (load, cpu_s) in zip(loads[SHORT_CUT], runs, strict=True)
-        ]
-        rate, ratio, p99_ms, cpu_us = write_figures(medians(figures), FORMATS)
-        yield name, clients, rate, f"{ratio}x", p99_ms, cpu_us, sum(load.errors for load, _ in runs)
-
-
 def main() -> None:
-    """Parse the command line, measure and print the table."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--clients", nargs="+", type=int, default=[1, 64])
-    parser.add_argument("--seconds", type=float, default=3, help="of load per measurement")
-    parser.add_argument("--repetitions", type=int, default=5)
-    options = parser.parse_args()
-    rows = list(measure(options.seconds, options.repetitions, options.clients))
-    publish("http_frameworks", ("route by", "clients", *FORMATS, "errors"), rows, docs=options.docs)
+    """Load all three with every number of clients and print the table."""
+    options = parse_options(__doc__, clients=[1, 64], seconds=(3.0, "of load per measurement"), repetitions=5)
+    bodies = [{"queries": [f"query {n}"], "topk": 3, "return_scores": True} for n in range(QUERIES)]
+    requests = [json_request(body, expected=b'"document"') for body in bodies]
+    rows: list[Sequence[object]] = []
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(forked_server(partial(_serve, name), spare_core())) for name in APPS}
+        for server in servers.values():
+            uvloop.run(drive(server.address, requests, 4, 30))
+        for clients in options.clients:
+            loads = drive_in_turn(servers, requests, clients, options.seconds, options.repetitions)
+            ours = [run.load.rate_per_s for run in loads[SHORT_CUT]]
+            for name, runs in loads.items():
+                figures = [
+                    {
+                        **run.figures,
+                        "the short cut is faster by": rate / run.load.rate_per_s,
+                        "server CPU us/query": run.figures["CPU ms/query"] * 1000,
+                    }
+                    for rate, run in zip(ours, runs, strict=True)
+                ]
+                rate, ratio, *rest = write_figures(medians(figures), FORMATS)
+                rows.append((name, clients, rate, f"{ratio}x", *rest, sum(run.load.errors for run in runs)))
+    publish(options, "http_frameworks", ("route by", "clients", *FORMATS, "errors"), rows)
 
 
 if __name__ == "__main__":

@@ -2,25 +2,42 @@
 
 import argparse
 import csv
-import gzip
-import json
 import math
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
 
 
-def option_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of a benchmark's options, ``--docs`` among them."""
+def parse_options(description: str | None, **defaults: Any) -> argparse.Namespace:
+    """Return the command line's options: ``--docs``, and one for each keyword.
+
+    A keyword's value is its default, or (default, help), or (default, help, choices). The type is that of the default;
+    a type as default makes an option that may be left out. A list takes any number of values.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=Path, help="document whose sections with this benchmark's tables are replaced")
-    return parser
+    for name, value in defaults.items():
+        default, text, *choices = value if isinstance(value, tuple) else (value, "")
+        kwargs: dict[str, Any] = {"choices": choices[0]} if choices else {}
+        if default is False:
+            kwargs["action"] = "store_true"
+        elif isinstance(default, list):
+            kwargs |= {"type": type(default[0]), "nargs": "*"}
+        elif isinstance(default, type):
+            kwargs["type"], default = default, None
+        else:
+            kwargs["type"] = type(default)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", default=default, help=f"{text} (default: {default})", **kwargs
+        )
+    return parser.parse_args()
 
 
 def timed(work: Callable[[], ResultT], clock: Callable[[], float] = time.process_time) -> tuple[float, ResultT]:
@@ -59,28 +76,26 @@ def verdict(reached: bool) -> str:
     return "reached" if reached else "missed"
 
 
-class PeakMemory:
-    """A context manager: how far this process's anonymous memory (RssAnon, read every 20 ms) rises above its start."""
+@contextmanager
+def grown_memory() -> Iterator[list[float]]:
+    """Yield a list that gets how far this process's anonymous memory rises above its start while the block runs.
 
-    def __enter__(self) -> "PeakMemory":
-        self._start_kb = self._peak_kb = anonymous_kb()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
+    In MiB; RssAnon is read every 20 ms.
+    """
+    readings_kb, grown_mb, stop = [status_kb("RssAnon")], list[float](), threading.Event()
 
-    def _watch(self) -> None:
-        while not self._stop.wait(0.02):
-            self._peak_kb = max(self._peak_kb, anonymous_kb())
+    def watch() -> None:
+        while not stop.wait(0.02):
+            readings_kb.append(status_kb("RssAnon"))
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    @property
-    def grown_mb(self) -> float:
-        """The rise in MiB."""
-        return (self._peak_kb - self._start_kb) / 1024
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield grown_mb
+    finally:
+        stop.set()
+        thread.join()
+    grown_mb.append((max(readings_kb) - readings_kb[0]) / 1024)
 
 
 def status_kb(field: str, pid: int | str = "self") -> int:
@@ -89,20 +104,9 @@ def status_kb(field: str, pid: int | str = "self") -> int:
     return int(status.partition(f"{field}:")[2].split()[0])
 
 
-def anonymous_kb(pid: int | str = "self") -> int:
-    """Return the anonymous memory of a process in RAM, KiB: heaps and stacks, without mapped files."""
-    return status_kb("RssAnon", pid)
-
-
 def size_mb(folder: Path) -> float:
     """Return the size of all files under a folder, MB."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
-
-
-def gzip_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a gzipped JSON Lines file."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -117,33 +121,29 @@ def _is_number(cell: object) -> bool:
 
 
 def publish(
+    options: argparse.Namespace,
     name: str,
     header: Sequence[str],
     rows: Sequence[Sequence[object]],
-    *,
     before: str = "",
     after: str = "",
-    out: Path | None = None,
-    docs: Path | None = None,
 ) -> None:
-    """Print a table as Markdown between two paragraphs, and keep it.
-
-    ``out`` is a folder for ``<name>.md`` and ``<name>.csv``; ``docs`` a document with a section ``name``.
-    """
-    text = "\n".join(part for part in (before and f"{before}\n", markdown_table(header, rows), after) if part)
-    publish_text(name, text, out=out, docs=docs)
-    if out:
-        with (out / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+    """Print a table as Markdown between two paragraphs, put it into the document, and both forms into ``--work``."""
+    publish_text(
+        options, name, "\n".join(filter(None, (before and f"{before}\n", markdown_table(header, rows), after)))
+    )
+    if getattr(options, "work", None):
+        with (options.work / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([header, *rows])
 
 
-def publish_text(name: str, text: str, *, out: Path | None = None, docs: Path | None = None) -> None:
-    """Print Markdown, and keep it in the folder ``out`` and in the section ``name`` of the document ``docs``."""
-    if out:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / f"{name}.md").write_text(text, encoding="utf-8")
-    if docs:
-        fill_section(docs, name, text)
+def publish_text(options: argparse.Namespace, name: str, text: str) -> None:
+    """Print Markdown, put it into section ``name`` of the document, and write ``<name>.md`` to ``--work``."""
+    if getattr(options, "work", None):
+        options.work.mkdir(parents=True, exist_ok=True)
+        (options.work / f"{name}.md").write_text(text, encoding="utf-8")
+    if options.docs:
+        fill_section(options.docs, name, text)
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -26,34 +26,28 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.datasets import DATA, chunk_config, read_documents, read_questions
-from benchmarks.measure import option_parser, publish, timed
+from benchmarks import data
+from benchmarks.measure import parse_options, publish, timed
 from deepsearch_rl.corpora.chunking import chunk_corpora
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.fusion import LearningConfig
-from deepsearch_rl.retrieval.gold import Gold, with_gold
-from deepsearch_rl.retrieval.hybrid.learning import (
-    Example,
-    drawn_folds,
-    fit_weights,
-    gather,
-    held_out_weights,
-    score_example,
-)
+from deepsearch_rl.retrieval.gold import with_gold
+from deepsearch_rl.retrieval.hybrid import learning
+from deepsearch_rl.retrieval.hybrid.learning import Example, drawn_folds, fit_weights, score_example
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, HybridRetriever
 from deepsearch_rl.retrieval.manifest import IndexConfig
-from deepsearch_rl.retrieval.measurement.comparison import Comparison, Interval, compare_retrievers, opened_finder
-from deepsearch_rl.retrieval.searcher import Searcher, open_index
+from deepsearch_rl.retrieval.measurement.comparison import Interval, compare_retrievers, opened_finder
+from deepsearch_rl.retrieval.searcher import open_index
 
-SETS = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
-QUESTION_FILES = {
-    "multihoprag": ("queries",),
-    "musique": ("train", "dev"),
-    "2wikimultihopqa": ("dev",),
-    "hotpotqa": ("train100", "dev"),
+SETS = {
+    "multihoprag": ["queries"],
+    "musique": ["train", "dev"],
+    "2wikimultihopqa": ["dev"],
+    "hotpotqa": ["train100", "dev"],
 }
+"""Question sets, and the files of their questions."""
 PLAIN = {"contents": 1.0}
 FIELDED = {"title": 1.0, "source": 1.0, "date": 1.0, "body": 1.0}
 METRICS = ("mrr@10", "map@10", "hits@4", "hits@10", "evidence_recall@10")
@@ -73,117 +67,62 @@ class Prepared:
     plain: Path
     fielded: Path
 
-    def searcher(self) -> Searcher:
-        """The fielded index's."""
-        return open_index(self.fielded)
-
     def examples(self) -> list[Example]:
-        """Candidates of every question in the fielded index."""
-        chunks = self.searcher().chunks
+        """Return the candidates of every question in the fielded index."""
+        chunks = open_index(self.fielded).chunks
         with opened_finder(self.fielded, chunks) as finder:
-            return gather(finder, chunks, self.questions_with_gold())
-
-    def questions_with_gold(self) -> list[tuple[str, Gold]]:
-        """The texts and gold evidence of the questions."""
-        return with_gold(self.questions)
+            return learning.gather(finder, chunks, with_gold(self.questions))
 
 
-def main() -> None:
-    """Parse the command line and print the tables that it names."""
-    arguments = _parser().parse_args()
-    prepared = [prepare(name, arguments) for name in arguments.sets]
-    tables = {
-        "scores": lambda: score_tables(prepared),
-        "ablation": lambda: [(f"ablation_{own.name}", ablation(own), "") for own in prepared[:1]],
-        "folds": lambda: [("folds", folds_table(prepared), "")],
-        "transfer": lambda: [("transfer", transfer(prepared), "")],
-        "speed": lambda: [("speed", speed(prepared), "")],
-    }
-    for kind in arguments.tables:
-        for name, (header, rows), note in tables[kind]():
-            publish(f"ranking {name}", header, rows, after=note, out=arguments.work, docs=arguments.docs)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = option_parser(__doc__)
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
-    kinds = ("scores", "ablation", "folds", "transfer", "speed")
-    parser.add_argument("--tables", nargs="+", choices=kinds, default=list(kinds))
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the real data")
-    parser.add_argument("--work", type=Path, default=Path("work/benchmarks/ranking"))
-    parser.add_argument("--chunk-size", type=int, default=256, help="tokens of a chunk, the title not counted")
-    parser.add_argument("--questions", type=int, default=5000, help="at most so many of a set, the first ones")
-    return parser
-
-
-# --- preparing ------------------------------------------------------------------------------------------------------
-
-
-def prepare(name: str, arguments: argparse.Namespace) -> Prepared:
+def prepare(name: str, options: argparse.Namespace) -> Prepared:
     """Chunk a set's corpus, keep the questions that it can answer, and index it twice, unless that is there already."""
-    folder: Path = arguments.work / f"{name}-{arguments.chunk_size}"
+    folder: Path = options.work / f"{name}-{options.chunk_size}"
     chunks = folder / "chunks" / f"{name}.jsonl"
     if not chunks.is_file():
-        documents = list(read_documents(arguments.data / name))
+        documents = list(data.read_documents(options.data / name))
         write_jsonl(folder / "corpora" / f"{name}.jsonl", documents)
-        chunk_corpora(folder / "corpora", folder / "chunks", chunk_config("sentences", arguments.chunk_size))
-        questions = read_questions(arguments.data / name, QUESTION_FILES[name], documents)
+        chunk_corpora(folder / "corpora", folder / "chunks", data.chunk_config("sentences", options.chunk_size))
+        questions = data.read_questions(options.data / name, SETS[name], documents)
         write_jsonl(folder / "questions.jsonl", questions)
     for kind, fields in (("plain", PLAIN), ("fielded", FIELDED)):
         if not (folder / kind).is_dir():
             build_index(chunks, folder / kind, index_config(fields), seed=0)
-    questions = list(read_jsonl(folder / "questions.jsonl", Question))[: arguments.questions]
+    questions = list(read_jsonl(folder / "questions.jsonl", Question))[: options.questions]
     return Prepared(name, questions, folder / "plain", folder / "fielded")
 
 
 def index_config(fields: dict[str, float]) -> IndexConfig:
     """Return an index of weighted fields, dense vectors of TF-IDF + SVD beside it."""
-    return IndexConfig.model_validate(
-        {
-            "bm25": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": fields},
-            "encoder": {"name": "tfidf_svd", "dimension": 256, "fit_rows": 50_000, "max_terms": 50_000},
-            "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
-            "vectors": {"kind": "flat"},
-            "fusion": {
-                "depth": 100,
-                "source_depth": 30,
-                "unlearned": "reciprocal_ranks",
-                "rrf_k": 60,
-                "bm25_weight": 1.0,
-                "dense_weight": 1.0,
-                "learning": None,
-            },
-        }
+    fusion = {"depth": 100, "source_depth": 30, "unlearned": "reciprocal_ranks", "rrf_k": 60, "learning": None}
+    return data.index_config(
+        bm25={"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": fields},
+        encoder={"name": "tfidf_svd", "dimension": 256, "fit_rows": 50_000, "max_terms": 50_000},
+        vectors={"kind": "flat"},
+        fusion={**fusion, "bm25_weight": 1.0, "dense_weight": 1.0},
     )
 
 
-# --- tables ---------------------------------------------------------------------------------------------------------
-
-
-def score_tables(prepared: Sequence[Prepared]) -> Iterator[tuple[str, Table, str]]:
-    """Yield name, table and note of every set."""
-    for own in prepared:
-        plain = _compare(own, own.plain, ("bm25",))
-        fielded = _compare(own, own.fielded, ("bm25", "dense", "rrf", "hybrid"))
-        scores = {
-            "BM25, title and body": plain.scores["bm25"],
-            "BM25F, title, source, date, body": fielded.scores["bm25"],
-            "dense (TF-IDF + SVD)": fielded.scores["dense"],
-            "reciprocal ranks of the two": fielded.scores["rrf"],
-            "learnt hybrid, cross-validated": fielded.scores["hybrid"],
-        }
-        rows: list[Sequence[object]] = [(name, *_cells(row, ".3f")) for name, row in scores.items()]
-        rows.append(("hybrid minus its better half", *_cells(fielded.hybrid_minus_better_half, "+.3f")))
-        length = fielded.chunk_length
-        note = (
-            f"{fielded.questions} questions ({', '.join(fielded.gold)}), {fielded.chunks} chunks of {length.words} "
-            f"white-space words ({length.characters:.0f} characters) on average, titles included."
-        )
-        yield f"scores_{own.name}", (("retriever", *METRICS), rows), note
-
-
-def _compare(own: Prepared, index: Path, retrievers: Sequence[str]) -> Comparison:
-    return compare_retrievers(open_index(index), index, own.questions, retrievers, CUTOFFS, LEARNING, 0, DRAWS)
+def scores_table(own: Prepared) -> tuple[Table, str]:
+    """Return the scores of every retriever on a set, and a note of its size."""
+    plain, fielded = (
+        compare_retrievers(open_index(index), index, own.questions, retrievers, CUTOFFS, LEARNING, 0, DRAWS)
+        for index, retrievers in ((own.plain, ("bm25",)), (own.fielded, ("bm25", "dense", "rrf", "hybrid")))
+    )
+    scores = {
+        "BM25, title and body": plain.scores["bm25"],
+        "BM25F, title, source, date, body": fielded.scores["bm25"],
+        "dense (TF-IDF + SVD)": fielded.scores["dense"],
+        "reciprocal ranks of the two": fielded.scores["rrf"],
+        "learnt hybrid, cross-validated": fielded.scores["hybrid"],
+    }
+    rows: list[Sequence[object]] = [(name, *_cells(row, ".3f")) for name, row in scores.items()]
+    rows.append(("hybrid minus its better half", *_cells(fielded.hybrid_minus_better_half, "+.3f")))
+    length = fielded.chunk_length
+    note = (
+        f"{fielded.questions} questions ({', '.join(fielded.gold)}), {fielded.chunks} chunks of {length.words} "
+        f"white-space words ({length.characters:.0f} characters) on average, titles included."
+    )
+    return (("retriever", *METRICS), rows), note
 
 
 def _cells(scores: dict[str, Interval], form: str) -> Iterator[str]:
@@ -207,23 +146,18 @@ def ablation(own: Prepared) -> Table:
     weights = dict(zip(FEATURES, fit_weights(examples, LEARNING.ridge), strict=True))
     rows: list[Sequence[object]] = []
     for label, names in variants.items():
-        left = label.removeprefix("without ")
-        rows.append(
-            (label, f"{weights[left]:+.2f}" if left in weights else "", *_held_out(_only(examples, names), fold_Q))
-        )
+        mask_F = np.array([name in names for name in FEATURES], dtype=float)
+        masked = [
+            replace(own, candidates=replace(own.candidates, features_CF=own.candidates.features_CF * mask_F))
+            for own in examples
+        ]
+        weight = weights.get(label.removeprefix("without "))
+        rows.append((label, "" if weight is None else f"{weight:+.2f}", *_held_out(masked, fold_Q)))
     return ("features", "weight", *METRICS), rows
 
 
-def _only(examples: Sequence[Example], names: Sequence[str]) -> list[Example]:
-    mask_F = np.array([name in names for name in FEATURES], dtype=float)
-    return [
-        replace(own, candidates=replace(own.candidates, features_CF=own.candidates.features_CF * mask_F))
-        for own in examples
-    ]
-
-
 def _held_out(examples: Sequence[Example], fold_Q: NDArray[np.int64]) -> list[str]:
-    weights = held_out_weights(examples, LEARNING.ridge, fold_Q)
+    weights = learning.held_out_weights(examples, LEARNING.ridge, fold_Q)
     return _means([score_example(*pair, CUTOFFS) for pair in zip(examples, weights, strict=True)])
 
 
@@ -250,7 +184,9 @@ def article_folds(questions: Sequence[Question], folds: int) -> NDArray[np.int64
     group = list(range(len(questions)))
     first: dict[str, int] = {}
     for number, question in enumerate(questions):
-        for article in _articles(question):
+        facts = question.metadata.evidence_list
+        articles = [fact.doc_id for fact in facts] or (question.metadata.model_extra or {})["supporting_doc_ids"]
+        for article in map(str, articles):
             other = group[first.setdefault(article, number)]
             group = [group[number] if own == other else own for own in group]
     sizes = np.bincount(group, minlength=len(group))
@@ -259,12 +195,6 @@ def article_folds(questions: Sequence[Question], folds: int) -> NDArray[np.int64
         fold_of_group[largest] = load.index(min(load))
         load[fold_of_group[largest]] += int(sizes[largest])
     return fold_of_group[group]
-
-
-def _articles(question: Question) -> Sequence[str]:
-    if question.metadata.evidence_list:
-        return [str(evidence.doc_id) for evidence in question.metadata.evidence_list]
-    return [str(own) for own in (question.metadata.model_extra or {})["supporting_doc_ids"]]
 
 
 def transfer(prepared: Sequence[Prepared]) -> Table:
@@ -286,14 +216,41 @@ def speed(prepared: Sequence[Prepared]) -> Table:
     """CPU milliseconds per query, one query a call, of 200 queries."""
     rows: list[Sequence[object]] = []
     for own in prepared:
-        queries = [text for text, _ in own.questions_with_gold()[:200]]
-        with opened_finder(own.fielded, own.searcher().chunks) as finder:
+        queries = [text for text, _ in with_gold(own.questions)[:200]]
+        with opened_finder(own.fielded, open_index(own.fielded).chunks) as finder:
             hybrid = HybridRetriever(finder, np.ones(len(FEATURES)))
             for name, retriever in (("bm25", finder.bm25), ("dense", finder.dense), ("hybrid", hybrid)):
                 retriever.search(queries[:5], 10)
                 cpu_s, _ = timed(lambda r=retriever, q=queries: [r.search([query], 10) for query in q])
                 rows.append((own.name, name, f"{cpu_s / len(queries) * 1e3:.2f}"))
     return ("set", "retriever", "CPU ms per query"), rows
+
+
+def main() -> None:
+    """Parse the command line and print the tables that it names."""
+    kinds = ["scores", "ablation", "folds", "transfer", "speed"]
+    options = parse_options(
+        __doc__,
+        sets=(list(SETS), "", SETS),
+        tables=(kinds, "", kinds),
+        data=(data.DATA, "folder of the real data"),
+        work=data.WORK / "ranking",
+        chunk_size=(256, "tokens of a chunk, the title not counted"),
+        questions=(5000, "at most so many of a set, the first ones"),
+    )
+    prepared = [prepare(name, options) for name in options.sets]
+    for own in prepared if "scores" in options.tables else ():
+        table, note = scores_table(own)
+        publish(options, f"ranking scores_{own.name}", *table, after=note)
+    tables = {
+        f"ablation_{prepared[0].name}": lambda: ablation(prepared[0]),
+        "folds": lambda: folds_table(prepared),
+        "transfer": lambda: transfer(prepared),
+        "speed": lambda: speed(prepared),
+    }
+    for name, table in tables.items():
+        if name.partition("_")[0] in options.tables:
+            publish(options, f"ranking {name}", *table())
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
-from benchmarks.measure import option_parser, publish
+from benchmarks.measure import parse_options, publish
 from deepsearch_rl.evaluation.report.browser import ShownMessage, ShownRollout
 from deepsearch_rl.evaluation.report.page import page_templates
 
@@ -39,44 +39,42 @@ box.value = "arguably"; box.dispatchEvent(new Event("input", {bubbles: true}));
 void document.body.offsetHeight; return performance.now() - before;"""
 
 
-def make_rollout(
-    number: int, words: int, rng: random.Random, vocabulary: list[str], passages: list[str]
-) -> ShownRollout:
-    """Return a conversation of about ``words`` words, three passages per search."""
-    fact = f"{' '.join(rng.choices(vocabulary, k=9))}."
-    question = f"Which {' '.join(rng.choices(vocabulary, k=12))}?"
-    messages = [ShownMessage(role="system", text="Search."), ShownMessage(role="user", text=question)]
-    for _ in range(max(1, words // (3 * PASSAGE_WORDS))):
-        query = " ".join(rng.choices(vocabulary, k=5))
-        result = rng.choices(passages, k=3)
-        text = "\n\n".join(f"[{rank}] {passage}" for rank, passage in enumerate(result, 1))
-        messages += [ShownMessage(role="assistant", text="", queries=(query,)), ShownMessage(role="tool", text=text)]
-    messages[-1] = messages[-1].model_copy(update={"text": f"{messages[-1].text} {fact}"})
-    messages.append(ShownMessage(role="assistant", text=f"<answer>{vocabulary[0]}</answer>"))
-    return ShownRollout(
-        id=f"q{number}#0",
-        model=rng.choice(("base", "sft", "rl", "sft_rl")),
-        dataset=rng.choice(("multihoprag", "musique")),
-        outcome=rng.choice(("correct", "wrong", "no_answer_tag", "search_budget")),
-        type=rng.choice(("inference", "temporal")),
-        question=question,
-        golden=(vocabulary[1],),
-        answer=vocabulary[0],
-        f1=0.0,
-        error="",
-        facts=(fact,),
-        messages=tuple(messages),
-    )
-
-
 def make_page(rollouts: int, words: int, seed: int) -> str:
-    """Return the browser's section as a page by itself."""
+    """Return the browser's section as a page by itself: conversations of about ``words`` words."""
     rng = random.Random(seed)
-    letters = "etaoinshrdlcumwfgypbvk"
-    vocabulary = ["".join(rng.choices(letters, k=rng.randint(2, 10))) for _ in range(20_000)]
-    passages = [" ".join(rng.choices(vocabulary, k=PASSAGE_WORDS)) for _ in range(PASSAGES)]
-    generated = [make_rollout(number, words, rng, vocabulary, passages) for number in range(rollouts)]
-    return page_templates().from_string(PAGE).render(report={"rollouts": generated})
+    vocabulary = ["".join(rng.choices("etaoinshrdlcumwfgypbvk", k=rng.randint(2, 10))) for _ in range(20_000)]
+
+    def text(count: int) -> str:
+        return " ".join(rng.choices(vocabulary, k=count))
+
+    passages = [text(PASSAGE_WORDS) for _ in range(PASSAGES)]
+
+    def make_rollout(number: int) -> ShownRollout:
+        fact, question = f"{text(9)}.", f"Which {text(12)}?"
+        messages = [ShownMessage(role="system", text="Search."), ShownMessage(role="user", text=question)]
+        for _ in range(max(1, words // (3 * PASSAGE_WORDS))):
+            messages.append(ShownMessage(role="assistant", text="", queries=(text(5),)))
+            result = [f"[{rank}] {passage}" for rank, passage in enumerate(rng.choices(passages, k=3), 1)]
+            messages.append(ShownMessage(role="tool", text="\n\n".join(result)))
+        messages[-1] = messages[-1].model_copy(update={"text": f"{messages[-1].text} {fact}"})
+        messages.append(ShownMessage(role="assistant", text=f"<answer>{vocabulary[0]}</answer>"))
+        return ShownRollout(
+            id=f"q{number}#0",
+            model=rng.choice(("base", "sft", "rl", "sft_rl")),
+            dataset=rng.choice(("multihoprag", "musique")),
+            outcome=rng.choice(("correct", "wrong", "no_answer_tag", "search_budget")),
+            type=rng.choice(("inference", "temporal")),
+            question=question,
+            golden=(vocabulary[1],),
+            answer=vocabulary[0],
+            f1=0.0,
+            error="",
+            facts=(fact,),
+            messages=tuple(messages),
+        )
+
+    report = {"rollouts": [make_rollout(number) for number in range(rollouts)]}
+    return page_templates().from_string(PAGE).render(report=report)
 
 
 @contextmanager
@@ -107,7 +105,7 @@ def time_page(browser: webdriver.Chrome, address: str) -> tuple[float, float]:
 
 def main() -> None:
     """Measure and print."""
-    options = option_parser(__doc__).parse_args()
+    options = parse_options(__doc__)
     rows: list[tuple[str, ...]] = []
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         page = Path(folder, "page.html")
@@ -117,7 +115,7 @@ def main() -> None:
             figures = f"{page.stat().st_size / 1e6:.1f}", f"{open_ms / 1000:.2f}", f"{key_ms / 1000:.2f}"
             rows.append((f"{rollouts:,}", f"{words:,}", *figures))
     header = ("rollouts", "words of each", "page, MB", "open after s", "one key searched in s")
-    publish("report_page", header, rows, docs=options.docs)
+    publish(options, "report_page", header, rows)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 
 All answer the same kind of questions through the same Agents SDK, model client and retrieval server, at most
 ``--concurrency`` at once, and take turns in one process, so that a busy machine slows all. The model is a scripted
-endpoint in a process of its own that answers at once (benchmarks/load/scripted_endpoint.py): one search, then an
+endpoint in a process of its own that answers at once (benchmarks/servers.py): one search, then an
 answer. The retrieval server is the real one, over BM25.
 
     collect              ``collect`` with a ``SearchAgent``: one agent for the run, checks, log and artifact included
@@ -42,11 +42,9 @@ from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, 
 from agents.mcp import MCPServerStreamableHttp, MCPServerStreamableHttpParams
 from agents.mcp.util import HttpClientFactory
 
-from benchmarks.datasets import wiki18_passages
-from benchmarks.load import corpus
-from benchmarks.load.scripted_endpoint import ANSWER, MODEL, scripted_endpoint
-from benchmarks.load.server_process import ServerProcess, running_server, spare_core
-from benchmarks.measure import markdown_table, medians, option_parser, publish_text, timed, verdict, write_figures
+from benchmarks import data
+from benchmarks.measure import markdown_table, medians, parse_options, publish_text, timed, verdict, write_figures
+from benchmarks.servers import ANSWER, MODEL, ServerProcess, running_server, scripted_endpoint, spare_core
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import NO_KEY, Endpoint
 from deepsearch_rl.agent.prompts import load_prompt
@@ -58,7 +56,6 @@ OURS, THEIRS, LEAN = "collect", "session per question", "session per question wi
 TARGET_RATIO = 2.5
 AIM_CPU_MS = 10
 TEMPERATURE = 0.7
-SERVER_OPTIONS = ["--retriever", "bm25", "--top-k", "3"]
 FORMATS = {
     "rollouts/s": ".0f",
     "CPU ms per rollout": ".1f",
@@ -74,38 +71,6 @@ class Servers:
 
     endpoint: ServerProcess
     retrieval: ServerProcess
-
-    def cpu_s(self) -> tuple[float, float]:
-        """Return the CPU time so far of the retrieval server and of the endpoint."""
-        return self.retrieval.cpu_s(), self.endpoint.cpu_s()
-
-    def retrieval_requests(self) -> float:
-        """Return the number of HTTP requests that the retrieval server has answered so far."""
-        return self.retrieval.metrics().get("deepsearch_requests_total", 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One loop over some questions. CPU times are seconds; ``requests`` are those to the retrieval server."""
-
-    loop: str
-    rollouts: int
-    elapsed_s: float
-    harness_cpu_s: float
-    retrieval_cpu_s: float
-    endpoint_cpu_s: float
-    requests: float
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """What the table shows, by column."""
-        return {
-            "rollouts/s": self.rollouts / self.elapsed_s,
-            "CPU ms per rollout": self.harness_cpu_s / self.rollouts * 1000,
-            "retrieval server's": self.retrieval_cpu_s / self.rollouts * 1000,
-            "endpoint's": self.endpoint_cpu_s / self.rollouts * 1000,
-            "requests to the retrieval server": self.requests / self.rollouts,
-        }
 
 
 Loop = Callable[[Sequence[Question], Servers, AgentConfig], None]
@@ -176,28 +141,35 @@ LOOPS: dict[str, Loop] = {
 }
 
 
-def measure(name: str, questions: Sequence[Question], servers: Servers, config: AgentConfig) -> Measurement:
-    """Time one loop."""
-    before, requests = servers.cpu_s(), servers.retrieval_requests()
+def measure(name: str, questions: Sequence[Question], servers: Servers, config: AgentConfig) -> dict[str, float]:
+    """Time one loop; return the figures of the table."""
+    requests = -servers.retrieval.metrics()["deepsearch_requests_total"]
+    retrieval_s, endpoint_s = -servers.retrieval.cpu_s(), -servers.endpoint.cpu_s()
     elapsed_s, (cpu_s, _) = timed(lambda: timed(lambda: LOOPS[name](questions, servers, config)), time.monotonic)
-    retrieval_s, endpoint_s = (after - early for early, after in zip(before, servers.cpu_s(), strict=True))
-    requests = servers.retrieval_requests() - requests - 1  # the one that asked for the count
-    return Measurement(name, len(questions), elapsed_s, cpu_s, retrieval_s, endpoint_s, requests)
+    retrieval_s, endpoint_s = retrieval_s + servers.retrieval.cpu_s(), endpoint_s + servers.endpoint.cpu_s()
+    requests += servers.retrieval.metrics()["deepsearch_requests_total"] - 1  # the one that asked for the count
+    per_rollout = (cpu_s * 1000, retrieval_s * 1000, endpoint_s * 1000, requests)
+    rates = (len(questions) / elapsed_s, *(figure / len(questions) for figure in per_rollout))
+    return dict(zip(FORMATS, rates, strict=True))
 
 
-def measure_in_turn(options: argparse.Namespace, servers: Servers, config: AgentConfig) -> Iterator[Measurement]:
+def measure_in_turn(
+    options: argparse.Namespace, servers: Servers, config: AgentConfig
+) -> dict[str, list[dict[str, float]]]:
     """Run all loops once unmeasured, then in turn; each repetition begins with the next loop."""
     numbers = itertools.count()
+    measured: dict[str, list[dict[str, float]]] = {name: [] for name in LOOPS}
     for name in LOOPS:
-        LOOPS[name](make_questions(numbers, 2 * config.concurrency), servers, config)
+        LOOPS[name](_questions(numbers, 2 * config.concurrency), servers, config)
     for repetition in range(options.repetitions):
         first = repetition % len(LOOPS)
         for name in [*LOOPS][first:] + [*LOOPS][:first]:
-            yield measure(name, make_questions(numbers, options.rollouts), servers, config)
+            measured[name].append(measure(name, _questions(numbers, options.rollouts), servers, config))
+            sys.stderr.write(f"{name}: {' '.join(write_figures(measured[name][-1], FORMATS))}\n")
+    return measured
 
 
-def make_questions(numbers: Iterator[int], count: int) -> list[Question]:
-    """Return new questions."""
+def _questions(numbers: Iterator[int], count: int) -> list[Question]:
     return [
         Question(id=f"q{number}", question=f"Which town is number {number} on the list?", golden_answers=(ANSWER,))
         for number in itertools.islice(numbers, count)
@@ -207,26 +179,18 @@ def make_questions(numbers: Iterator[int], count: int) -> list[Question]:
 @contextmanager
 def running_servers(options: argparse.Namespace) -> Iterator[Servers]:
     """Run both servers, on a core of their own where there are two."""
-    texts = wiki18_passages(least=options.passages)[: options.passages]
+    texts = data.wiki18_passages(least=options.passages)[: options.passages]
     folder = options.work / f"{options.passages}" / "weightless"
-    index = corpus.prepare_index(texts, folder, corpus.index_config(vectors={"kind": "flat"}))
-    queries = corpus.draw_queries(texts, 1, 5000)
+    index = data.prepare_index(texts, folder, data.index_config(vectors={"kind": "flat"}))
     with (
-        running_server(*index, SERVER_OPTIONS, spare_core()) as retrieval,
-        scripted_endpoint(queries, spare_core()) as endpoint,
+        running_server(*index, ["--retriever", "bm25", "--top-k", "3"], spare_core()) as retrieval,
+        scripted_endpoint(data.draw_queries(texts, 1, 5000), spare_core()) as endpoint,
     ):
         yield Servers(endpoint, retrieval)
 
 
-def agent_config(concurrency: int) -> AgentConfig:
-    """Return the tiny profile's agent, with the prompt and the limits of a model of full size."""
-    sizes = {"prompt": "multihoprag_nothink", "max_tokens": 1024, "context_tokens": 16384, "concurrency": concurrency}
-    return AgentConfig.model_validate(corpus.params_section("agent") | sizes)
-
-
-def report(measured: Sequence[Measurement], options: argparse.Namespace) -> str:
+def report(runs: dict[str, list[dict[str, float]]], options: argparse.Namespace) -> str:
     """Return verdicts and table as Markdown. A cell is the median of the repetitions."""
-    runs = {name: [run.figures for run in measured if run.loop == name] for name in LOOPS}
     cells = {name: medians(figures) for name, figures in runs.items()}
 
     def faster_than(other: str) -> float:
@@ -255,41 +219,31 @@ def report(measured: Sequence[Measurement], options: argparse.Namespace) -> str:
     )
 
 
-def profile(options: argparse.Namespace, servers: Servers, config: AgentConfig) -> None:
-    """Run ours under cProfile, which makes everything slower: for shares, not for figures."""
-    numbers = itertools.count()
-    collect_all(make_questions(numbers, 2 * config.concurrency), servers, config)
-    profiler = cProfile.Profile()
-    profiler.runcall(collect_all, make_questions(numbers, options.rollouts), servers, config)
-    profiler.dump_stats(options.profile)
-
-
-def _parse() -> argparse.Namespace:
-    parser = option_parser(__doc__)
-    parser.add_argument("--rollouts", type=int, default=150, help="per loop and repetition")
-    parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--concurrency", type=int, default=30, help="rollouts at once")
-    parser.add_argument("--passages", type=int, default=1000, help="rows of the index")
-    parser.add_argument("--work", type=Path, default=Path("work/benchmarks"), help="index and results")
-    parser.add_argument("--profile", type=Path, help="write cProfile's figures of one run of ours there, and no table")
-    return parser.parse_args()
-
-
 def main() -> None:
     """Measure all loops in turn and print the tables."""
-    options = _parse()
-    config = agent_config(options.concurrency)
+    options = parse_options(
+        __doc__,
+        rollouts=(150, "per loop and repetition"),
+        repetitions=9,
+        concurrency=(30, "rollouts at once"),
+        passages=(1000, "rows of the index"),
+        work=(data.WORK, "index and results"),
+        profile=(Path, "write cProfile's figures of one run of ours there, and no table"),
+    )
+    # the tiny profile's agent, with the prompt and the limits of a model of full size
+    sizes = {"prompt": "multihoprag_nothink", "max_tokens": 1024, "context_tokens": 16384}
+    changes = {**sizes, "concurrency": options.concurrency}
+    config = AgentConfig.model_validate(data.params_section("agent") | changes)
     with running_servers(options) as servers:
         if spare_core() is not None:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        if options.profile:
-            profile(options, servers, config)
-            return
-        measured: list[Measurement] = []
-        for run in measure_in_turn(options, servers, config):
-            measured.append(run)
-            sys.stderr.write(f"{run.loop}: {' '.join(write_figures(run.figures, FORMATS))}\n")
-    publish_text("rollouts", report(measured, options), out=options.work, docs=options.docs)
+        if options.profile:  # makes everything slower: for shares, not for figures
+            profiler, numbers = cProfile.Profile(), itertools.count()
+            collect_all(_questions(numbers, 2 * config.concurrency), servers, config)
+            profiler.runcall(collect_all, _questions(numbers, options.rollouts), servers, config)
+            profiler.dump_stats(options.profile)
+        else:
+            publish_text(options, "rollouts", report(measure_in_turn(options, servers, config), options))
 
 
 if __name__ == "__main__":

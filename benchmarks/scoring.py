@@ -21,10 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.measure import alternate, option_parser, publish
+from benchmarks.measure import alternate, parse_options, publish
 from deepsearch_rl.commands.score import ScoreReport, report_scores
 from deepsearch_rl.evaluation.scoring.predictions import score_predictions
 from deepsearch_rl.evaluation.scoring.score import QuestionScores, bootstrap_intervals, paired_differences
@@ -132,48 +131,32 @@ def compare_resampling(questions: int, rounds: int, draws: int) -> list[list[str
     """Return a line per way of resampling five metrics of ``questions`` questions, in pairs of scipy's and ours."""
     values_QM = np.random.default_rng(0).random((questions, 5))
     patterns = draws // SLOWER
+    run, zero = (
+        QuestionScores(("q",) * questions, ("q",) * questions, dict(zip("abcde", values.T, strict=True)))
+        for values in (values_QM - 0.5, np.zeros_like(values_QM))
+    )
+
+    def scipys_bootstrap() -> stats._common.ConfidenceInterval:
+        rng = np.random.default_rng(0)
+        options = {"n_resamples": draws, "batch": 10, "method": "percentile", "rng": rng}
+        return stats.bootstrap((values_QM,), np.mean, axis=0, **options).confidence_interval
+
+    def scipys_test() -> object:
+        options = {"n_resamples": patterns, "batch": 10, "vectorized": True, "rng": np.random.default_rng(0)}
+        return stats.permutation_test((values_QM - 0.5,), np.mean, permutation_type="samples", **options)
+
     intervals = bootstrap_intervals(values_QM, 0, draws)
-    scipys = _scipy_bootstrap(values_QM, draws)
-    if not np.allclose([interval.low for interval in intervals], scipys.low, rtol=0, atol=1e-12):
+    if not np.allclose([interval.low for interval in intervals], scipys_bootstrap().low, rtol=0, atol=1e-12):
         raise SystemExit("our bootstrap and scipy's disagree")
     bootstraps = {
-        f"scipy.stats.bootstrap, {draws:,} resamples": lambda: _scipy_bootstrap(values_QM, draws),
+        f"scipy.stats.bootstrap, {draws:,} resamples": scipys_bootstrap,
         f"ours, {draws:,} resamples": lambda: bootstrap_intervals(values_QM, 0, draws),
     }
     tests = {
-        f"scipy.stats.permutation_test, {patterns:,} patterns": lambda: _scipy_test(values_QM - 0.5, patterns),
-        f"ours with intervals, {patterns:,} patterns": lambda: _our_test(values_QM - 0.5, patterns),
+        f"scipy.stats.permutation_test, {patterns:,} patterns": scipys_test,
+        f"ours with intervals, {patterns:,} patterns": lambda: paired_differences(run, zero, 0, patterns, "abcde"),
     }
     return [*_lines(bootstraps, rounds), *_lines(tests, rounds)]
-
-
-def _scipy_bootstrap(values_QM: NDArray[np.float64], draws: int) -> stats._common.ConfidenceInterval:
-    generator = np.random.default_rng(0)
-    result = stats.bootstrap(
-        (values_QM,), np.mean, axis=0, n_resamples=draws, batch=10, method="percentile", rng=generator
-    )
-    return result.confidence_interval
-
-
-def _scipy_test(differences_QM: NDArray[np.float64], patterns: int) -> object:
-    return stats.permutation_test(
-        (differences_QM,),
-        lambda values, axis: values.mean(axis=axis),
-        permutation_type="samples",
-        n_resamples=patterns,
-        batch=10,
-        vectorized=True,
-        rng=np.random.default_rng(0),
-    )
-
-
-def _our_test(differences_QM: NDArray[np.float64], patterns: int) -> object:
-    ids = tuple(map(str, range(len(differences_QM))))
-    run, zero = (
-        QuestionScores(ids, ids, dict(zip("abcde", values.T, strict=True)))
-        for values in (differences_QM, np.zeros_like(differences_QM))
-    )
-    return paired_differences(run, zero, 0, patterns, "abcde")
 
 
 def _lines(ways: Mapping[str, Callable[[], object]], rounds: int) -> list[list[str]]:
@@ -185,20 +168,21 @@ def _lines(ways: Mapping[str, Callable[[], object]], rounds: int) -> list[list[s
 
 def main() -> None:
     """Print the table."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--rows", type=int, default=20_000, help="answers (default 20000)")
-    parser.add_argument("--draws", type=int, default=1000, help="bootstrap resamples of the last line (default 1000)")
-    parser.add_argument("--rounds", type=int, default=5, help="of all ways in turn; medians are shown (default 5)")
-    options = parser.parse_args()
+    options = parse_options(
+        __doc__,
+        rows=(20_000, "answers"),
+        draws=(1000, "bootstrap resamples of the last line"),
+        rounds=(5, "of all ways in turn; medians are shown"),
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "predictions.jsonl")
         rows = make_rows(options.rows, seed=0)
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
         lines = compare(path, options.rounds, options.draws)
     header = [f"{options.rows:,} rows", "CPU s", "times as fast"]
-    publish("scoring", header, lines, docs=options.docs)
+    publish(options, "scoring", header, lines)
     lines = compare_resampling(options.rows, options.rounds, options.draws)
-    publish("resampling", [f"{options.rows:,} questions, five metrics", *header[1:]], lines, docs=options.docs)
+    publish(options, "resampling", [f"{options.rows:,} questions, five metrics", *header[1:]], lines)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@
     fields    MultiHop-RAG's questions with known evidence, official scores, one field beside weighted ones
 
 Real data is read from ``--data`` (wiki18, searchr1 and multihoprag of it). Tables go to standard output and, as
-Markdown and CSV, to ``--out``.
+Markdown and CSV, to ``--work``.
 """
 
 import argparse
@@ -28,8 +28,17 @@ import bm25s
 import numpy as np
 from scipy.stats import kendalltau
 
-from benchmarks.datasets import DATA, chunk_config, make_chunk, read_documents, read_questions, wiki18_passages
-from benchmarks.measure import PeakMemory, gzip_rows, option_parser, publish, size_mb, timed
+from benchmarks.data import (
+    DATA,
+    WORK,
+    chunk_config,
+    gzip_rows,
+    make_chunk,
+    read_documents,
+    read_questions,
+    wiki18_passages,
+)
+from benchmarks.measure import grown_memory, parse_options, publish, size_mb, timed
 from deepsearch_rl.corpora.chunking import chunk_corpora
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Chunk
@@ -55,27 +64,6 @@ FIELDS: Sequence[tuple[float, Mapping[str, float]]] = (
     (0.4, {"title": 2.0, "source": 1.0, "date": 0.5, "body": 1.0}),
     (0.75, {"title": 1.0, "source": 1.0, "date": 1.0, "body": 1.0}),
 )
-
-
-def main() -> None:
-    """Parse the command line and print the tables that it names."""
-    arguments = _parser().parse_args()
-    tables = {"engines": measure_engines, "scale": measure_scale, "fields": measure_fields}
-    for name in arguments.tables:
-        header, rows = tables[name](arguments)
-        publish(f"sparse {name}", header, rows, out=arguments.out, docs=arguments.docs)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = option_parser(__doc__)
-    parser.add_argument("--tables", nargs="+", choices=("engines", "scale", "fields"), default=["engines", "fields"])
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the real data")
-    parser.add_argument("--out", type=Path, default=Path("work/benchmarks"))
-    parser.add_argument("--repetitions", type=int, default=3, help="of building and searching, engines in turn")
-    parser.add_argument("--copies", type=int, default=1, help="of every passage, for the table engines")
-    parser.add_argument("--queries", type=int, default=700, help="at most so many of a set")
-    parser.add_argument("--rows", type=int, nargs="+", default=[30_000, 100_000, 300_000], help="for the table scale")
-    return parser
 
 
 # --- engines --------------------------------------------------------------------------------------------------------
@@ -114,26 +102,26 @@ ENGINES: dict[str, Callable[[Collection[Chunk], Path], Retriever]] = {
 }
 
 
-def measure_engines(arguments: argparse.Namespace) -> Table:
+def measure_engines(options: argparse.Namespace) -> Table:
     """One row per corpus and engine."""
     header = ("passages", "engine", "build CPU s", "to builtin", "CPU ms/query", "to builtin", "disk MB",
               "top-10 overlap", "equal top 1", "Kendall tau", "score correlation")  # fmt: skip
     rows: list[Sequence[object]] = []
-    for name, chunks, queries in (_wiki18(arguments.data), _multihoprag(arguments.data)):
-        chunks = chunks * arguments.copies
-        queries = queries[: arguments.queries]
+    for name, chunks, queries in (_wiki18(options.data), _multihoprag(options.data)):
+        chunks = chunks * options.copies
+        queries = queries[: options.queries]
         sys.stderr.write(f"{name}: {len(chunks)} passages, {len(queries)} queries\n")
-        rows += _compare(f"{name} ({len(chunks)})", chunks, queries, arguments)
+        rows += _compare(f"{name} ({len(chunks)})", chunks, queries, options)
     return header, rows
 
 
 def _compare(
-    name: str, chunks: Collection[Chunk], queries: Sequence[str], arguments: argparse.Namespace
+    name: str, chunks: Collection[Chunk], queries: Sequence[str], options: argparse.Namespace
 ) -> Iterator[Sequence[object]]:
     build_s, search_s = (dict.fromkeys(ENGINES, float("inf")) for _ in range(2))
     disk_mb: dict[str, float] = {}
     deep: dict[str, list[Ranking]] = {}
-    for _ in range(arguments.repetitions):
+    for _ in range(options.repetitions):
         for engine in ENGINES:
             with TemporaryDirectory() as folder:
                 taken_s, retriever = timed(lambda e=engine, f=folder: ENGINES[e](chunks, Path(f) / e))
@@ -193,17 +181,17 @@ class DrawnChunks:
             yield make_chunk(row, " ".join(words))
 
 
-def measure_scale(arguments: argparse.Namespace) -> Table:
+def measure_scale(options: argparse.Namespace) -> Table:
     """One row per number of passages."""
     header = ("passages", "build CPU s", "us/passage", "peak anonymous MB", "disk MB", "terms", "CPU ms/query")
-    _, real, queries = _wiki18(arguments.data)
+    _, real, queries = _wiki18(options.data)
     texts = [chunk.contents for chunk in real]
-    queries = queries[: arguments.queries]
+    queries = queries[: options.queries]
     rows: list[Sequence[object]] = []
-    for count in arguments.rows:
+    for count in options.rows:
         making_s, _ = timed(lambda n=count: sum(1 for _ in DrawnChunks(texts, n)))
         with TemporaryDirectory() as folder:
-            with PeakMemory() as peak:
+            with grown_memory() as grown_mb:
                 taken_s, index = timed(
                     lambda n=count, f=folder: Bm25Index.build(DrawnChunks(texts, n), Path(f), ONE_FIELD)
                 )
@@ -211,7 +199,7 @@ def measure_scale(arguments: argparse.Namespace) -> Table:
             index.search(queries, TOP_K)  # its pages into memory
             query_s, _ = timed(lambda i=index: [i.search([query], TOP_K) for query in queries])
             rows.append((
-                count, f"{taken_s:.1f}", f"{1e6 * taken_s / count:.0f}", f"{peak.grown_mb:.0f}",
+                count, f"{taken_s:.1f}", f"{1e6 * taken_s / count:.0f}", f"{grown_mb[0]:.0f}",
                 f"{size_mb(Path(folder)):.0f}", len(index.keys_V), f"{1e3 * query_s / len(queries):.3f}",
             ))  # fmt: skip
     return header, rows
@@ -220,10 +208,10 @@ def measure_scale(arguments: argparse.Namespace) -> Table:
 # --- fields ---------------------------------------------------------------------------------------------------------
 
 
-def measure_fields(arguments: argparse.Namespace) -> Table:
+def measure_fields(options: argparse.Namespace) -> Table:
     """One row per choice of fields."""
-    _, chunks, _ = _multihoprag(arguments.data)
-    folder = arguments.data / "multihoprag"
+    _, chunks, _ = _multihoprag(options.data)
+    folder = options.data / "multihoprag"
     questions = with_gold(list(read_questions(folder, ["queries"], read_documents(folder))))
     rows: list[Sequence[object]] = []
     for b, fields in FIELDS:
@@ -251,6 +239,23 @@ def _multihoprag(data: Path) -> tuple[str, list[Chunk], list[str]]:
         chunk_corpora(Path(folder, "corpora"), Path(folder, "chunks"), chunk_config("sentences", 256))
         chunks = list(read_jsonl(Path(folder, "chunks", "news.jsonl"), Chunk))
     return "MultiHop-RAG", chunks, [row["query"] for row in gzip_rows(data / "multihoprag/queries.jsonl.gz")]
+
+
+def main() -> None:
+    """Parse the command line and print the tables that it names."""
+    tables = {"engines": measure_engines, "scale": measure_scale, "fields": measure_fields}
+    options = parse_options(
+        __doc__,
+        tables=(["engines", "fields"], "", tables),
+        data=(DATA, "folder of the real data"),
+        work=WORK,
+        repetitions=(3, "of building and searching, engines in turn"),
+        copies=(1, "of every passage, for the table engines"),
+        queries=(700, "at most so many of a set"),
+        rows=([30_000, 100_000, 300_000], "for the table scale"),
+    )
+    for name in options.tables:
+        publish(options, f"sparse {name}", *tables[name](options))
 
 
 if __name__ == "__main__":

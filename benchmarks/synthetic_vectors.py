@@ -18,7 +18,6 @@ Topics scale with the cells.
 """
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,59 +30,14 @@ DIMENSION = 768
 WIKI_ROWS, WIKI_CELLS = 21_000_000, 1024
 ARTICLE_PASSAGES = 8
 TOPICS_PER_CELL = 2.0
-TOPIC_SIZE = 1.0
 PASSAGE_SIZE = 0.75
 QUERY_MOVE = 0.3
 BLOCK_ROWS = 8192
 
 
 def cells_of(rows: int) -> int:
-    """The number of cells that keeps wiki-18's relation to the square root of the rows."""
+    """Return the number of cells that keeps wiki-18's relation to the square root of the rows."""
     return round(WIKI_CELLS * math.sqrt(rows / WIKI_ROWS))
-
-
-@dataclass(frozen=True, slots=True)
-class VectorSource:
-    """The distribution; ``article_AL`` are the places of A articles in latent coordinates."""
-
-    article_AL: NDArray[np.float32]
-    mixing_LD: NDArray[np.float32]
-    seed: int
-
-    @classmethod
-    def draw(cls, rows: int, seed: int) -> "VectorSource":
-        """Topics, articles and the rotation, for a file of ``rows`` vectors."""
-        rng = np.random.default_rng(seed)
-        topics = max(round(TOPICS_PER_CELL * cells_of(rows)), 1)
-        articles = max(rows // ARTICLE_PASSAGES, 1)
-        topic_TL = TOPIC_SIZE * rng.standard_normal((topics, DIMENSION), dtype=np.float32)
-        article_AL = rng.standard_normal((articles, DIMENSION), dtype=np.float32)
-        article_AL += topic_TL[rng.integers(topics, size=articles)]
-        rotation_LD = np.linalg.qr(rng.standard_normal((DIMENSION, DIMENSION)))[0]
-        sizes_L1 = np.sqrt(1 / np.arange(1, DIMENSION + 1))[:, None]
-        return cls(article_AL, (sizes_L1 * rotation_LD).astype(np.float32), seed)
-
-    def passages(self, block: int, count: int) -> NDArray[np.float32]:
-        """Latent places of the passages of a block."""
-        rng = np.random.default_rng((self.seed, 1, block))
-        own_BL = PASSAGE_SIZE * rng.standard_normal((count, DIMENSION), dtype=np.float32)
-        return own_BL + self.article_AL[rng.integers(len(self.article_AL), size=count)]
-
-    def vectors(self, latent_BL: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Unit vectors of latent places."""
-        return normalise_rows(latent_BL @ self.mixing_LD)
-
-    def queries(self, rows: int, count: int) -> NDArray[np.float32]:
-        """Unit vectors near ``count`` passages drawn from the file's blocks in turn."""
-        rng = np.random.default_rng((self.seed, 2))
-        blocks = -(-rows // BLOCK_ROWS)
-        moved = []
-        for block in range(min(blocks, count)):
-            share = count // min(blocks, count) + (block < count % min(blocks, count))
-            latent_BL = self.passages(block, min(BLOCK_ROWS, rows - block * BLOCK_ROWS))
-            chosen_QL = latent_BL[rng.integers(len(latent_BL), size=share)]
-            moved.append(chosen_QL + QUERY_MOVE * PASSAGE_SIZE * rng.standard_normal(chosen_QL.shape, dtype=np.float32))
-        return self.vectors(np.concatenate(moved))
 
 
 def write_synthetic(folder: Path, rows: int, queries: int, dtype: str, seed: int) -> tuple[Path, Path]:
@@ -92,13 +46,42 @@ def write_synthetic(folder: Path, rows: int, queries: int, dtype: str, seed: int
     if queries_path.exists():
         return vectors_path, queries_path
     folder.mkdir(parents=True, exist_ok=True)
-    source = VectorSource.draw(rows, seed)
+    article_AL, mixing_LD = _draw_articles(rows, seed)
+
+    def passages(block: int) -> NDArray[np.float32]:
+        """Return the passages of a block in latent coordinates."""
+        rng = np.random.default_rng((seed, 1, block))
+        shape = (min(BLOCK_ROWS, rows - block * BLOCK_ROWS), DIMENSION)
+        own_BL = PASSAGE_SIZE * rng.standard_normal(shape, dtype=np.float32)
+        return own_BL + article_AL[rng.integers(len(article_AL), size=len(own_BL))]
+
+    blocks = math.ceil(rows / BLOCK_ROWS)
     out = np.lib.format.open_memmap(vectors_path, "w+", dtype, (rows, DIMENSION))
     with ProgressBar("generate", rows, "vectors") as meter:
-        for block, start in enumerate(range(0, rows, BLOCK_ROWS)):
-            count = min(BLOCK_ROWS, rows - start)
-            out[start : start + count] = source.vectors(source.passages(block, count))
-            meter.advance(count)
+        for block in range(blocks):
+            vectors_BD = normalise_rows(passages(block) @ mixing_LD)
+            out[block * BLOCK_ROWS : block * BLOCK_ROWS + len(vectors_BD)] = vectors_BD
+            meter.advance(len(vectors_BD))
     out.flush()
-    np.save(queries_path, source.queries(rows, queries))
+    rng = np.random.default_rng((seed, 2))
+    moved = []
+    for block in range(min(blocks, queries)):  # near passages of the file's blocks in turn
+        share = queries // min(blocks, queries) + (block < queries % min(blocks, queries))
+        latent_BL = passages(block)
+        chosen_QL = latent_BL[rng.integers(len(latent_BL), size=share)]
+        moved.append(chosen_QL + QUERY_MOVE * PASSAGE_SIZE * rng.standard_normal(chosen_QL.shape, dtype=np.float32))
+    np.save(queries_path, normalise_rows(np.concatenate(moved) @ mixing_LD))
     return vectors_path, queries_path
+
+
+def _draw_articles(rows: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the places of A articles in L latent coordinates, and the matrix that turns these into vectors."""
+    rng = np.random.default_rng(seed)
+    topics = max(round(TOPICS_PER_CELL * cells_of(rows)), 1)
+    articles = max(rows // ARTICLE_PASSAGES, 1)
+    topic_TL = rng.standard_normal((topics, DIMENSION), dtype=np.float32)
+    article_AL = rng.standard_normal((articles, DIMENSION), dtype=np.float32)
+    article_AL += topic_TL[rng.integers(topics, size=articles)]
+    rotation_LD = np.linalg.qr(rng.standard_normal((DIMENSION, DIMENSION)))[0]
+    sizes_L1 = np.sqrt(1 / np.arange(1, DIMENSION + 1))[:, None]
+    return article_AL, (sizes_L1 * rotation_LD).astype(np.float32)

@@ -13,8 +13,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.measure import option_parser, publish, size_mb, timed
-from benchmarks.trajectories import make_trajectory, row_key
+from benchmarks.data import make_trajectory, row_key
+from benchmarks.measure import parse_options, publish, size_mb, timed
 from deepsearch_rl.evaluation.report.tables import build_table, write_table
 from deepsearch_rl.evaluation.scoring.aggregate import build_row
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, RowKey
@@ -28,23 +28,8 @@ MODELS = ("base", "rl", "sft", "sft_rl")
 RUNS = (("multihoprag", 400, 3, 0.7), ("multihoprag", 400, 1, 0.0), *((name, 100, 1, 0.7) for name in ("a", "b", "c")))
 """Question set, questions, answers to each, temperature."""
 WORDS = [
-    "the",
-    "film",
-    "was",
-    "made",
-    "in",
-    "a",
-    "town",
-    "by",
-    "an",
-    "artist",
-    "who",
-    "left",
-    "her",
-    "city",
-    "and",
-    "met",
-]
+    "the", "film", "was", "made", "in", "a", "town", "by", "an", "artist", "who", "left", "her", "city", "and", "met",
+]  # fmt: skip
 TIMEOUT_S = 60.0
 CHOICES: tuple[tuple[str, int | None, float], ...] = (
     ("scores and tables alone", 0, 0.0),
@@ -56,24 +41,12 @@ CHOICES: tuple[tuple[str, int | None, float], ...] = (
 )
 
 
-def make_rollout(rng: random.Random, key: RowKey, number: int, sample: int) -> Trajectory:
-    """Return a rollout of two searches."""
-    question = Question(id=f"q{number}", question=_text(rng, 15), golden_answers=("town",))
-    results = ["\n\n".join(f"[{rank}] A Title\n{_text(rng, 28)}" for rank in (1, 2, 3)) for _ in range(2)]
-    searches = [(_text(rng, 5), result) for result in results]
-    return make_trajectory(question, sample, key, searches, rng.choice(("town", "city")))
-
-
-def _text(rng: random.Random, words: int) -> str:
-    return " ".join(rng.choices(WORDS, k=words))
-
-
 def make_results(folder: Path, seed: int) -> Results:
     """Write a finished report into ``folder``."""
     rng = random.Random(seed)
     evaluations = {model: folder / "evaluate" / model for model in MODELS}
     for model, out in evaluations.items():
-        rows = tuple(_run(rng, model, out, *run) for run in RUNS)
+        rows = tuple(_write_run(rng, model, out, *run) for run in RUNS)
         inputs = {"model": "a" * 64} | {f"questions/{name}/val": "b" * 64 for name, *_ in RUNS}
         evaluation = ModelEvaluation(model=model, seed=seed, settings_sha256="c" * 64, inputs=inputs, rows=rows)
         write_json(out / "rows.json", evaluation.model_dump(mode="json"))
@@ -81,14 +54,25 @@ def make_results(folder: Path, seed: int) -> Results:
     return Results(folder / "reports", evaluations, {}, folder / "questions")
 
 
-def _run(
+def _write_run(
     rng: random.Random, model: str, out: Path, dataset: str, questions: int, samples: int, temperature: float
 ) -> F1TableRow:
     key = row_key(model, dataset, temperature, samples)
-    rollouts = [make_rollout(rng, key, number, sample) for number in range(questions) for sample in range(samples)]
+    rollouts = [_make_rollout(rng, key, number, sample) for number in range(questions) for sample in range(samples)]
     row = build_row(key, rollouts, True, 100)
     write_jsonl(out / row.rollouts_file, rollouts)
     return row
+
+
+def _make_rollout(rng: random.Random, key: RowKey, number: int, sample: int) -> Trajectory:
+    def text(words: int) -> str:
+        return " ".join(rng.choices(WORDS, k=words))
+
+    question = Question(id=f"q{number}", question=text(15), golden_answers=("town",))
+    results = ["\n\n".join(f"[{rank}] A Title\n{text(28)}" for rank in (1, 2, 3)) for _ in range(2)]
+    return make_trajectory(
+        question, sample, key, [(text(5), result) for result in results], rng.choice(("town", "city"))
+    )
 
 
 def measure(results: Results, store: Path, predictions: int | None, traces: float) -> tuple[float, float, int, int]:
@@ -103,32 +87,24 @@ def measure(results: Results, store: Path, predictions: int | None, traces: floa
     return build_s + upload_s, size_mb(store) - before_mb, report.predictions, report.traces
 
 
-def compare(folder: Path, rounds: int) -> list[list[str]]:
-    """Return a line per choice: medians over rounds, each round in a store of its own."""
-    results = make_results(folder / "results", 0)
-    measured = []
-    for number in range(rounds):
-        store = folder / f"store{number}"
-        with connected(local_store(store), TIMEOUT_S) as client:
-            client.create_experiment("benchmark", (store / "artifacts").as_uri())
-        measure(make_results(folder / f"first{number}", 1), store, 1, 0.0)  # the first sending loads libraries
-        measured.append([measure(results, store, predictions, traces) for _, predictions, traces in CHOICES])
-    lines = []
-    for (name, *_), columns in zip(CHOICES, zip(*measured, strict=True), strict=True):
-        cpu, size = (statistics.median(column[place] for column in columns) for place in (0, 1))
-        lines.append([name, f"{columns[0][2]:,}", f"{columns[0][3]:,}", f"{cpu:.1f}", f"{size:.1f}"])
-    return lines
-
-
 def main() -> None:
-    """Print the table."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="of all lines in turn; medians are shown (default 3)")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        lines = compare(Path(folder), options.rounds)
-    header = ("sent of four models' 7,600 rollouts", "predictions", "traces", "CPU s", "MB")
-    publish("tracking", header, lines, docs=options.docs)
+    """Send with every choice in turn, each round into a store of its own, and print the table of medians."""
+    options = parse_options(__doc__, rounds=(3, "of all lines in turn; medians are shown"))
+    measured = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        results = make_results(folder / "results", 0)
+        for number in range(options.rounds):
+            store = folder / f"store{number}"
+            with connected(local_store(store), TIMEOUT_S) as client:
+                client.create_experiment("benchmark", (store / "artifacts").as_uri())
+            measure(make_results(folder / f"first{number}", 1), store, 1, 0.0)  # the first sending loads libraries
+            measured.append([measure(results, store, predictions, traces) for _, predictions, traces in CHOICES])
+    lines = []
+    for (label, *_), columns in zip(CHOICES, zip(*measured, strict=True), strict=True):
+        cpu_s, size, predictions, traces = map(statistics.median, zip(*columns, strict=True))
+        lines.append([label, f"{predictions:,.0f}", f"{traces:,.0f}", f"{cpu_s:.1f}", f"{size:.1f}"])
+    publish(options, "tracking", ("sent of four models' 7,600 rollouts", "predictions", "traces", "CPU s", "MB"), lines)
 
 
 if __name__ == "__main__":

@@ -13,28 +13,33 @@ wall time, since waiting for the disk is the point. The baseline is IVF-PQ as FA
 anonymous memory: a cold cache does not touch it.
 """
 
+import ctypes
 import itertools
+import mmap
 import os
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.faiss_indexes import FLAT_FILE, open_faiss_flat, open_faiss_refine, open_in_memory
-from benchmarks.measure import option_parser, publish
-from benchmarks.page_cache import evict, release
+from benchmarks.measure import parse_options, publish
 from benchmarks.synthetic_vectors import WIKI_CELLS, cells_of, write_synthetic
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.files import atomic_directory
+from deepsearch_rl.files import atomic_directory, atomic_file
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.retrieval.measurement.frontier import exact_rows
 from deepsearch_rl.retrieval.measurement.index_process import IndexProcess, Opening, recall
-from deepsearch_rl.retrieval.vectors.building import build_vector_index
+from deepsearch_rl.retrieval.ranking import Ranking
+from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex, read_faiss
+from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE, build_vector_index, write_faiss
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig, IvfPqRefineConfig, VectorsConfig
 from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 
@@ -48,44 +53,125 @@ QUERIES, TIMED_QUERIES = 1000, 256
 """That recall is measured with, and of those, that a timed run searches for."""
 REFINE_FACTOR = 8
 """Candidates per wanted hit."""
+FLAT_FILE = "flat.faiss"
 
 
-def exact_truth(vectors: Path, queries: Path, out: Path) -> NDArray[np.int64]:
-    """Return the true rows_QK of every query, kept in a file."""
-    if not out.exists():
-        np.save(out, np.stack(exact_rows(open_vector_file(vectors), np.load(queries), TOP_K)))
-    return np.load(out)
+# --- FAISS's own indexes: of a folder that build_vector_index made; a file that it lacks is made once ----------------
 
 
-def published(rows: int, nprobe: int) -> IvfPqConfig:
-    """Return the published index, its cells scaled to the rows."""
-    codes = {"nlist": cells_of(rows), "m": 96, "nbits": 8, "train_rows": TRAIN_ROWS, "device": "cpu"}
-    return IvfPqConfig(kind="ivf_pq", nprobe=nprobe, **codes)
+@dataclass(frozen=True, slots=True)
+class FaissIndex:
+    """FAISS's ranking as it comes: equal scores in any order."""
+
+    index: faiss.Index
+    parameters: Any = None
+
+    @property
+    def dimension(self) -> int:
+        """D, the components of a vector."""
+        return self.index.d
+
+    def search(
+        self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None = None
+    ) -> list[Ranking]:
+        """Search without a mask."""
+        assert allowed_N is None
+        scores_QK, rows_QK = self.index.search(queries_QD, top_k, params=self.parameters)
+        return [Ranking(rows_K, scores_K) for scores_K, rows_K in zip(scores_QK, rows_QK, strict=True)]
 
 
-def refined(plain: IvfPqConfig, nprobe: int, **changes: int) -> IvfPqRefineConfig:
-    """Return the same cells with refinement, and other codes where ``changes`` says so."""
-    values = {
-        **plain.model_dump(),
-        "kind": "ivf_pq_refine",
-        "nprobe": nprobe,
-        "refine_factor": REFINE_FACTOR,
-        **changes,
-    }
-    return IvfPqRefineConfig.model_validate(values)
+def open_in_memory(folder: Path, config: VectorsConfig) -> ApproximateIndex:
+    """Read product codes into anonymous memory, FAISS's own default."""
+    assert isinstance(config, IvfPqConfig)
+    return ApproximateIndex(faiss.read_index(str(folder / INDEX_FILE)), config)
 
 
-def curve(folder: Path, plain: IvfPqConfig, queries: Path, true_QK: NDArray[np.int64]) -> dict[int, float]:
-    """Return the recall of plain IVF-PQ at the published nprobes."""
-    recalls = {}
+def open_faiss_flat(folder: Path, config: VectorsConfig) -> FaissIndex:
+    """Map ``IndexFlatIP``, or the scalar quantizer's float16 for a file of float16."""
+    assert config.kind in ("flat", "ivf_pq_refine")
+    file = open_vector_file(folder / VECTORS_FILE)
+    if not (folder / FLAT_FILE).is_file():
+        index: Any = faiss.IndexFlatIP(file.dimension)
+        if file.vectors_ND.dtype == np.float16:
+            half = faiss.ScalarQuantizer.QT_fp16
+            index = faiss.IndexScalarQuantizer(file.dimension, half, faiss.METRIC_INNER_PRODUCT)
+        for _, block_BD in file.blocks():
+            index.add(block_BD)
+        with atomic_file(folder / FLAT_FILE) as partial:
+            write_faiss(index, partial)
+    return FaissIndex(read_faiss(folder / FLAT_FILE))
+
+
+def open_faiss_refine(folder: Path, config: VectorsConfig) -> FaissIndex:
+    """Map the codes and, in ``IndexRefine``, a flat index of the vectors behind them."""
+    assert isinstance(config, IvfPqRefineConfig)
+    codes, flat = read_faiss(folder / INDEX_FILE), open_faiss_flat(folder, config).index
+    search = faiss.SearchParametersIVF(**{"nprobe": config.nprobe})
+    factor: Any = faiss.IndexRefineSearchParameters(k_factor=config.refine_factor, base_index_params=search)
+    return FaissIndex(faiss.IndexRefine(codes, flat), factor)
+
+
+# --- a cold page cache ----------------------------------------------------------------------------------------------
+
+
+def evict(paths: Sequence[Path]) -> float:
+    """Drop files from the page cache and return the share of their pages that is still there.
+
+    Pages that another process has mapped stay: it must call :func:`release` first.
+    """
+    release(paths)
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return resident_share(paths)
+
+
+def release(paths: Sequence[Path]) -> None:
+    """Give back the pages of this process's maps of some files; hard links share a file, so that the inode decides."""
+    inodes = {str(path.stat().st_ino) for path in paths}
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        addresses, _, _, _, inode, *_ = line.split(maxsplit=5)
+        if inode in inodes:
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            _libc_call("madvise", start, end - start, mmap.MADV_DONTNEED)
+
+
+def resident_share(paths: Sequence[Path]) -> float:
+    """Return the share of the files' pages that the page cache holds."""
+    resident = pages = 0
+    for path in paths:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            flags = np.zeros(-(-len(mapped) // mmap.PAGESIZE), dtype=np.uint8)
+            view = np.frombuffer(mapped, dtype=np.uint8)
+            _libc_call("mincore", view.ctypes.data, len(mapped), flags.ctypes.data)
+            del view  # an exported buffer keeps the map from closing
+            resident, pages = resident + int((flags & 1).sum()), pages + len(flags)
+    return resident / pages
+
+
+def _libc_call(name: str, address: int, length: int, third: int) -> None:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t)
+    if function(address, length, third) != 0:
+        raise OSError(ctypes.get_errno(), f"{name} failed")
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+
+def _curve(folder: Path, plain: IvfPqConfig, queries: Path, true_QK: NDArray[np.int64]) -> list[Sequence[object]]:
+    """Return the recall of plain IVF-PQ at the published nprobes, beside the published figures."""
+    rows = []
     with IndexProcess(Opening(folder, plain)) as process:
-        for nprobe in PUBLISHED:
+        for nprobe, figure in PUBLISHED.items():
             timing = process.search(queries, TOP_K, 64, plain.model_copy(update={"nprobe": nprobe}))
-            recalls[nprobe] = recall(timing.rows, true_QK)
-    return recalls
+            own = recall(timing.rows, true_QK)
+            rows.append((nprobe, f"{figure:.3f}", f"{own:.3f}", f"{own - figure:+.3f}"))
+    return rows
 
 
-def side_by_side(
+def _side_by_side(
     settings: Mapping[str, Opening], queries: Path, timed: Path, true_QK: NDArray[np.int64], rounds: int
 ) -> list[Sequence[object]]:
     """Time all settings in turns, warm and cold; return a row of each, with ratios to the first."""
@@ -96,21 +182,14 @@ def side_by_side(
         }
         rates = _rates(settings, processes, timed, rounds)
         memory_mb = {name: process.anonymous_mb() for name, process in processes.items()}
+    rows: list[Sequence[object]] = []
     first = next(iter(settings))
-    return [
-        (
-            name,
-            f"{recalls[name]:.3f}",
-            f"{memory_mb[name]:.1f}",
-            *(_rate_cell(rates[name, *case], rates[first, *case]) for case in CASES),
-        )
-        for name in settings
-    ]
-
-
-def _rate_cell(rates: Sequence[float], baseline: Sequence[float]) -> str:
-    ratio = statistics.median(np.divide(rates, baseline).tolist())
-    return f"{statistics.median(rates):.0f} ({ratio:.2f}x)"
+    for name in settings:
+        ratios = [statistics.median(np.divide(rates[name, *case], rates[first, *case]).tolist()) for case in CASES]
+        medians = [statistics.median(rates[name, *case]) for case in CASES]
+        cells = [f"{rate:.0f} ({ratio:.2f}x)" for rate, ratio in zip(medians, ratios, strict=True)]
+        rows.append((name, f"{recalls[name]:.3f}", f"{memory_mb[name]:.1f}", *cells))
+    return rows
 
 
 def _rates(
@@ -142,18 +221,8 @@ def _make_cold(name: str, opening: Opening, processes: Mapping[str, IndexProcess
         raise CheckFailedError(f"{name}: {share:.1%} of its pages stay in the page cache, so no run would be cold.")
 
 
-def publish_curve(recalls: Mapping[int, float], nlist: int, out: Path) -> None:
-    """Print the published figures beside ours."""
-    header = ("nprobe", f"wiki-18, nlist {WIKI_CELLS}", f"synthetic, nlist {nlist}", "difference")
-    rows = [
-        (nprobe, f"{figure:.3f}", f"{recalls[nprobe]:.3f}", f"{recalls[nprobe] - figure:+.3f}")
-        for nprobe, figure in PUBLISHED.items()
-    ]
-    publish("wiki18-curve", header, rows, out=out)
-
-
-def build_once(vectors: Path, folder: Path, config: VectorsConfig) -> Path:
-    """Build an index unless it is there; return its folder."""
+def _build_once(vectors: Path, config: IvfPqRefineConfig, work: Path) -> Path:
+    folder = work / f"m{config.m}_nbits{config.nbits}"
     if not folder.exists():
         with atomic_directory(folder) as partial:
             build_vector_index(vectors, partial, config, seed=0)
@@ -162,39 +231,40 @@ def build_once(vectors: Path, folder: Path, config: VectorsConfig) -> Path:
 
 def main() -> None:
     """Generate, build, measure, print."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--work", type=Path, default=Path("work/vector_indexes"), help="where files are kept for reuse")
-    parser.add_argument("--rows", type=int, default=300_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dtype", choices=["float32", "float16"], default="float32", help="of the vectors on disk")
-    options = parser.parse_args()
-    work = options.work / f"{options.rows}_{options.dtype}"
+    options = parse_options(
+        __doc__,
+        work=(Path("work/vector_indexes"), "where files are kept for reuse"),
+        rows=300_000,
+        rounds=5,
+        dtype=("float32", "of the vectors on disk", ["float32", "float16"]),
+    )
+    work = options.work = options.work / f"{options.rows}_{options.dtype}"
     vectors, queries = write_synthetic(work, options.rows, QUERIES, options.dtype, seed=0)
     np.save(timed := work / "timed.npy", np.load(queries)[:TIMED_QUERIES])
-    true_QK = exact_truth(vectors, queries, work / "truth.npy")
-    plain = published(options.rows, 16)
-    same_codes = refined(plain, min(32, plain.nlist))
-    ours = refined(plain, min(48, plain.nlist), m=128, nbits=4)
-    eight_bits = build_once(vectors, work / "m96_nbits8", same_codes)
-    four_bits = build_once(vectors, work / "m128_nbits4", ours)
-    publish_curve(curve(eight_bits, plain, queries, true_QK), plain.nlist, work)
+    if not (truth := work / "truth.npy").exists():
+        np.save(truth, np.stack(exact_rows(open_vector_file(vectors), np.load(queries), TOP_K)))
+    true_QK, cells = np.load(truth), cells_of(options.rows)
+    codes = {"nlist": cells, "m": 96, "nbits": 8, "train_rows": TRAIN_ROWS, "device": "cpu"}
+    plain = IvfPqConfig(kind="ivf_pq", nprobe=16, **codes)  # the published index, its cells scaled to the rows
+    refined = codes | {"kind": "ivf_pq_refine", "refine_factor": REFINE_FACTOR}
+    same_codes = IvfPqRefineConfig.model_validate(refined | {"nprobe": min(32, cells)})
+    ours = IvfPqRefineConfig.model_validate(refined | {"nprobe": min(48, cells), "m": 128, "nbits": 4})
+    eight_bits, four_bits = (_build_once(vectors, config, work) for config in (same_codes, ours))
+    header = ("nprobe", f"wiki-18, nlist {WIKI_CELLS}", f"synthetic, nlist {cells}", "difference")
+    publish(options, "wiki18-curve", header, _curve(eight_bits, plain, queries, true_QK))
     flat = FlatConfig(kind="flat")
     settings = {
         "ivf_pq 96 x 8 bits, nprobe 16, in memory": Opening(eight_bits, plain, open_in_memory),
-        "the same, nprobe 128": Opening(eight_bits, published(options.rows, 128), open_in_memory),
+        "the same, nprobe 128": Opening(eight_bits, plain.model_copy(update={"nprobe": 128}), open_in_memory),
         "the same, nprobe 16, memory-mapped": Opening(eight_bits, plain),
-        **{_name(config): Opening(folder, config) for folder, config in ((eight_bits, same_codes), (four_bits, ours))},
+        f"ivf_pq_refine 96 x 8 bits, nprobe {same_codes.nprobe}, factor 8": Opening(eight_bits, same_codes),
+        f"ivf_pq_refine 128 x 4 bits, nprobe {ours.nprobe}, factor 8": Opening(four_bits, ours),
         "the same by FAISS's IndexRefine, mapped": Opening(four_bits, ours, open_faiss_refine),
         "flat": Opening(four_bits, flat),
         "the same by FAISS, mapped": Opening(four_bits, flat, open_faiss_flat),
     }
     header = ("setting", "recall@5", "RssAnon MB", *(f"{state} q/s, batch {batch}" for state, batch in CASES))
-    publish("side-by-side", header, side_by_side(settings, queries, timed, true_QK, options.rounds), out=work)
-
-
-def _name(config: IvfPqRefineConfig) -> str:
-    codes = f"{config.m} x {config.nbits} bits"
-    return f"ivf_pq_refine {codes}, nprobe {config.nprobe}, factor {config.refine_factor:g}"
+    publish(options, "side-by-side", header, _side_by_side(settings, queries, timed, true_QK, options.rounds))
 
 
 if __name__ == "__main__":

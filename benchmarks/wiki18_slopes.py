@@ -6,39 +6,54 @@
     .venv/bin/python -m benchmarks.wiki18_slopes --sizes --encoder-passages 0     # the tables of what was measured
 
 Every size is built in a process of its own, while this one reads RssAnon from /proc/<pid>/status: memory that belongs
-to the process alone, not the pages of mapped files, which the kernel can drop at any time. Results are added to a JSON
-file, a size at a time; a size that is measured again replaces the earlier figures. Encoding is measured with a model of
-e5-base's shape.
+to the process alone, not the pages of mapped files, which the kernel can drop at any time. The build is the library's
+own; only the encoder is a stand-in, since encoding is measured apart from it, with a model of e5-base's shape. A part's
+seconds are CPU seconds, without those of a part inside it. Results are added to a JSON file, a size at a time; a size
+that is measured again replaces the earlier figures.
 """
 
-import argparse
 import contextlib
+import hashlib
 import json
 import math
+import multiprocessing
 import random
 import shutil
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 import stages  # noqa: F401 - sets one thread per library, before any is imported
-from benchmarks.datasets import DATA, wiki18_passages, write_random_model
-from benchmarks.load.corpus import index_config
-from benchmarks.measure import anonymous_kb, markdown_table, option_parser, publish_text, timed
-from benchmarks.wiki18_build import FUNCTIONS, REST
+from benchmarks.data import DATA, WORK, index_config, wiki18_passages, write_random_model
+from benchmarks.measure import markdown_table, parse_options, publish_text, status_kb, timed
 from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import Record
+from deepsearch_rl.retrieval import build
+from deepsearch_rl.retrieval.encoders import encoding
+from deepsearch_rl.retrieval.manifest import IndexConfig
+from deepsearch_rl.retrieval.vectors import building
 
 WIKI18_ROWS = 21_015_324
+REST = "other"
+FUNCTIONS = {
+    "digest": (build, "sha256_file"),
+    "rows": (build, "write_rows"),
+    "bm25": (build, "build_sparse"),
+    "vectors": (build, "encode_to_file"),
+    "training": (build, "build_vector_index"),
+    "adding": (building, "_add"),
+}
+"""The parts of a build, and the function that is each of them."""
 PARTS = (*FUNCTIONS, REST)
+DIMENSION = 768
+DIRECTIONS, DIRECTIONS_PER_TEXT = 4096, 8
 MB = 1e6
 POLL_INTERVAL_S = 0.01
 DISK_EVERY = 100
@@ -60,23 +75,13 @@ ENCODER = {
 }  # fmt: skip
 
 
-class PartCost(Record):
-    """What one part of a build took."""
-
-    cpu_s: float = Field(ge=0)
-    anon_bytes: int = Field(ge=0, description="highest RssAnon seen while the part ran")
-
-
 class BuildCost(Record):
-    """What one build took, in a process of its own."""
+    """What one build took: CPU seconds and highest RssAnon while each part ran; index and unfinished work on disk."""
 
-    rows: int
-    corpus_bytes: int
-    parts: dict[str, PartCost]
-    wall_s: float
+    cpu_s: dict[str, float]
+    anon_bytes: dict[str, int]
     index_bytes: int
     disk_peak_bytes: int
-    """Index and unfinished work, the corpus not counted."""
 
 
 class EncoderSlope(Record):
@@ -96,6 +101,54 @@ class Results(Record):
     encoder: EncoderSlope | None = None
 
 
+# --- the process that builds ----------------------------------------------------------------------------------------
+
+
+class StubEncoder:
+    """Gives every text the sum of eight fixed random directions, chosen by the text's digest."""
+
+    dimension = DIMENSION
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self._directions_CD = rng.standard_normal((DIRECTIONS, DIMENSION), dtype=np.float32)
+
+    def encode(self, texts: Sequence[str], kind: str) -> NDArray[np.float32]:  # noqa: ARG002 - the protocol's
+        """Return normalised vectors_ND of N texts."""
+        size = 2 * DIRECTIONS_PER_TEXT
+        digests = b"".join(hashlib.blake2b(text.encode(), digest_size=size).digest() for text in texts)
+        directions_NK = np.frombuffer(digests, np.uint16).reshape(len(texts), -1) % DIRECTIONS
+        vectors_ND = np.stack([self._directions_CD[directions_K].sum(axis=0) for directions_K in directions_NK])
+        return vectors_ND / np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+
+
+def _build(corpus: Path, index: Path, config: IndexConfig, reports: Connection) -> None:
+    """Build with a stand-in for the encoder; when a part begins or ends, report what ran until then and what runs."""
+    running, started_s = [REST], time.process_time()
+
+    def report(following: str) -> None:
+        nonlocal started_s
+        reports.send((running[-1], time.process_time() - started_s, following))
+        started_s = time.process_time()
+
+    @contextlib.contextmanager
+    def part(name: str) -> Iterator[None]:
+        report(name)
+        running.append(name)
+        try:
+            yield
+        finally:
+            report(running[-2])
+            running.pop()
+
+    encoding.open_encoder = lambda *_: StubEncoder()
+    build.prepare_encoder = lambda _chunks, _config, folder, _seed: folder.mkdir(parents=True)
+    for name, (module, function) in FUNCTIONS.items():
+        setattr(module, function, part(name)(getattr(module, function)))
+    with part(REST):
+        build.build_index(corpus, index, config, seed=0)
+
+
 # --- measuring ------------------------------------------------------------------------------------------------------
 
 
@@ -110,51 +163,15 @@ def write_corpus(path: Path, passages: Sequence[str], rows: int) -> None:
     with path.open("w", encoding="utf-8") as out:
         for row in track(range(rows), "write passages", rows, "passages"):
             (_, first), (_, second), (title, _) = (rng.choice(texts) for _ in range(3))
-            words = [*_window(first, rng), *_window(second, rng)]
+            starts = [rng.randrange(max(1, len(words) - WORDS_OF_EACH)) for words in (first, second)]
+            words = [*first[starts[0] :][:WORDS_OF_EACH], *second[starts[1] :][:WORDS_OF_EACH]]
             if row % ROWS_PER_NEW_WORD == 0:
                 words.append(f"name{row:x}")
-            out.write(
-                json.dumps({"id": str(row), "contents": f"{title}\n{' '.join(words)}"}, ensure_ascii=False) + "\n"
-            )
+            passage = {"id": str(row), "contents": f"{title}\n{' '.join(words)}"}
+            out.write(json.dumps(passage, ensure_ascii=False) + "\n")
 
 
-def _window(words: Sequence[str], rng: random.Random) -> Sequence[str]:
-    start = rng.randrange(max(1, len(words) - WORDS_OF_EACH))
-    return words[start : start + WORDS_OF_EACH]
-
-
-class Watch:
-    """The highest RssAnon of a process in each part of its work, and the most that a folder held on disk."""
-
-    def __init__(self, pid: int, folder: Path, reports: IO[str]) -> None:
-        self._pid, self._folder, self._reports = pid, folder, reports
-        self.anon_bytes = dict.fromkeys(PARTS, 0)
-        self.cpu_s = dict.fromkeys(PARTS, 0.0)
-        self.disk_bytes = 0
-        self._part = REST
-
-    def run(self) -> None:
-        """Watch until the process has closed its reports."""
-        reader = threading.Thread(target=self._read_reports)
-        reader.start()
-        polls = 0
-        while reader.is_alive():
-            with contextlib.suppress(OSError, IndexError):  # the process has just ended
-                self.anon_bytes[self._part] = max(self.anon_bytes[self._part], anonymous_kb(self._pid) * 1024)
-            if polls % DISK_EVERY == 0:
-                self.disk_bytes = max(self.disk_bytes, size_bytes(self._folder))
-            polls += 1
-            time.sleep(POLL_INTERVAL_S)
-        self.disk_bytes = max(self.disk_bytes, size_bytes(self._folder))
-
-    def _read_reports(self) -> None:
-        for line in self._reports:
-            report = json.loads(line)
-            self.cpu_s[report["part"]] += report["cpu_s"]
-            self._part = report["next"]
-
-
-def size_bytes(folder: Path) -> int:
+def _size_bytes(folder: Path) -> int:
     """Return the bytes on disk under a folder that may be changing; a file with two names counts once."""
     blocks: dict[int, int] = {}
     for path in folder.rglob("*"):
@@ -166,26 +183,35 @@ def size_bytes(folder: Path) -> int:
 
 
 def measure_build(passages: Sequence[str], rows: int, work: Path) -> BuildCost:
-    """Build an index over ``rows`` synthetic passages in a process of its own."""
+    """Build an index over ``rows`` synthetic passages in a process of its own, and watch its memory and disk."""
     corpus, folder = work / f"passages-{rows}.jsonl", work / f"index-{rows}"
     write_corpus(corpus, passages, rows)
     folder.mkdir()
-    arguments = [str(corpus), str(folder / "index"), index_config(**CHANGES).model_dump_json()]
-    command = [sys.executable, "-m", "benchmarks.wiki18_build", *arguments]
-    started_s = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        watch = Watch(process.pid, folder, process.stdout)
-        watch.run()
-    if process.returncode:
-        sys.exit(f"the build of {rows} passages ended with status {process.returncode}.")
+    reports, sender = multiprocessing.Pipe(duplex=False)
+    arguments = (corpus, folder / "index", index_config(**CHANGES), sender)
+    process = multiprocessing.get_context("spawn").Process(target=_build, args=arguments)
+    process.start()
+    sender.close()
+    cpu_s, anon_bytes = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0)
+    running, disk_bytes, polls = REST, 0, 0
+    while process.is_alive():
+        with contextlib.suppress(OSError, IndexError):  # the process has just ended
+            anon_bytes[running] = max(anon_bytes[running], status_kb("RssAnon", process.pid) * 1024)
+        if polls % DISK_EVERY == 0:
+            disk_bytes = max(disk_bytes, _size_bytes(folder))
+        polls += 1
+        with contextlib.suppress(EOFError):
+            while reports.poll(POLL_INTERVAL_S):
+                part, seconds, running = reports.recv()
+                cpu_s[part] += seconds
+    process.join()
+    if process.exitcode:
+        sys.exit(f"the build of {rows} passages ended with status {process.exitcode}.")
     cost = BuildCost(
-        rows=rows,
-        corpus_bytes=corpus.stat().st_size,
-        parts={part: PartCost(cpu_s=watch.cpu_s[part], anon_bytes=watch.anon_bytes[part]) for part in PARTS},
-        wall_s=time.monotonic() - started_s,
-        index_bytes=size_bytes(folder / "index"),
-        disk_peak_bytes=watch.disk_bytes,
+        cpu_s=cpu_s,
+        anon_bytes=anon_bytes,
+        index_bytes=_size_bytes(folder / "index"),
+        disk_peak_bytes=max(disk_bytes, _size_bytes(folder)),
     )
     shutil.rmtree(folder)
     corpus.unlink()
@@ -219,51 +245,46 @@ def measure_encoder(passages: Sequence[str], count: int, folder: Path) -> Encode
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
-def at(rows: int, sizes: Sequence[int], values: Sequence[float]) -> float:
-    """Return the value at a number of rows of the least-squares line through measured ones; NaN for fewer than two.
+def with_line(sizes: Sequence[int], values: Sequence[float]) -> list[float]:
+    """Return measured values, and that of their least-squares line at wiki-18's rows; NaN for fewer than two.
 
     A line that falls is noise about something that does not depend on the rows, and gives its mean.
     """
     if len(sizes) < 2:
-        return float("nan")
+        return [*values, math.nan]
     slope, start = np.polyfit(sizes, values, 1)
-    return float(start + slope * rows) if slope > 0 else float(np.mean(values))
+    return [*values, float(start + slope * WIKI18_ROWS) if slope > 0 else float(np.mean(values))]
 
 
 def _cell(value: float, digits: int = 0) -> str:
     return "-" if math.isnan(value) else f"{value:,.{digits}f}"
 
 
-def cost_table(builds: Sequence[BuildCost]) -> str:
-    """Return the table of CPU time and disk, its last row the line's values for wiki-18."""
-    columns = {f"{part}, CPU s": [build.parts[part].cpu_s for build in builds] for part in PARTS}
-    columns |= {
-        "all, CPU s": [sum(part.cpu_s for part in build.parts.values()) for build in builds],
-        "index, MB": [build.index_bytes / MB for build in builds],
-        "disk at most, MB": [build.disk_peak_bytes / MB for build in builds],
-    }
-    sizes = [build.rows for build in builds]
-    lines = [[*values, at(WIKI18_ROWS, sizes, values)] for values in columns.values()]
-    digits = [1] * len(PARTS) + [0] * (len(columns) - len(PARTS))
-    names = [*(f"{size:,}" for size in sizes), f"{WIKI18_ROWS:,} (line)"]
-    rows = [(name, *map(_cell, values, digits)) for name, values in zip(names, zip(*lines, strict=True), strict=True)]
-    return markdown_table(("passages", *columns), rows)
+def _build_tables(builds: dict[int, BuildCost]) -> list[str]:
+    """Return the tables of CPU time and disk and of the highest RssAnon, both with the line's values for wiki-18.
 
-
-def memory_table(builds: Sequence[BuildCost]) -> str:
-    """Return the table of the highest RssAnon, MB, of every part and of the whole build.
-
-    The whole is the largest of its parts, on the line too: another part may lead at another size.
+    The memory of the whole build is the largest of its parts, on the line too: another part may lead at another size.
     """
-    sizes = [build.rows for build in builds]
-    values = {part: [build.parts[part].anon_bytes / MB for build in builds] for part in PARTS}
-    lines = {part: [*row, at(WIKI18_ROWS, sizes, row)] for part, row in values.items()}
-    lines["the whole build"] = [max(column) for column in zip(*lines.values(), strict=True)]
-    header = ("RssAnon at most, MB", *(f"{size:,}" for size in sizes), f"{WIKI18_ROWS:,} (line)")
-    return markdown_table(header, [(name, *map(_cell, row)) for name, row in lines.items()])
+    sizes, costs = list(builds), list(builds.values())
+    names = [*(f"{size:,}" for size in sizes), f"{WIKI18_ROWS:,} (line)"]
+    columns = {f"{part}, CPU s": [cost.cpu_s[part] for cost in costs] for part in PARTS}
+    columns |= {
+        "all, CPU s": [sum(cost.cpu_s.values()) for cost in costs],
+        "index, MB": [cost.index_bytes / MB for cost in costs],
+        "disk at most, MB": [cost.disk_peak_bytes / MB for cost in costs],
+    }
+    digits = [1] * len(PARTS) + [0] * (len(columns) - len(PARTS))
+    lines = zip(*(with_line(sizes, values) for values in columns.values()), strict=True)
+    rows = [(name, *map(_cell, values, digits)) for name, values in zip(names, lines, strict=True)]
+    memory = {part: with_line(sizes, [cost.anon_bytes[part] / MB for cost in costs]) for part in PARTS}
+    memory["the whole build"] = [max(column) for column in zip(*memory.values(), strict=True)]
+    return [
+        markdown_table(("passages", *columns), rows),
+        markdown_table(("RssAnon at most, MB", *names), [(part, *map(_cell, row)) for part, row in memory.items()]),
+    ]
 
 
-def encoder_text(encoder: EncoderSlope) -> str:
+def _encoder_text(encoder: EncoderSlope) -> str:
     """Return what encoding wiki-18 takes, by the slope of a few hundred passages."""
     days = encoder.cpu_s * WIKI18_ROWS / 86400
     flop = 2 * encoder.parameters * encoder.tokens
@@ -275,42 +296,34 @@ def encoder_text(encoder: EncoderSlope) -> str:
     )
 
 
-def report(results: Results) -> str:
-    """Return the tables of all that was measured, in Markdown."""
-    builds = [results.builds[size] for size in sorted(results.builds)]
-    parts = [cost_table(builds), memory_table(builds)] if builds else []
-    return "\n".join([*parts, encoder_text(results.encoder) if results.encoder else ""])
-
-
-def parse_options() -> argparse.Namespace:
-    """Return the command line's options."""
-    parser = option_parser(__doc__)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[100_000, 300_000, 1_000_000], help="passages")
-    parser.add_argument("--encoder-passages", type=int, default=200, help="passages that are encoded; 0: none")
-    parser.add_argument("--data", type=Path, default=DATA, help="real passages, where there are any")
-    parser.add_argument("--work", type=Path, default=Path("work/benchmarks/wiki18"), help="emptied at the end")
-    parser.add_argument("--results", type=Path, default=Path("work/benchmarks/wiki18_slopes.json"))
-    return parser.parse_args()
-
-
 def main() -> None:
     """Measure, keep the results and print the tables."""
-    options = parse_options()
+    options = parse_options(
+        __doc__,
+        sizes=([100_000, 300_000, 1_000_000], "passages"),
+        encoder_passages=(200, "passages that are encoded; 0: none"),
+        data=(DATA, "real passages, where there are any"),
+        scratch=(WORK / "wiki18", "emptied at the end"),
+        results=WORK / "wiki18_slopes.json",
+    )
     results = read_record(options.results, Results) if options.results.is_file() else Results()
     passages = wiki18_passages(options.data, least=1000)
-    options.work.mkdir(parents=True)
+    options.scratch.mkdir(parents=True)
     try:
         for rows in options.sizes:
-            cost = measure_build(passages, rows, options.work)
-            results = results.model_copy(update={"builds": {**results.builds, rows: cost}})
+            builds = {**results.builds, rows: measure_build(passages, rows, options.scratch)}
+            results = results.model_copy(update={"builds": dict(sorted(builds.items()))})
             write_json(options.results, results.model_dump(mode="json"))
         if options.encoder_passages:
-            encoder = measure_encoder(passages, options.encoder_passages, options.work / "encoder")
+            encoder = measure_encoder(passages, options.encoder_passages, options.scratch / "encoder")
             results = results.model_copy(update={"encoder": encoder})
             write_json(options.results, results.model_dump(mode="json"))
     finally:
-        shutil.rmtree(options.work)
-    publish_text("wiki18-slopes", report(results), docs=options.docs)
+        shutil.rmtree(options.scratch)
+    tables = _build_tables(results.builds) if results.builds else []
+    publish_text(
+        options, "wiki18-slopes", "\n".join([*tables, _encoder_text(results.encoder) if results.encoder else ""])
+    )
 
 
 if __name__ == "__main__":

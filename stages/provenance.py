@@ -27,7 +27,7 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
     lock = params_path.with_name("dvc.lock")
     if not lock.is_file():
         raise ArtifactError(f"{lock} does not exist: the stage {stage} reads it, and `dvc repro` writes it.")
-    stages = yaml.safe_load(lock.read_text(encoding="utf-8"))["stages"]
+    stages = yaml.load(lock.read_text(encoding="utf-8"), yaml.CSafeLoader)["stages"]
     before = {name: entry for name, entry in stages.items() if name != stage}
     tags = {
         "dvc.stage": REPORT_STAGE,

@@ -1,13 +1,29 @@
-"""What all tests share: the stages' environment; slow tests last; gpu and realdata skipped where they cannot run."""
+"""What all tests share: the stages' environment; slow tests last; gpu and realdata skipped where they cannot run.
 
+Three things only save time: modules are compiled once, the garbage collector leaves alone what is loaded before the
+first test, and ART, which some tests import, does not get to replace asyncio's tasks for all others.
+"""
+
+import functools
+import gc
+import os
 import shutil
+import ssl
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpcore2
+import nest_asyncio
 import pytest
 from hypothesis import settings
 
 import stages  # noqa: F401  sets the environment before any numeric library is imported
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as the Makefile does
+sys.dont_write_bytecode = False
+gc.disable()
+nest_asyncio.apply = lambda loop=None: None  # noqa: ARG005
 ROOT = Path(__file__).resolve().parent.parent
 REAL_DATA = ROOT.parent / "shared" / "data"
 settings.register_profile("busy machine", deadline=None)  # an example that waits for its turn is no failure
@@ -24,6 +40,20 @@ def root() -> Path:
 def real_data() -> Path:
     """The folder of real question sets; tests that use it carry the marker realdata."""
     return REAL_DATA
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_tls_context() -> Iterator[None]:
+    """Share the TLS contexts: every new HTTP client reads all certificates, and no server of the tests has one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        patch.setattr(httpcore2, "default_ssl_context", functools.cache(httpcore2.default_ssl_context))
+        yield
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

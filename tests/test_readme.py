@@ -15,6 +15,7 @@ from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, F1TableRow
 from deepsearch_rl.records import StopReason
 from deepsearch_rl.training.rl.rewards import REWARDS
 from scripts.file_tree import with_tree
+from scripts.imports import parse
 
 DOCUMENTS = (
     "README.md",
@@ -132,10 +133,7 @@ def test_every_axis_letter_of_the_source_is_explained(root: Path) -> None:
     rows = re.findall(r"^\| ([A-Z1](?:, [A-Z1])*) \| ", (root / "AGENTS.md").read_text(encoding="utf-8"), re.MULTILINE)
     explained = {letter for row in rows for letter in row.split(", ")}
     names = {
-        node.id
-        for path in (root / "src").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Name)
+        node.id for path in (root / "src").rglob("*.py") for node in ast.walk(parse(path)) if isinstance(node, ast.Name)
     }
     suffixes = [found[1] for name in names if (found := re.fullmatch(r"[a-z_]+_([A-Z1]{1,4})", name))]
     assert suffixes
@@ -158,7 +156,7 @@ def test_the_contracts_list_the_fields_of_a_row_the_stop_reasons_and_the_rewards
 
 
 def test_every_document_that_the_source_refers_to_exists(root: Path) -> None:
-    sources = [*(root / "src").rglob("*.py"), *(root / "stages").glob("*.py"), *root.rglob("profiles/*/params.yaml")]
+    sources = [*(root / "src").rglob("*.py"), *(root / "stages").glob("*.py"), *root.glob("profiles/*/params.yaml")]
     named = {name for path in sources for name in re.findall(r"docs/\w+\.md", path.read_text(encoding="utf-8"))}
     assert "docs/contracts.md" in named
     assert {name for name in named if not (root / name).is_file()} == set()

@@ -143,7 +143,7 @@ def read_values(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing or is not a YAML mapping.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist; give a profile's params.yaml, e.g. `params.yaml`.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

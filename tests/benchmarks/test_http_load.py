@@ -2,13 +2,13 @@
 
 import asyncio
 import itertools
-import sys
 
 import pytest
 
-from benchmarks.load.http_load import Load, drive, retrieve_request, trivial_server
+from benchmarks.http_load import Load, drive, json_request
+from benchmarks.servers import trivial_server
 
-REQUEST = retrieve_request(b'{"queries": ["comet"]}')
+REQUEST = json_request({"queries": ["comet"]}, b'"result"')
 
 
 def drive_against(answer: bytes, count: int, close_after: bool = False, grace_s: float = 10) -> Load:
@@ -24,8 +24,8 @@ def drive_against(answer: bytes, count: int, close_after: bool = False, grace_s:
     async def scenario() -> Load:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
-            requests = itertools.repeat(REQUEST)
-            return await drive(server.sockets[0].getsockname(), requests, 3, count, max_seconds=10, grace_s=grace_s)
+            requests = itertools.repeat(REQUEST, count)
+            return await drive(server.sockets[0].getsockname(), requests, 3, max_seconds=10, grace_s=grace_s)
 
     return asyncio.run(scenario())
 
@@ -56,18 +56,18 @@ def test_a_server_that_is_not_there_breaks_every_client() -> None:
     async def scenario() -> Load:
         async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as server:
             address = server.sockets[0].getsockname()
-        return await drive(address, itertools.repeat(REQUEST), 3, 100, max_seconds=10)
+        return await drive(address, itertools.repeat(REQUEST, 100), 3, max_seconds=10)
 
     assert asyncio.run(scenario()).broken == 3
 
 
 def test_other_machines_are_not_loaded() -> None:
     with pytest.raises(ValueError, match="loopback"):
-        asyncio.run(drive(("192.0.2.1", 80), itertools.repeat(REQUEST), 1, 1, 1))
+        asyncio.run(drive(("192.0.2.1", 80), itertools.repeat(REQUEST), 1, 1))
 
 
 def test_time_ends_a_run_as_well_as_the_count() -> None:
-    with trivial_server() as address:
-        load = asyncio.run(drive(address, itertools.repeat(REQUEST), 4, sys.maxsize, max_seconds=0.1))
+    with trivial_server() as server:
+        load = asyncio.run(drive(server.address, itertools.repeat(REQUEST), 4, max_seconds=0.1))
     assert load.answered > 0
     assert load.errors == 0

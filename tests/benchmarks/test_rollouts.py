@@ -5,26 +5,25 @@ import argparse
 import openai
 
 from benchmarks import rollouts
-from benchmarks.load.scripted_endpoint import ANSWER, MODEL, scripted_endpoint
-from benchmarks.rollouts import LEAN, OURS, THEIRS, Measurement
+from benchmarks.rollouts import FORMATS, LEAN, OURS, THEIRS
+from benchmarks.servers import ANSWER, MODEL, scripted_endpoint
 from deepsearch_rl.answers import extract_answer
 
 OPTIONS = argparse.Namespace(repetitions=3, rollouts=100, concurrency=30, passages=1000)
 
 
-def measured(loop: str, seconds: list[float], cpu_s: float) -> list[Measurement]:
-    return [Measurement(loop, 100, elapsed_s, cpu_s, 0.1, 0.01, 100) for elapsed_s in seconds]
+def measured(seconds: list[float], cpu_ms: float) -> list[dict[str, float]]:
+    return [dict(zip(FORMATS, (100 / elapsed_s, cpu_ms, 1, 0.1, 1), strict=True)) for elapsed_s in seconds]
 
 
 def test_a_ratio_is_that_of_neighbours_and_a_target_is_reached_or_missed() -> None:
-    lean = measured(LEAN, [2, 10, 4], 1.8)
-    slow_and_fast_machine = [*measured(OURS, [1, 5, 2], 0.9), *measured(THEIRS, [3, 15, 6], 2.7), *lean]
-    text = rollouts.report(slow_and_fast_machine, OPTIONS)
+    theirs, lean = measured([3, 15, 6], 27), measured([2, 10, 4], 18)
+    text = rollouts.report({OURS: measured([1, 5, 2], 9), THEIRS: theirs, LEAN: lean}, OPTIONS)
     assert "| rollouts/s, collect : session per question | 2.5 | 3.00 | reached |" in text
     assert "| collect's CPU ms per rollout | 10 | 9.0 | reached |" in text
     assert f"| {OURS} | 50 | 9.0 | 1.0 | 0.10 | 1.0 |" in text
     assert f"| rollouts/s, collect : {LEAN} | - | 2.00 | - |" in text
-    missed = rollouts.report([*measured(OURS, [2] * 3, 1.1), *measured(THEIRS, [4] * 3, 2.7), *lean], OPTIONS)
+    missed = rollouts.report({OURS: measured([2] * 3, 11), THEIRS: measured([4] * 3, 27), LEAN: lean}, OPTIONS)
     assert missed.count("missed") == 2
 
 

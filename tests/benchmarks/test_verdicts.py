@@ -1,31 +1,36 @@
 """Benchmarks that judge: what they call flat, stable or reached, and where they write it."""
 
+from array import array
+from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks import retrieval_server, soak
-from benchmarks.load.http_load import Load
-from benchmarks.measure import fill_section, markdown_table
-from benchmarks.retrieval_server import Measurement
+from benchmarks.http_load import Load, ServerLoad
+from benchmarks.measure import fill_section, markdown_table, parse_options
 from benchmarks.soak import Period
 
 
 def load(latency_ms: float = 10, answered: int = 100, wrong: int = 0, elapsed_s: float = 1) -> Load:
-    latencies_s = np.full(answered, latency_ms / 1000)
-    return Load(64, elapsed_s, 0.1, latencies_s, {200: answered}, wrong=wrong, broken=0)
+    latencies_s = array("d", [latency_ms / 1000] * answered)
+    return Load(64, elapsed_s, 0.1, latencies_s, Counter({200: answered}), wrong=wrong)
 
 
 def periods(memory_mb: list[float], p99_ms: list[float], wrong: int = 0) -> list[Period]:
     return [
-        Period(minute, load(latency_ms, wrong=wrong), 1, int(megabytes * 1e6), 0.5)
+        Period(minute, load(latency_ms, wrong=wrong), 1, megabytes, 0.5)
         for minute, (megabytes, latency_ms) in enumerate(zip(memory_mb, p99_ms, strict=True))
     ]
 
 
 def test_a_flat_and_stable_soak_has_no_problems() -> None:
-    assert soak.problems(periods([100, 104, 101, 103, 102, 104], [10, 12, 11, 9, 12, 14]), max_growth_mb=5) == []
+    verdict, faults = soak.judge(periods([100, 104, 101, 103, 102, 104], [10, 12, 11, 9, 12, 14]), max_growth_mb=5)
+    assert faults == []
+    assert verdict == (
+        "5.0 minutes at 64 clients, 600 requests: mean anonymous memory 102.0 MB in the first third and 103.0 MB in "
+        "the last, median p99 11.0 ms and 13.0 ms. Flat and stable."
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,18 +41,19 @@ def test_a_flat_and_stable_soak_has_no_problems() -> None:
         (periods([100] * 6, [10] * 6, wrong=2), "12 requests"),
     ],
 )
-def test_a_soak_that_grows_slows_or_errs_says_so(measured: object, problem: str) -> None:
-    [found] = soak.problems(measured, max_growth_mb=5)
+def test_a_soak_that_grows_slows_or_errs_says_so(measured: list[Period], problem: str) -> None:
+    verdict, [found] = soak.judge(measured, max_growth_mb=5)
     assert problem in found
+    assert found in verdict
 
 
 def test_batching_is_judged_against_no_batching_at_64_clients() -> None:
-    measured = [
-        Measurement("minilm", batching, clients, load(latency_ms, answered=answered), server_cpu_s=1, batch_size=8)
+    measured = {
+        ("minilm", batching, clients): [ServerLoad(load(latency_ms, answered=answered), server_cpu_s=1, batch_size=8)]
         for batching, clients, latency_ms, answered in (
             (True, 1, 10, 100), (False, 1, 10, 100), (True, 64, 40, 300), (False, 64, 100, 100),
         )
-    ]  # fmt: skip
+    }  # fmt: skip
     speed, latency = retrieval_server.verdicts(retrieval_server.summarise(measured))
     assert speed[2:] == ("2.5", "3.00", "reached")
     assert latency[2:] == ("0.50", "0.40", "reached")
@@ -61,3 +67,20 @@ def test_a_table_goes_between_its_markers_and_nowhere_else(tmp_path: Path) -> No
     assert document.read_text() == filled
     with pytest.raises(ValueError, match="no one place"):
         fill_section(document, "soak", "")
+
+
+def test_options_have_the_types_of_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "benchmark --docs page.md --rows 5 --sizes 1 2 --quick --profile out --kinds b --chunk-size 2"
+    monkeypatch.setattr("sys.argv", line.split())
+    kinds = ["a", "b"]
+    options = parse_options(
+        "", rows=7, sizes=[9], quick=(False, "less"), profile=(Path, "file"), kinds=(kinds, "", kinds), chunk_size=1.5,
+        work=Path("work"),
+    )  # fmt: skip
+    assert vars(options) == {
+        "docs": Path("page.md"), "rows": 5, "sizes": [1, 2], "quick": True, "profile": Path("out"), "kinds": ["b"],
+        "chunk_size": 2.0, "work": Path("work"),
+    }  # fmt: skip
+    monkeypatch.setattr("sys.argv", ["benchmark", "--kinds", "c"])
+    with pytest.raises(SystemExit):
+        parse_options("", kinds=(kinds, "", kinds))

@@ -1,6 +1,7 @@
 """What dvc.yaml says of its stages is true: their imports are deps, their params are loaded, every profile resolves."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from scripts.imports import ROOT, closure, parse
 LOADERS = {"section", "mapping", "value"}
 
 
+@cache
 def read_stages(profile: str) -> list[PipelineStage]:
     with Repo(str(ROOT)) as repo:
         return [stage for stage in repo.stage.collect(dvc_file(profile)) if isinstance(stage, PipelineStage)]
@@ -65,21 +67,26 @@ def test_every_profile_has_the_graph_as_a_file_that_dvc_can_read_from_a_commit(p
     assert path.read_text(encoding="utf-8") == generated_files()[path], "run `make deps`"
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_a_stage_declares_exactly_the_params_that_it_loads(name: str) -> None:
-    stage = STAGES[name]
-    declared = {section for params in stage.params for section in params.params}
-    files = {path for path in closure(stage_file(stage)) if path.name not in {"entry.py", "profile.py"}}
-    calls = [node for path in files if path.suffix == ".py" for node in ast.walk(parse(path))]
-    loaded = {
+@cache
+def loaded_sections(path: Path) -> frozenset[str]:
+    """The names that a file hands to ``section``, ``mapping`` and ``value``."""
+    return frozenset(
         node.args[0].value
-        for node in calls
+        for node in ast.walk(parse(path))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in LOADERS
         and node.args
         and isinstance(node.args[0], ast.Constant)
-    }
+    )
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_declares_exactly_the_params_that_it_loads(name: str) -> None:
+    stage = STAGES[name]
+    declared = {section for params in stage.params for section in params.params}
+    files = {path for path in closure(stage_file(stage)) if path.name not in {"entry.py", "profile.py"}}
+    loaded = {section for path in files if path.suffix == ".py" for section in loaded_sections(path)}
     assert declared == loaded
 
 

@@ -21,15 +21,25 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@pytest.fixture(scope="module")
+def generated_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The profiles of this project, with params.yaml files as generated from them."""
+    root = tmp_path_factory.mktemp("project")
+    shutil.copytree(ROOT / "profiles", root / "profiles", ignore=shutil.ignore_patterns("dvc.*"))
+    shutil.copy(preset_file("tiny"), root / "tiny.yaml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(params, "ROOT", root)
+        patch.setattr(params, "preset_file", lambda _: root / "tiny.yaml")
+        write_params(force=True)
+    return root
+
+
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(generated_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with the profiles of this one."""
-    shutil.copytree(ROOT / "profiles", tmp_path / "profiles", ignore=shutil.ignore_patterns("dvc.*"))
-    preset = tmp_path / "tiny.yaml"
-    shutil.copy(preset_file("tiny"), preset)
+    shutil.copytree(generated_project, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(params, "ROOT", tmp_path)
-    monkeypatch.setattr(params, "preset_file", lambda _: preset)
-    write_params(force=True)
+    monkeypatch.setattr(params, "preset_file", lambda _: tmp_path / "tiny.yaml")
     return tmp_path
 
 

@@ -45,7 +45,7 @@ def blocks_encoded(learnt: Path, monkeypatch: pytest.MonkeyPatch, **changes: obj
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_row_n_holds_the_vector_of_chunk_n(learnt, dtype):
+def test_row_n_holds_the_vector_of_chunk_n(learnt: Path, dtype: str) -> None:
     encode(learnt, config=CONFIG.model_copy(update={"dtype": dtype}))
     vectors_ND = np.load(learnt.parent / "out.npy", mmap_mode="r")
     expected_ND = open_encoder(SVD, learnt).encode([chunk.contents for chunk in CHUNKS], "passage")
@@ -53,7 +53,7 @@ def test_row_n_holds_the_vector_of_chunk_n(learnt, dtype):
     assert np.array_equal(vectors_ND, expected_ND.astype(dtype))
 
 
-def test_an_error_midway_costs_one_block_and_no_byte(learnt, monkeypatch):
+def test_an_error_midway_costs_one_block_and_no_byte(learnt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     undisturbed = encode(learnt, "undisturbed.npy")
     encode(learnt, "other.npy", digest="other")  # empties the work folder
     calls = []
@@ -73,7 +73,7 @@ def test_an_error_midway_costs_one_block_and_no_byte(learnt, monkeypatch):
     assert (learnt.parent / "out.npy").read_bytes() == undisturbed
 
 
-def test_a_line_that_was_cut_off_by_a_kill_is_done_again(learnt, monkeypatch):
+def test_a_line_that_was_cut_off_by_a_kill_is_done_again(learnt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     undisturbed = encode(learnt)
     log = learnt.parent / "work" / "blocks.jsonl"
     log.write_bytes(log.read_bytes()[:-3])
@@ -81,14 +81,14 @@ def test_a_line_that_was_cut_off_by_a_kill_is_done_again(learnt, monkeypatch):
     assert encode(learnt) == undisturbed
 
 
-def test_finished_work_is_not_done_again_but_published_again(learnt, monkeypatch):
+def test_finished_work_is_not_done_again_but_published_again(learnt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     undisturbed = encode(learnt)
     (learnt.parent / "out.npy").unlink()
     assert blocks_encoded(learnt, monkeypatch) == 0
     assert (learnt.parent / "out.npy").read_bytes() == undisturbed
 
 
-def test_work_of_another_job_is_not_continued(learnt, monkeypatch):
+def test_work_of_another_job_is_not_continued(learnt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encode(learnt)
     assert blocks_encoded(learnt, monkeypatch, digest="other chunks") == 7
     halves = CONFIG.model_copy(update={"dtype": "float16"})
@@ -99,7 +99,7 @@ def test_work_of_another_job_is_not_continued(learnt, monkeypatch):
     assert blocks_encoded(learnt.parent / "other", monkeypatch, digest="other chunks", config=halves) == 7
 
 
-def test_a_folder_that_holds_something_else_is_no_work_folder(learnt):
+def test_a_folder_that_holds_something_else_is_no_work_folder(learnt: Path) -> None:
     (learnt.parent / "work").mkdir()
     (learnt.parent / "work" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"holds thesis\.tex"):
@@ -107,7 +107,7 @@ def test_a_folder_that_holds_something_else_is_no_work_folder(learnt):
     assert [path.name for path in (learnt.parent / "work").iterdir()] == ["thesis.tex"]
 
 
-def test_new_weights_under_an_old_name_are_another_job(tmp_path, monkeypatch):
+def test_new_weights_under_an_old_name_are_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Here, because the processes that are killed below import this module and need no torch.
     from tests.retrieval.encoders.folders import transformers_config, write_bert  # noqa: PLC0415
 
@@ -119,18 +119,18 @@ def test_new_weights_under_an_old_name_are_another_job(tmp_path, monkeypatch):
     assert (tmp_path / "out.npy").read_bytes() != first
 
 
-def test_published_vectors_outlive_the_work_folder(learnt):
+def test_published_vectors_outlive_the_work_folder(learnt: Path) -> None:
     first = encode(learnt, "first.npy")
     encode(learnt, "second.npy", digest="other")
     assert (learnt.parent / "first.npy").read_bytes() == first
 
 
-def test_a_full_disk_is_an_error_that_names_it():
+def test_a_full_disk_is_an_error_that_names_it() -> None:
     with pytest.raises(ArtifactError, match="cannot be written to /proc/"):
         write_rows(Path("/proc/vectors.npy"), 0, np.zeros((1, 2), np.float32), 1, "float32")
 
 
-def test_an_engine_and_its_fields_go_together():
+def test_an_engine_and_its_fields_go_together() -> None:
     with pytest.raises(ValidationError, match="go together"):
         EncodingConfig(engine="ray", dtype="float32", block_rows=8, ray=None)
 
@@ -171,7 +171,9 @@ encode(Path(sys.argv[1]))
     ("blocks", "step", "left"),
     [(1, "before_writing", 7), (3, "before_recording", 5), (4, "after_recording", 3), (7, "after_recording", 0)],
 )
-def test_a_kill_changes_no_byte_and_costs_one_block_at_most(learnt, monkeypatch, root, blocks, step, left):
+def test_a_kill_changes_no_byte_and_costs_one_block_at_most(
+    learnt: Path, monkeypatch: pytest.MonkeyPatch, root: Path, blocks: int, step: str, left: int
+) -> None:
     undisturbed = encode(learnt, "undisturbed.npy")
     encode(learnt, "other.npy", digest="other")
     command = [sys.executable, "-c", ENCODE_AND_DIE, str(learnt), str(blocks), step]

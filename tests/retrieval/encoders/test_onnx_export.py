@@ -57,20 +57,20 @@ def onnx_config(folder: Path, **changes: object) -> OnnxConfig:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 @pytest.mark.parametrize("kind", ["query", "passage"])
-def test_an_export_gives_the_models_vectors(folder, pooling, kind):
+def test_an_export_gives_the_models_vectors(folder: Path, pooling: str, kind: str) -> None:
     exported_ND = OnnxEncoder(onnx_config(folder, pooling=pooling)).encode(TEXTS, kind)
     computed_ND = TransformersEncoder(transformers_config(folder, pooling=pooling)).encode(TEXTS, kind)
     assert np.abs(exported_ND - computed_ND).max() < 1e-4
     assert np.linalg.norm(exported_ND, axis=1) == pytest.approx([1, 1, 0, 1, 1], abs=1e-5)
 
 
-def test_a_vector_does_not_depend_on_its_neighbours(folder):
+def test_a_vector_does_not_depend_on_its_neighbours(folder: Path) -> None:
     encoder = OnnxEncoder(onnx_config(folder))
     alone_ND = np.vstack([encoder.encode([text], "query") for text in TEXTS])
     assert encoder.encode(TEXTS, "query") == pytest.approx(alone_ND, abs=1e-5)
 
 
-def test_a_folder_without_an_export_a_tokenizer_or_a_readable_graph_is_refused(folder, tmp_path):
+def test_a_folder_without_an_export_a_tokenizer_or_a_readable_graph_is_refused(folder: Path, tmp_path: Path) -> None:
     bare = write_bert(tmp_path / "bare")
     with pytest.raises(ArtifactError, match=r"neither model\.onnx nor"):
         OnnxEncoder(onnx_config(bare))
@@ -97,7 +97,7 @@ def test_a_step_that_only_torch_computes_is_refused(tmp_path: Path) -> None:
         OnnxEncoder(onnx_config(root))
 
 
-def test_without_onnxruntime_the_extra_is_named(folder, monkeypatch):
+def test_without_onnxruntime_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_import = builtins.__import__
 
     def without_onnxruntime(name: str, *arguments: object, **options: object) -> object:
@@ -110,7 +110,7 @@ def test_without_onnxruntime_the_extra_is_named(folder, monkeypatch):
         OnnxEncoder(onnx_config(folder))
 
 
-def test_a_missing_gpu_is_named(folder):
+def test_a_missing_gpu_is_named(folder: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("onnxruntime can use a GPU here")

@@ -99,7 +99,7 @@ def expected(texts: list[str], prefix: str) -> np.ndarray:
     return vectors_ND / np.linalg.norm(vectors_ND, axis=1, keepdims=True)
 
 
-def test_vectors_come_in_the_order_of_the_texts_whatever_the_order_of_the_answer(server):
+def test_vectors_come_in_the_order_of_the_texts_whatever_the_order_of_the_answer(server: Server) -> None:
     def shuffled(texts: list[str]) -> Reply:
         status, answer = embed(texts)
         return status, {"data": answer["data"][::-1], "usage": {}, "object": "list"}
@@ -112,7 +112,7 @@ def test_vectors_come_in_the_order_of_the_texts_whatever_the_order_of_the_answer
     assert max(len(texts) for *_, texts in server.requests[:5]) == 2
 
 
-def test_blank_texts_are_zero_and_not_sent_and_long_ones_are_cut(server):
+def test_blank_texts_are_zero_and_not_sent_and_long_ones_are_cut(server: Server) -> None:
     vectors_ND = encoder(server, max_characters=10).encode(["", "abcdef", " "], "query")
     assert np.linalg.norm(vectors_ND, axis=1) == pytest.approx([0, 1, 0], abs=1e-6)
     assert server.requests[0][2] == ["query: abc"]
@@ -121,13 +121,13 @@ def test_blank_texts_are_zero_and_not_sent_and_long_ones_are_cut(server):
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_an_overloaded_server_is_asked_again(server, status):
+def test_an_overloaded_server_is_asked_again(server: Server, status: int) -> None:
     server.script = [lambda _: (status, {"error": {"message": "busy"}}), embed]
     assert encoder(server).encode(["a"], "query") == pytest.approx(expected(["a"], "query: "), abs=1e-6)
     assert len(server.requests) == 2
 
 
-def test_a_server_that_stays_overloaded_is_given_up(server):
+def test_a_server_that_stays_overloaded_is_given_up(server: Server) -> None:
     server.script = [lambda _: (429, {"error": {"message": "slow down"}})]
     with pytest.raises(EndpointError, match=r"answered 429: .*slow down"):
         encoder(server).encode(["a"], "query")
@@ -135,7 +135,7 @@ def test_a_server_that_stays_overloaded_is_given_up(server):
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422])
-def test_a_refusal_is_told_at_once_without_the_key(server, status):
+def test_a_refusal_is_told_at_once_without_the_key(server: Server, status: int) -> None:
     server.script = [lambda _: (status, {"error": {"message": f"input too long, your key is {KEY}"}})]
     with pytest.raises(EndpointError, match=rf"answered {status}: .*input too long, your key is \*\*\*") as caught:
         encoder(server).encode(["a"], "query")
@@ -143,13 +143,13 @@ def test_a_refusal_is_told_at_once_without_the_key(server, status):
     assert len(server.requests) == 1
 
 
-def test_a_server_that_hangs_is_given_up(server):
+def test_a_server_that_hangs_is_given_up(server: Server) -> None:
     server.script = [lambda _: None]
     with pytest.raises(EndpointError, match=r"did not answer within 0\.1 s"):
         encoder(server, timeout_s=0.1, retries=0).encode(["a"], "query")
 
 
-def test_a_server_that_is_not_there_is_named(server):
+def test_a_server_that_is_not_there_is_named(server: Server) -> None:
     with pytest.raises(EndpointError, match=r"127\.0\.0\.1:1/v1 cannot be reached"):
         encoder(server, base_url="http://127.0.0.1:1/v1", retries=0).encode(["a"], "query")
 
@@ -165,14 +165,14 @@ def test_a_server_that_is_not_there_is_named(server):
         (b'{"data": [{"index": 0, "embedding": [1, 2, NaN]}]}', "not finite"),
     ],
 )
-def test_an_answer_that_is_no_embedding_is_refused(server, reply, complaint):
+def test_an_answer_that_is_no_embedding_is_refused(server: Server, reply: Reply, complaint: str) -> None:
     server.script = [lambda _: (200, reply)]
     with pytest.raises(EndpointError, match=complaint):
         encoder(server).encode(["a"], "query")
     assert len(server.requests) == 1
 
 
-def test_the_key_comes_from_its_variable_and_is_shown_nowhere(server, monkeypatch):
+def test_the_key_comes_from_its_variable_and_is_shown_nowhere(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     made = encoder(server)
     assert KEY not in repr(made) + str(vars(made)["_config"])
     monkeypatch.delenv("EMBEDDINGS_KEY")

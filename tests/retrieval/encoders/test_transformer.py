@@ -30,7 +30,7 @@ def reference(folder: Path, text: str, pooling: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_tokens_are_pooled_over_the_prefixed_text(bert_folder, pooling):
+def test_tokens_are_pooled_over_the_prefixed_text(bert_folder: Path, pooling: str) -> None:
     encoder = TransformersEncoder(transformers_config(bert_folder, pooling=pooling))
     [vector] = encoder.encode(["a comet"], "query")
     assert vector == pytest.approx(reference(bert_folder, "query: a comet", pooling), abs=1e-5)
@@ -60,13 +60,13 @@ def test_the_last_token_of_a_plain_folder_is_pooled_where_params_say_so(bert_fol
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 30, 1000])
-def test_a_vector_does_not_depend_on_its_neighbours(bert_folder, batch_tokens):
+def test_a_vector_does_not_depend_on_its_neighbours(bert_folder: Path, batch_tokens: int) -> None:
     batched_ND = TransformersEncoder(transformers_config(bert_folder, batch_tokens=batch_tokens)).encode(TEXTS, "query")
     alone = TransformersEncoder(transformers_config(bert_folder))
     assert batched_ND == pytest.approx(np.vstack([alone.encode([text], "query") for text in TEXTS]), abs=1e-5)
 
 
-def test_each_side_has_its_own_prefix(bert_folder):
+def test_each_side_has_its_own_prefix(bert_folder: Path) -> None:
     encoder = TransformersEncoder(transformers_config(bert_folder))
     plain = TransformersEncoder(transformers_config(bert_folder, query_prefix="", passage_prefix=""))
     for kind in ("query", "passage"):
@@ -75,7 +75,7 @@ def test_each_side_has_its_own_prefix(bert_folder):
     assert not np.allclose(encoder.encode(["comet"], "query"), encoder.encode(["comet"], "passage"), atol=1e-2)
 
 
-def test_what_lies_behind_max_tokens_is_not_read(bert_folder):
+def test_what_lies_behind_max_tokens_is_not_read(bert_folder: Path) -> None:
     encoder = TransformersEncoder(transformers_config(bert_folder, max_tokens=6))
     cut, longer, shorter = encoder.encode(
         ["a comet", "a comet river city", "comet"], "query"
@@ -84,32 +84,32 @@ def test_what_lies_behind_max_tokens_is_not_read(bert_folder):
     assert not np.allclose(shorter, cut, atol=1e-2)
 
 
-def test_blank_texts_are_zero_and_others_are_unaffected(bert_folder):
+def test_blank_texts_are_zero_and_others_are_unaffected(bert_folder: Path) -> None:
     vectors_ND = TransformersEncoder(transformers_config(bert_folder)).encode(["", "comet", " \n"], "query")
     assert np.linalg.norm(vectors_ND, axis=1) == pytest.approx([0, 1, 0], abs=1e-6)
 
 
-def test_any_unicode_is_encoded(bert_folder):
+def test_any_unicode_is_encoded(bert_folder: Path) -> None:
     texts = ["Žižkov 🚀 彗星", "half a pair \ud83d of surrogates", "\x00\u202e", "e\u0301" * 500]
     vectors_ND = TransformersEncoder(transformers_config(bert_folder)).encode(texts, "query")
     assert np.linalg.norm(vectors_ND, axis=1) == pytest.approx(np.ones(4), abs=1e-6)
 
 
-def test_no_texts_give_no_vectors(bert_folder):
+def test_no_texts_give_no_vectors(bert_folder: Path) -> None:
     assert TransformersEncoder(transformers_config(bert_folder)).encode([], "query").shape == (0, 16)
 
 
-def test_more_tokens_than_the_model_has_positions_are_refused(bert_folder):
+def test_more_tokens_than_the_model_has_positions_are_refused(bert_folder: Path) -> None:
     with pytest.raises(ConfigError, match="reads 64"):
         TransformersEncoder(transformers_config(bert_folder, max_tokens=65))
 
 
-def test_a_folder_without_an_encoder_is_refused(tmp_path):
+def test_a_folder_without_an_encoder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="no encoder"):
         TransformersEncoder(transformers_config(tmp_path))
 
 
-def test_float16_is_refused_on_a_cpu_and_bfloat16_is_close_to_float32(bert_folder):
+def test_float16_is_refused_on_a_cpu_and_bfloat16_is_close_to_float32(bert_folder: Path) -> None:
     with pytest.raises(ValidationError, match="slower than float32"):
         transformers_config(bert_folder, dtype="float16")
     full, short = (
@@ -121,14 +121,14 @@ def test_float16_is_refused_on_a_cpu_and_bfloat16_is_close_to_float32(bert_folde
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_missing_gpu_is_named(bert_folder):
+def test_a_missing_gpu_is_named(bert_folder: Path) -> None:
     with pytest.raises(UnavailableError, match="torch finds none"):
         TransformersEncoder(transformers_config(bert_folder, device="cuda", dtype="float16"))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_on_a_gpu_is_close_to_full_precision(bert_folder, dtype):
+def test_half_precision_on_a_gpu_is_close_to_full_precision(bert_folder: Path, dtype: str) -> None:
     exact_ND = TransformersEncoder(transformers_config(bert_folder)).encode(TEXTS, "query")
     half_ND = TransformersEncoder(transformers_config(bert_folder, device="cuda", dtype=dtype)).encode(TEXTS, "query")
     assert (exact_ND * half_ND).sum(1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-2)

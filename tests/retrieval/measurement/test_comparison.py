@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -27,11 +28,11 @@ QUESTIONS = [
 ]
 
 
-def compare(index_dir, questions=QUESTIONS, retrievers=COMPARED, learning=LEARNING) -> Comparison:
+def compare(index_dir: Path, questions=QUESTIONS, retrievers=COMPARED, learning=LEARNING) -> Comparison:
     return compare_retrievers(open_index(index_dir), index_dir, questions, retrievers, (1,), learning, seed=0, draws=50)
 
 
-def test_every_retriever_is_scored_and_the_hybrid_is_compared_with_its_better_half(index_dir):
+def test_every_retriever_is_scored_and_the_hybrid_is_compared_with_its_better_half(index_dir: Path) -> None:
     compared = compare(index_dir)
     assert list(compared.scores) == list(COMPARED)
     assert compared.gold == {"titles": 5}
@@ -41,12 +42,12 @@ def test_every_retriever_is_scored_and_the_hybrid_is_compared_with_its_better_ha
     assert compared.hybrid_minus_better_half["mrr@10"].mean == pytest.approx(gain)
 
 
-def test_the_mean_length_of_the_chunks_is_told(index_dir):
+def test_the_mean_length_of_the_chunks_is_told(index_dir: Path) -> None:
     length = compare(index_dir, retrievers=("bm25",)).chunk_length
     assert (length.words, length.characters) == (9.6, 52.6)
 
 
-def test_an_interval_holds_the_mean_and_narrows_with_the_questions():
+def test_an_interval_holds_the_mean_and_narrows_with_the_questions() -> None:
     few, many = ([0.0, 1.0] * count for count in (5, 500))
     for values in (few, many):
         assert intervals({"x": values}, 0, 200)["x"].mean == 0.5
@@ -56,25 +57,25 @@ def test_an_interval_holds_the_mean_and_narrows_with_the_questions():
     assert widths[1] == pytest.approx(2 * 1.96 * 0.5 / 1000**0.5, rel=0.2)
 
 
-def test_too_few_questions_with_gold_evidence_are_refused(index_dir):
+def test_too_few_questions_with_gold_evidence_are_refused(index_dir: Path) -> None:
     unknown = QUESTIONS[0].model_copy(update={"metadata": QUESTIONS[0].metadata.model_validate({})})
     with pytest.raises(ArtifactError, match="0 of 1 questions have gold evidence"):
         compare(index_dir, [unknown])
 
 
-def test_an_unknown_retriever_is_refused_with_the_nearest_name(index_dir):
+def test_an_unknown_retriever_is_refused_with_the_nearest_name(index_dir: Path) -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'hybrid'"):
         compare(index_dir, retrievers=("hybird",))
 
 
 @pytest.mark.parametrize("cutoffs", ["4,ten", "4,,10", "\N{SUPERSCRIPT TWO}", "0", ""])
-def test_cutoffs_that_are_no_numbers_are_refused_and_not_left_out(cutoffs):
+def test_cutoffs_that_are_no_numbers_are_refused_and_not_left_out(cutoffs: str) -> None:
     asked = ["retrieve", "eval", "--index", "i", "--questions", "q.jsonl", "--cutoffs", cutoffs]
     with pytest.raises(ConfigError, match=r"should be numbers from 1 to 999999"):
         CliRunner().invoke(app, asked, catch_exceptions=False)
 
 
-def test_the_command_prints_a_table_json_and_csv(index_dir, tmp_path):
+def test_the_command_prints_a_table_json_and_csv(index_dir: Path, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "q.jsonl", QUESTIONS)
     asked = ["retrieve", "eval", "--index", str(index_dir), "--questions", str(tmp_path / "q.jsonl"), "--draws", "20"]
     shown = CliRunner().invoke(app, [*asked, "--csv", str(tmp_path / "t.csv")], catch_exceptions=False).stdout

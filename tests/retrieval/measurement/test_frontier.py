@@ -24,7 +24,7 @@ from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 
 
 @pytest.fixture
-def vectors(tmp_path) -> Path:
+def vectors(tmp_path: Path) -> Path:
     path = tmp_path / "vectors.npy"
     np.save(path, normalise_rows(np.random.default_rng(0).normal(size=(600, 16)).astype(np.float32)))
     return path
@@ -49,15 +49,17 @@ BEATEN = point(0.6, 90, 60)
         (49, 0.5, None),
     ],
 )
-def test_the_fastest_setting_that_fits_and_reaches_the_target_is_recommended(budget_mb, target, expected):
+def test_the_fastest_setting_that_fits_and_reaches_the_target_is_recommended(
+    budget_mb: float, target: float, expected: Point | None
+) -> None:
     assert recommend([SLOW_EXACT, QUICK_COARSE, MIDDLING, BEATEN], budget_mb, target) is expected
 
 
-def test_settings_that_others_beat_in_recall_and_speed_are_no_part_of_the_frontier():
+def test_settings_that_others_beat_in_recall_and_speed_are_no_part_of_the_frontier() -> None:
     assert pareto([BEATEN, SLOW_EXACT, QUICK_COARSE, MIDDLING]) == [QUICK_COARSE, MIDDLING, SLOW_EXACT]
 
 
-def test_a_sampled_query_does_not_count_its_own_row(vectors, tmp_path):
+def test_a_sampled_query_does_not_count_its_own_row(vectors: Path, tmp_path: Path) -> None:
     file = open_vector_file(vectors)
     queries = prepare_queries(file, None, 50, tmp_path / "queries.npy", seed=0)
     assert not (queries.true_QK == queries.own_Q[:, None]).any()
@@ -67,12 +69,12 @@ def test_a_sampled_query_does_not_count_its_own_row(vectors, tmp_path):
     assert queries.recall(np.column_stack([queries.true_QK, queries.own_Q])) == 1.0
 
 
-def test_without_its_own_row_a_query_keeps_the_order_of_the_others():
+def test_without_its_own_row_a_query_keeps_the_order_of_the_others() -> None:
     rows = list(np.array([[7, 3, 1, 2, 9, 4], [0, 1, 2, 3, 4, 5]]))
     assert [rows_K.tolist() for rows_K in without_own(rows, np.array([1, 8]))] == [[7, 3, 2, 9, 4], [0, 1, 2, 3, 4]]
 
 
-def test_every_kind_is_swept_and_codes_are_built_once():
+def test_every_kind_is_swept_and_codes_are_built_once() -> None:
     builds = sweeps(1_000_000, 768, KINDS, None)
     assert {config.kind for build in builds for config in build} == set(KINDS)
     assert [{config.kind for config in build} for build in builds].count({"ivf_pq", "ivf_pq_refine"}) == 2
@@ -81,7 +83,7 @@ def test_every_kind_is_swept_and_codes_are_built_once():
     assert [config.nprobe for config in coded] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 1000] * 2
 
 
-def test_what_cannot_be_measured_is_refused(vectors, tmp_path):
+def test_what_cannot_be_measured_is_refused(vectors: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="'ivf_pq'"):
         sweeps(100, 8, ["ivfpq"], None)
     np.save(tmp_path / "other.npy", np.zeros((3, 8), dtype=np.float32))
@@ -95,20 +97,20 @@ def test_what_cannot_be_measured_is_refused(vectors, tmp_path):
         vectors_of(None, tmp_path)
 
 
-def test_a_full_disk_is_foreseen(vectors, tmp_path, monkeypatch):
+def test_a_full_disk_is_foreseen(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": vectors.stat().st_size})())
     with pytest.raises(ConfigError, match="room"):
         require_room(vectors, tmp_path)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("2GB", 2000), ("300 mb", 300), ("1.5gb", 1500)])
-def test_budgets_are_sizes_with_a_unit(text, expected):
+def test_budgets_are_sizes_with_a_unit(text: str, expected: float) -> None:
     assert megabytes_of(text) == expected
     with pytest.raises(ConfigError, match="2GB"):
         megabytes_of(text[:-1])
 
 
-def test_a_mistyped_vectors_file_is_named_and_no_folder_made(tmp_path):
+def test_a_mistyped_vectors_file_is_named_and_no_folder_made(tmp_path: Path) -> None:
     options = ["--vectors", str(tmp_path / "typo.npy"), "--out", str(tmp_path / "out")]
     with pytest.raises(ArtifactError, match=r"typo\.npy does not exist; check the path"):
         CliRunner().invoke(app, ["retrieve", "frontier", *options], catch_exceptions=False)
@@ -116,7 +118,7 @@ def test_a_mistyped_vectors_file_is_named_and_no_folder_made(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_table_and_a_picture_and_recommends_a_setting(vectors, tmp_path):
+def test_the_command_writes_a_table_and_a_picture_and_recommends_a_setting(vectors: Path, tmp_path: Path) -> None:
     options = [
         "--vectors",
         str(vectors),

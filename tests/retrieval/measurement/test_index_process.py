@@ -3,8 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.faiss_indexes import open_in_memory
-from benchmarks.page_cache import evict, resident_share
+from benchmarks.vector_indexes import evict, open_in_memory, resident_share
 from deepsearch_rl.retrieval.encoders.encoder import normalise_rows
 from deepsearch_rl.retrieval.measurement.index_process import IndexProcess, Opening, recall
 from deepsearch_rl.retrieval.vectors.building import build_vector_index

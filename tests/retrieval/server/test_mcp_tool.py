@@ -148,7 +148,7 @@ def test_a_client_of_the_sse_transport_gets_the_same_answer(server_url: str, exp
 def test_many_agents_at_once_get_their_own_answers(server_url: str) -> None:
     titles = ["Philae", "Rosetta", "Vienna", "Comet"]
 
-    async def ask(client, title):
+    async def ask(client: mcp.Client, title: str) -> bool:
         result = await client.call_tool("retrieve", {"query": f"{title} {title}"})
         return title in result.structured_content["result"][0]["chunk"]
 

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,19 +23,19 @@ class NumberEncoder:
         return VECTORS_ND[[int(text) for text in texts]]
 
 
-def retriever_over(folder, config) -> DenseRetriever:
+def retriever_over(folder: Path, config) -> DenseRetriever:
     np.save(folder / VECTORS_FILE, VECTORS_ND)
     build_vector_index(folder / VECTORS_FILE, folder, config, seed=0)
     return DenseRetriever(NumberEncoder(), open_vector_index(folder, config))
 
 
-def test_rows_are_those_of_the_vectors_best_first(tmp_path):
+def test_rows_are_those_of_the_vectors_best_first(tmp_path: Path) -> None:
     flat = retriever_over(tmp_path, FlatConfig(kind="flat"))
     for query, ranking in enumerate(flat.search([str(query) for query in range(30)], 5)):
         assert ranking.rows_K.tolist() == np.argsort(-(VECTORS_ND @ VECTORS_ND[query]))[:5].tolist()
 
 
-def test_cells_with_too_few_vectors_give_fewer_hits_not_padding(tmp_path):
+def test_cells_with_too_few_vectors_give_fewer_hits_not_padding(tmp_path: Path) -> None:
     cells = IvfPqConfig(kind="ivf_pq", nlist=16, m=8, nbits=4, nprobe=1, train_rows=300, device="cpu")
     [ranking] = retriever_over(tmp_path, cells).search(["0"], 300)
     assert 0 < len(ranking.rows_K) < 300
@@ -42,14 +43,14 @@ def test_cells_with_too_few_vectors_give_fewer_hits_not_padding(tmp_path):
     assert np.isfinite(ranking.scores_K).all()
 
 
-def test_denied_rows_are_not_found(tmp_path):
+def test_denied_rows_are_not_found(tmp_path: Path) -> None:
     allowed_N = np.arange(300) >= 10
     [ranking] = retriever_over(tmp_path, FlatConfig(kind="flat")).search(["3"], 5, allowed_N)
     assert len(ranking.rows_K) == 5
     assert allowed_N[ranking.rows_K].all()
 
 
-def test_an_encoder_of_another_dimension_is_refused(tmp_path):
+def test_an_encoder_of_another_dimension_is_refused(tmp_path: Path) -> None:
     retriever = retriever_over(tmp_path, FlatConfig(kind="flat"))
     np.save(tmp_path / "wider.npy", np.pad(VECTORS_ND, ((0, 0), (0, 4))))
     build_vector_index(tmp_path / "wider.npy", tmp_path / "wider", FlatConfig(kind="flat"), seed=0)

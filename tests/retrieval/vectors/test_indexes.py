@@ -42,7 +42,7 @@ RECALL_FLOOR = {
 EXACT_SCORES = sorted(KINDS.keys() - {"ivf_pq", "fast_scan"})
 
 
-def config_of(kind: str, **changes) -> VectorsConfig:
+def config_of(kind: str, **changes: object) -> VectorsConfig:
     name = kind.replace("fast_scan", "ivf_pq")
     return TypeAdapter(VectorsConfig).validate_python({"kind": name, **KINDS[kind], **changes})
 
@@ -63,7 +63,7 @@ def vectors_ND() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def queries_QD(vectors_ND) -> np.ndarray:
+def queries_QD(vectors_ND: np.ndarray) -> np.ndarray:
     rng = np.random.default_rng(1)
     return normalise_rows(vectors_ND[100 : 100 + QUERIES] + rng.normal(0, 0.1, (QUERIES, DIMENSION)))
 
@@ -79,7 +79,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(kind, dtype, vectors_ND, tmp_path_factory) -> Path:
+def folder(kind: str, dtype: str, vectors_ND: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("vectors")
     build_vector_index(
         write_vectors(path / "encoded.npy", vectors_ND.astype(dtype)), path / "index", config_of(kind), 0
@@ -88,12 +88,12 @@ def folder(kind, dtype, vectors_ND, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def index(folder, kind):
+def index(folder: Path, kind: str):
     return open_vector_index(folder, config_of(kind))
 
 
 @pytest.fixture(scope="module")
-def scores_QN(vectors_ND, queries_QD, dtype) -> np.ndarray:
+def scores_QN(vectors_ND: np.ndarray, queries_QD: np.ndarray, dtype: str) -> np.ndarray:
     return queries_QD.astype(np.float64) @ vectors_ND.astype(dtype).astype(np.float64).T
 
 
@@ -114,31 +114,35 @@ def best(scores_QN: np.ndarray, top_k: int) -> np.ndarray:
     return np.argsort(-scores_QN, axis=1, kind="stable")[:, :top_k]
 
 
-def test_it_knows_its_dimension(index):
+def test_it_knows_its_dimension(index: VectorIndex) -> None:
     assert index.dimension == DIMENSION
 
 
-def test_it_finds_most_of_what_is_nearest(index, kind, queries_QD, scores_QN):
+def test_it_finds_most_of_what_is_nearest(
+    index: VectorIndex, kind: str, queries_QD: np.ndarray, scores_QN: np.ndarray
+) -> None:
     _, rows_QK = search(index, queries_QD, 5)
     found = [len(set(rows_K) & set(best_K)) / 5 for rows_K, best_K in zip(rows_QK, best(scores_QN, 5), strict=True)]
     assert np.mean(found) >= RECALL_FLOOR[kind]
 
 
-def test_scores_fall_and_belong_to_their_rows(index, kind, queries_QD, scores_QN):
+def test_scores_fall_and_belong_to_their_rows(
+    index: VectorIndex, kind: str, queries_QD: np.ndarray, scores_QN: np.ndarray
+) -> None:
     scores_QK, rows_QK = search(index, queries_QD, 20)
     assert (np.diff(scores_QK, axis=1) <= 0).all()
     tolerance = 1e-5 if kind in EXACT_SCORES else 0.5
     np.testing.assert_allclose(scores_QK, np.take_along_axis(scores_QN, rows_QK, axis=1), atol=tolerance)
 
 
-def test_equal_vectors_are_ordered_by_row(index, vectors_ND):
+def test_equal_vectors_are_ordered_by_row(index: VectorIndex, vectors_ND: np.ndarray) -> None:
     for top_k in (1, 2, 3):
         scores_QK, rows_QK = search(index, vectors_ND[[TWINS[0]]], top_k)
         assert rows_QK.tolist() == [list(TWINS[:top_k])]
         assert len(set(scores_QK[0].tolist())) == 1
 
 
-def test_only_allowed_rows_are_found_and_as_many_as_without_a_mask(index, queries_QD):
+def test_only_allowed_rows_are_found_and_as_many_as_without_a_mask(index: VectorIndex, queries_QD: np.ndarray) -> None:
     allowed_N = np.zeros(ROWS, dtype=bool)
     allowed_N[np.random.default_rng(2).choice(ROWS, 37, replace=False)] = True
     _, rows_QK = search(index, queries_QD, 10, allowed_N)
@@ -146,7 +150,9 @@ def test_only_allowed_rows_are_found_and_as_many_as_without_a_mask(index, querie
     assert (rows_QK >= 0).mean() > 0.98
 
 
-def test_a_mask_that_allows_all_changes_nothing_and_one_that_allows_none_finds_nothing(index, queries_QD):
+def test_a_mask_that_allows_all_changes_nothing_and_one_that_allows_none_finds_nothing(
+    index: VectorIndex, queries_QD: np.ndarray
+) -> None:
     for masked, plain in zip(
         search(index, queries_QD, 5, np.ones(ROWS, dtype=bool)), search(index, queries_QD, 5), strict=True
     ):
@@ -156,7 +162,7 @@ def test_a_mask_that_allows_all_changes_nothing_and_one_that_allows_none_finds_n
     assert np.isneginf(scores_QK).all()
 
 
-def test_more_than_all_rows_are_never_given_and_none_twice(index, queries_QD):
+def test_more_than_all_rows_are_never_given_and_none_twice(index: VectorIndex, queries_QD: np.ndarray) -> None:
     _, rows_QK = search(index, queries_QD[:3], 10 * ROWS)
     assert rows_QK.shape == (3, ROWS)
     for rows_K in rows_QK:
@@ -165,14 +171,14 @@ def test_more_than_all_rows_are_never_given_and_none_twice(index, queries_QD):
         assert (rows_K[len(found) :] == -1).all()
 
 
-def test_a_zero_query_finds_nothing_and_leaves_its_neighbours_alone(index, queries_QD):
+def test_a_zero_query_finds_nothing_and_leaves_its_neighbours_alone(index: VectorIndex, queries_QD: np.ndarray) -> None:
     zero_first = np.concatenate([np.zeros((1, DIMENSION), dtype=np.float32), queries_QD])
     _, rows_QK = search(index, zero_first, 5)
     assert (rows_QK[0] == -1).all()
     np.testing.assert_array_equal(rows_QK[1:], search(index, queries_QD, 5)[1])
 
 
-def test_an_answer_does_not_depend_on_the_queries_beside_it(index, queries_QD):
+def test_an_answer_does_not_depend_on_the_queries_beside_it(index: VectorIndex, queries_QD: np.ndarray) -> None:
     together = search(index, queries_QD, 5)
     alone = [search(index, query_D[None], 5) for query_D in queries_QD]
     np.testing.assert_array_equal(together[1], np.concatenate([rows_QK for _, rows_QK in alone]))
@@ -180,8 +186,8 @@ def test_an_answer_does_not_depend_on_the_queries_beside_it(index, queries_QD):
 
 @pytest.mark.parametrize("queries", [1, 7, QUERIES])
 def test_exact_search_gives_the_same_whatever_number_of_queries_it_compares_at_once(
-    vectors_ND, queries_QD, tmp_path, monkeypatch, queries
-):
+    vectors_ND: np.ndarray, queries_QD: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queries: int
+) -> None:
     build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config_of("flat"), 0)
     index = open_vector_index(tmp_path / "index", config_of("flat"))
     expected = search(index, queries_QD, 5)
@@ -190,7 +196,7 @@ def test_exact_search_gives_the_same_whatever_number_of_queries_it_compares_at_o
         np.testing.assert_array_equal(sliced, whole)
 
 
-def test_the_memory_of_exact_search_does_not_grow_with_the_queries_of_a_call(tmp_path):
+def test_the_memory_of_exact_search_does_not_grow_with_the_queries_of_a_call(tmp_path: Path) -> None:
     vectors_ND = normalise_rows(np.random.default_rng(0).normal(size=(BLOCK_ROWS, 4)))
     build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config_of("flat"), 0)
     index = open_vector_index(tmp_path / "index", config_of("flat"))
@@ -201,19 +207,19 @@ def test_the_memory_of_exact_search_does_not_grow_with_the_queries_of_a_call(tmp
     assert peak_bytes < 2 * flat.QUERIES * BLOCK_ROWS * 4  # the scores of all queries would take 3 times QUERIES
 
 
-def test_no_queries_give_no_answers(index):
+def test_no_queries_give_no_answers(index: VectorIndex) -> None:
     scores_QK, rows_QK = search(index, np.empty((0, DIMENSION), dtype=np.float32), 5)
     assert scores_QK.shape == rows_QK.shape == (0, 5)
 
 
-def test_the_same_seed_gives_the_same_bytes(folder, kind, tmp_path):
+def test_the_same_seed_gives_the_same_bytes(folder: Path, kind: str, tmp_path: Path) -> None:
     build_vector_index(folder.parent / "encoded.npy", tmp_path / "again", config_of(kind), 0)
     assert {path.name: sha256_file(path) for path in (tmp_path / "again").iterdir()} == {
         path.name: sha256_file(path) for path in folder.iterdir()
     }
 
 
-def test_a_missing_or_damaged_file_is_refused(folder, kind, tmp_path):
+def test_a_missing_or_damaged_file_is_refused(folder: Path, kind: str, tmp_path: Path) -> None:
     for damaged in folder.iterdir():
         for path in folder.iterdir():
             (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -236,13 +242,17 @@ def test_a_missing_or_damaged_file_is_refused(folder, kind, tmp_path):
         ("fast_scan", {"device": "cuda"}, "on a GPU"),
     ],
 )
-def test_parameters_that_do_not_fit_the_vectors_are_refused(vectors_ND, tmp_path, kind, changes, complaint):
+def test_parameters_that_do_not_fit_the_vectors_are_refused(
+    vectors_ND: np.ndarray, tmp_path: Path, kind: str, changes: dict[str, object], complaint: str
+) -> None:
     vectors = write_vectors(tmp_path / "encoded.npy", vectors_ND)
     with pytest.raises(ConfigError, match=complaint):
         build_vector_index(vectors, tmp_path / "index", config_of(kind, **changes), 0)
 
 
-def test_cuda_without_a_gpu_says_what_to_install(vectors_ND, tmp_path, monkeypatch):
+def test_cuda_without_a_gpu_says_what_to_install(
+    vectors_ND: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(building.faiss, "get_num_gpus", lambda: 0)
     vectors = write_vectors(tmp_path / "encoded.npy", vectors_ND)
     with pytest.raises(UnavailableError, match="faiss-gpu"):
@@ -250,14 +260,16 @@ def test_cuda_without_a_gpu_says_what_to_install(vectors_ND, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_vectors_in_the_index_folder_stay_only_where_the_kind_reads_them(vectors_ND, tmp_path, kind):
+def test_vectors_in_the_index_folder_stay_only_where_the_kind_reads_them(
+    vectors_ND: np.ndarray, tmp_path: Path, kind: str
+) -> None:
     vectors = write_vectors(tmp_path / VECTORS_FILE, vectors_ND)
     build_vector_index(vectors, tmp_path, config_of(kind), 0)
     kept = {"flat": {VECTORS_FILE}, "ivf_pq_refine": {VECTORS_FILE, INDEX_FILE}}
     assert {path.name for path in tmp_path.iterdir()} == kept.get(config_of(kind).kind, {INDEX_FILE})
 
 
-def test_building_again_leaves_nothing_of_another_kind(vectors_ND, tmp_path):
+def test_building_again_leaves_nothing_of_another_kind(vectors_ND: np.ndarray, tmp_path: Path) -> None:
     vectors = write_vectors(tmp_path / "encoded.npy", vectors_ND)
     for kind in ("ivf_pq_refine", "flat", "ivf_flat"):
         build_vector_index(vectors, tmp_path / "index", config_of(kind), 0)
@@ -267,7 +279,7 @@ def test_building_again_leaves_nothing_of_another_kind(vectors_ND, tmp_path):
     assert vectors.exists()
 
 
-def test_a_full_disk_is_named(vectors_ND):
+def test_a_full_disk_is_named(vectors_ND: np.ndarray) -> None:
     index = building.faiss.IndexFlatIP(DIMENSION)
     index.add(vectors_ND)
     with pytest.raises(ArtifactError, match="is the disk full"):
@@ -277,13 +289,13 @@ def test_a_full_disk_is_named(vectors_ND):
 @pytest.mark.parametrize(
     "content", [np.zeros(4), np.zeros((2, 3)), np.zeros((0, 3), np.float32), np.zeros((3, 2), ">f4")]
 )
-def test_a_file_of_anything_but_rows_of_floats_is_refused(tmp_path, content):
+def test_a_file_of_anything_but_rows_of_floats_is_refused(tmp_path: Path, content: np.ndarray) -> None:
     np.save(tmp_path / VECTORS_FILE, content)
     with pytest.raises(ArtifactError, match=r"vectors\.npy holds"):
         open_vector_index(tmp_path, config_of("flat"))
 
 
-def test_vectors_and_codes_of_different_builds_are_refused(vectors_ND, tmp_path):
+def test_vectors_and_codes_of_different_builds_are_refused(vectors_ND: np.ndarray, tmp_path: Path) -> None:
     config = config_of("ivf_pq_refine")
     build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config, 0)
     np.save(tmp_path / "index" / VECTORS_FILE, vectors_ND[:-1])
@@ -291,7 +303,9 @@ def test_vectors_and_codes_of_different_builds_are_refused(vectors_ND, tmp_path)
         open_vector_index(tmp_path / "index", config)
 
 
-def test_refining_orders_the_candidates_of_the_first_stage_exactly(vectors_ND, queries_QD, tmp_path):
+def test_refining_orders_the_candidates_of_the_first_stage_exactly(
+    vectors_ND: np.ndarray, queries_QD: np.ndarray, tmp_path: Path
+) -> None:
     config = config_of("ivf_pq_refine", refine_factor=3)
     build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config, 0)
     refined = open_vector_index(tmp_path / "index", config)
@@ -304,7 +318,9 @@ def test_refining_orders_the_candidates_of_the_first_stage_exactly(vectors_ND, q
         np.testing.assert_allclose(scores_K, exact_C[expected], atol=1e-6)
 
 
-def test_refining_compares_with_every_row_of_a_narrow_mask(vectors_ND, queries_QD, tmp_path):
+def test_refining_compares_with_every_row_of_a_narrow_mask(
+    vectors_ND: np.ndarray, queries_QD: np.ndarray, tmp_path: Path
+) -> None:
     config = config_of("ivf_pq_refine", nprobe=1, refine_factor=2)
     build_vector_index(write_vectors(tmp_path / "encoded.npy", vectors_ND), tmp_path / "index", config, 0)
     allowed_N = np.zeros(ROWS, dtype=bool)

@@ -1,15 +1,14 @@
 """Requests that no honest client sends: broken HTTP, broken JSON, wrong types, absurd sizes, half of everything.
 
-All are drawn from one ``random.Random``, so that a seed names them. A request is bytes, and how long its client stays
-after sending them. The makers below are one per way of being hostile; ``DIALECTS`` holds honest bodies by route, which
-most of them damage.
+All are drawn from one ``random.Random``, so that a seed names them. There is one maker of bytes for each way of being
+hostile; most of them damage an honest body of ``DIALECTS``.
 """
 
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from pydantic import JsonValue
 
@@ -20,26 +19,22 @@ LIVE_SESSION = b"f" * 32
 """Stands for the id of an open event stream, which whoever sends the request puts in its place."""
 MESSAGES = f"/messages/?session_id={LIVE_SESSION.decode()}"
 MCP_ENVELOPE = {"jsonrpc": "2.0", "id": 1}
+_CALL: JsonValue = {"name": "retrieve", "arguments": {"query": "comet"}}
+_CLIENT: JsonValue = {
+    "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "client", "version": "1"},
+}  # fmt: skip
 DIALECTS: dict[str, list[dict[str, JsonValue]]] = {
     "/retrieve": [{"queries": ["comet", "river Danube"], "topk": 2, "return_scores": True}],
     "/access": [{"urls": [PAGE]}],
     "/mcp": [
-        {**MCP_ENVELOPE, "method": "tools/call", "params": {"name": "retrieve", "arguments": {"query": "comet"}}},
+        {**MCP_ENVELOPE, "method": "tools/call", "params": _CALL},
         {**MCP_ENVELOPE, "method": "tools/list", "params": {}},
-        {
-            **MCP_ENVELOPE,
-            "method": "initialize",
-            "params": {
-                "protocolVersion": "2025-06-18",
-                "capabilities": {},
-                "clientInfo": {"name": "client", "version": "1"},
-            },
-        },
+        {**MCP_ENVELOPE, "method": "initialize", "params": _CLIENT},
         {"jsonrpc": "2.0", "method": "notifications/initialized"},
     ],
     MESSAGES: [
         {**MCP_ENVELOPE, "method": "ping"},
-        {**MCP_ENVELOPE, "method": "tools/call", "params": {"name": "retrieve", "arguments": {"query": "comet"}}},
+        {**MCP_ENVELOPE, "method": "tools/call", "params": _CALL},
     ],
 }
 PATHS = ["/", "/healthz", "/metrics", "/sse", "/retrieve/", "/mcp/", "/access", "/messages", "/docs", "*", ""]
@@ -63,58 +58,59 @@ class Patience(Enum):
     NONE = "not at all"
 
 
-@dataclass(frozen=True, slots=True)
-class Hostile:
+class Hostile(NamedTuple):
     """``payload`` goes over a fresh connection."""
 
     kind: str
+    patience: Patience
     payload: bytes
-    patience: Patience = Patience.WHOLE
 
 
 def hostile_requests(count: int, seed: int) -> Iterator[Hostile]:
-    """``count`` requests of all kinds; equal arguments give equal bytes."""
+    """Yield ``count`` requests of all kinds; equal arguments give equal bytes."""
     rng = random.Random(seed)
-    makers = list(_MAKERS)
-    for maker in rng.choices(makers, [_MAKERS[maker] for maker in makers], k=count):
-        yield maker(rng)
+    for kind in rng.choices(list(_KINDS), [weight for weight, *_ in _KINDS.values()], k=count):
+        _, make, patience = _KINDS[kind]
+        yield Hostile(kind, patience, make(rng))
 
 
-def post(path: str, body: bytes, headers: Headers = JSON_HEADERS) -> bytes:
-    """A complete POST that asks the server to close, so that the end of the connection is the end of the answer."""
+def _post(path: str, body: bytes, headers: Headers = JSON_HEADERS) -> bytes:
+    """Return a complete POST that asks the server to close, so that its answer ends with the connection."""
     return head("POST", path, (*headers, ("Content-Length", str(len(body))))) + body
 
 
 def head(method: str, path: str, headers: Headers) -> bytes:
-    """Request line and headers, with Host and ``Connection: close`` in front of the given ones."""
-    lines = "".join(
-        f"{name}: {value}\r\n" for name, value in (("Host", "127.0.0.1"), ("Connection", "close"), *headers)
-    )
+    """Return request line and headers, with Host and ``Connection: close`` in front of the given ones."""
+    named = (("Host", "127.0.0.1"), ("Connection", "close"), *headers)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in named)
     return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1", "replace")
 
 
-def _honest(rng: random.Random) -> tuple[str, dict[str, JsonValue]]:
+def _honest(rng: random.Random) -> tuple[str, bytes]:
     path = rng.choice(list(DIALECTS))
-    return path, json.loads(json.dumps(rng.choice(DIALECTS[path])))
+    return path, _text(rng.choice(DIALECTS[path]))
 
 
-def _wrong_type(rng: random.Random) -> Hostile:
+def _text(body: object) -> bytes:
+    return json.dumps(body).encode()
+
+
+def _wrong_type(rng: random.Random) -> bytes:
     """A field of an honest body, at any depth, holds something else; or a field is missing, doubled or unknown."""
-    path, body = _honest(rng)
+    path, honest = _honest(rng)
+    body = json.loads(honest)
     for _ in range(rng.randint(1, 2)):
-        _damage(rng, body)
-    return Hostile("wrong type", post(path, _text(body)))
-
-
-def _damage(rng: random.Random, body: dict[str, JsonValue]) -> None:
-    inside = body
-    while (deeper := [value for value in inside.values() if isinstance(value, dict) and value]) and rng.random() < 0.7:
-        inside = rng.choice(deeper)
-    key = rng.choice([*inside, *inside, "where", "filters", "_meta", "__class__", ""])
-    if rng.random() < 0.15:
-        inside.pop(key, None)
-    else:
-        inside[key] = _strange_value(rng)
+        inside = body
+        while (deeper := [value for value in inside.values() if isinstance(value, dict) and value]) and (
+            rng.random() < 0.7
+        ):
+            inside = rng.choice(deeper)
+        key = rng.choice([*inside, *inside, "where", "filters", "_meta", "__class__", ""])
+        if rng.random() < 0.15:
+            inside.pop(key, None)
+        else:
+            inside[key] = _strange_value(rng)
+    return _post(path, _text(body))
 
 
 def _strange_value(rng: random.Random) -> JsonValue:
@@ -128,35 +124,29 @@ def _strange_value(rng: random.Random) -> JsonValue:
     return rng.choice(rng.choice([numbers, texts, lists, rest]))
 
 
-def _text(body: object) -> bytes:
-    return json.dumps(body).encode()
-
-
-def _huge_number(rng: random.Random) -> Hostile:
+def _huge_number(rng: random.Random) -> bytes:
     """Numbers that JSON allows and machines do not hold."""
-    number = rng.choice(
-        ["1" + "0" * rng.choice([40, 400, 4000, 5000]), "-1" + "0" * 400, "1e999", "1e-999", "1.0", "1E5"]
-    )
+    zeros = rng.choice([40, 400, 4000, 5000])
+    number = rng.choice(["1" + "0" * zeros, "-1" + "0" * 400, "1e999", "1e-999", "1.0", "1E5"])
     if rng.random() < 0.5:
-        body = f'{{"queries": ["comet"], "topk": {number}}}'
-        return Hostile("huge number", post("/retrieve", body.encode()))
+        return _post("/retrieve", f'{{"queries": ["comet"], "topk": {number}}}'.encode())
     body = f'{{"jsonrpc": "2.0", "id": {number}, "method": "ping"}}'
-    return Hostile("huge number", post(rng.choice(["/mcp", MESSAGES]), body.encode()))
+    return _post(rng.choice(["/mcp", MESSAGES]), body.encode())
 
 
-def _deep_nesting(rng: random.Random) -> Hostile:
+def _deep_nesting(rng: random.Random) -> bytes:
     depth = rng.choice([100, 1000, 10_000, 200_000])
     opening, closing = rng.choice([(b"[", b"]"), (b'{"a":', b"}")])
     nest = opening * depth + b"1" + closing * (depth if rng.random() < 0.7 else 0)
     path = rng.choice(list(DIALECTS))
     wrap = rng.choice([b"%b", b'{"queries": %b}', b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": %b}'])
-    return Hostile("deep nesting", post(path, wrap % nest))
+    return _post(path, wrap % nest)
 
 
-def _broken_json(rng: random.Random) -> Hostile:
+def _broken_json(rng: random.Random) -> bytes:
     """An honest body cut, flipped, encoded otherwise, or followed by more."""
     path, honest = _honest(rng)
-    body = bytearray(_text(honest))
+    body = bytearray(honest)
     damage = rng.randrange(6)
     if damage == 0:
         del body[rng.randrange(len(body)) :]
@@ -172,10 +162,10 @@ def _broken_json(rng: random.Random) -> Hostile:
     else:
         place = rng.randrange(len(body))
         body[place:place] = rng.choice([b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\\ud800", b"\\u", b"\n"])
-    return Hostile("broken JSON", post(path, bytes(body)))
+    return _post(path, bytes(body))
 
 
-def _giant_body(rng: random.Random) -> Hostile:
+def _giant_body(rng: random.Random) -> bytes:
     """Megabytes: in one text, in many, or of nothing."""
     size = rng.choice([1, 3, 9, 20]) * 2**20
     body = rng.choice([
@@ -184,45 +174,42 @@ def _giant_body(rng: random.Random) -> Hostile:
         lambda: b'{"urls": [' + b'"u",' * (size // 4) + b'"u"]}',
         lambda: b" " * size,
     ])()  # fmt: skip
-    return Hostile("giant body", post(rng.choice(list(DIALECTS)), body))
+    return _post(rng.choice(list(DIALECTS)), body)
 
 
-def _many_queries(rng: random.Random) -> Hostile:
+def _many_queries(rng: random.Random) -> bytes:
     """More queries than a batch or the queue holds, or many passages of each."""
     body = {"queries": [f"comet {n}" for n in range(rng.choice([100, 1000, 5000]))], "topk": rng.choice([1, 3, 10**6])}
-    return Hostile("many queries", post("/retrieve", _text(body)))
+    return _post("/retrieve", _text(body))
 
 
-def _half_sent(rng: random.Random) -> Hostile:
+def _half_sent(rng: random.Random) -> bytes:
     """The client stops in the middle of line, headers or body, and leaves."""
     path, honest = _honest(rng)
-    whole = post(path, _text(honest))
+    whole = _post(path, honest)
     if rng.random() < 0.2:
-        whole = (
-            head("POST", path, (*JSON_HEADERS, ("Content-Length", str(10 ** rng.randint(3, 18))))) + b'{"queries": ['
-        )
-        return Hostile("half sent", whole, Patience.NONE)
-    return Hostile("half sent", whole[: rng.randrange(len(whole))], Patience.NONE)
+        length = str(10 ** rng.randint(3, 18))
+        return head("POST", path, (*JSON_HEADERS, ("Content-Length", length))) + b'{"queries": ['
+    return whole[: rng.randrange(len(whole))]
 
 
-def _left_early(rng: random.Random) -> Hostile:
+def _left_early(rng: random.Random) -> bytes:
     """A whole honest request, or an event stream, whose client does not wait for the answer."""
     path, honest = _honest(rng)
     streams = [head("GET", path, (("Accept", "text/event-stream"),)) for path in ("/sse", "/mcp")]
-    return Hostile("left early", rng.choice([post(path, _text(honest)), *streams]), Patience.NONE)
+    return rng.choice([_post(path, honest), *streams])
 
 
-def _wrong_method_or_path(rng: random.Random) -> Hostile:
+def _wrong_method_or_path(rng: random.Random) -> bytes:
     method = rng.choice([*METHODS, "GET", "POST"])
     path = rng.choice([*PATHS, *STRANGE_PATHS, *DIALECTS])
     body = b'{"queries": []}' if method == "POST" else b""
     headers = (*JSON_HEADERS, ("Content-Length", str(len(body)))) if body or rng.random() < 0.5 else ()
-    return Hostile("method or path", head(method, path, headers) + body)
+    return head(method, path, headers) + body
 
 
-def _strange_headers(rng: random.Random) -> Hostile:
-    path, honest = _honest(rng)
-    body = _text(honest)
+def _strange_headers(rng: random.Random) -> bytes:
+    path, body = _honest(rng)
     long = "x" * rng.choice([1_000, 70_000, 300_000])
     headers: Headers = rng.choice([
         (("X-Long", long),),
@@ -241,11 +228,11 @@ def _strange_headers(rng: random.Random) -> Hostile:
     if rng.random() < 0.7:  # beside what an honest client sends, else instead of it
         headers = (*JSON_HEADERS, *headers)
     if rng.random() < 0.2:
-        return Hostile("headers", head("GET", rng.choice(["/sse", "/mcp", "/healthz", "/metrics"]), headers))
-    return Hostile("headers", post(path, body, headers))
+        return head("GET", rng.choice(["/sse", "/mcp", "/healthz", "/metrics"]), headers)
+    return _post(path, body, headers)
 
 
-def _framing(rng: random.Random) -> Hostile:
+def _framing(rng: random.Random) -> bytes:
     """Lengths that lie, contradict each other or are none, and chunks that are none."""
     body = b'{"queries": ["comet"], "topk": 1}'
     length = str(len(body))
@@ -264,11 +251,11 @@ def _framing(rng: random.Random) -> Hostile:
         ((("Transfer-Encoding", rng.choice(encodings)),), chunk + b"0\r\n\r\n"),
     ])  # fmt: skip
     path = rng.choice(list(DIALECTS))
-    return Hostile("framing", head("POST", path, (*JSON_HEADERS, *headers)) + sent, Patience.BRIEF)
+    return head("POST", path, (*JSON_HEADERS, *headers)) + sent
 
 
-def _no_http(rng: random.Random) -> Hostile:
-    payload = rng.choice([
+def _no_http(rng: random.Random) -> bytes:
+    return rng.choice([
         rng.randbytes(rng.randint(1, 2000)),
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(500),
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -281,19 +268,16 @@ def _no_http(rng: random.Random) -> Hostile:
         b"\r\n" * 1000,
         b"A" * 100_000,
     ])  # fmt: skip
-    return Hostile("no HTTP", payload, Patience.BRIEF)
 
 
-def _pipelined(rng: random.Random) -> Hostile:
+def _pipelined(rng: random.Random) -> bytes:
     """Several requests at once, garbage after them."""
-    path, honest = _honest(rng)
-    body = _text(honest)
-    request = post(path, body).replace(b"Connection: close\r\n", b"")
+    request = _post(*_honest(rng)).replace(b"Connection: close\r\n", b"")
     rest = rng.choice([b"", rng.randbytes(50), request[:40]])
-    return Hostile("pipelined", request * rng.choice([1, 2, 20]) + rest, Patience.BRIEF)
+    return request * rng.choice([1, 2, 20]) + rest
 
 
-def _rpc(rng: random.Random) -> Hostile:
+def _rpc(rng: random.Random) -> bytes:
     """JSON-RPC that is well-formed JSON and makes no sense."""
     message: dict[str, JsonValue] = {
         "jsonrpc": rng.choice(["2.0", "2.0", "2.0", "1.0", 2, None]),
@@ -301,37 +285,33 @@ def _rpc(rng: random.Random) -> Hostile:
         "method": rng.choice(RPC_METHODS),
         "params": rng.choice([{}, [], None, "x", {"uri": "file:///etc/passwd"}, {"requestId": _strange_value(rng)}]),
     }
-    if rng.random() < 0.6:
-        message |= {"method": "tools/call", "params": _strange_call(rng)}
+    if rng.random() < 0.6:  # an unknown tool, or arguments that the tool does not take
+        name: JsonValue = rng.choice(["retrieve", "retrieve", "search", "retrieve_filtered", "", None, 5])
+        arguments: dict[str, JsonValue] = {"query": rng.choice(["comet", _strange_value(rng)])}
+        for key in rng.sample(["with_meta", "source", "after", "before", "top_k"], rng.randint(0, 3)):
+            arguments[key] = _strange_value(rng)
+        call = {"name": name, "arguments": rng.choice([arguments, arguments, arguments, _strange_value(rng)])}
+        message |= {"method": "tools/call", "params": call}
     for key in [key for key in message if rng.random() < 0.1]:
         del message[key]
     sent = rng.choice([message, message, message, [message] * 3, {"result": {}, "jsonrpc": "2.0", "id": 1}, []])
-    return Hostile("JSON-RPC", post(rng.choice(["/mcp", MESSAGES, "/messages/"]), _text(sent)))
+    return _post(rng.choice(["/mcp", MESSAGES, "/messages/"]), _text(sent))
 
 
-def _strange_call(rng: random.Random) -> dict[str, JsonValue]:
-    """Parameters of ``tools/call``: an unknown tool, or arguments that the tool does not take."""
-    name: JsonValue = rng.choice(["retrieve", "retrieve", "search", "retrieve_filtered", "", None, 5])
-    arguments: dict[str, JsonValue] = {"query": rng.choice(["comet", _strange_value(rng)])}
-    for key in rng.sample(["with_meta", "source", "after", "before", "top_k"], rng.randint(0, 3)):
-        arguments[key] = _strange_value(rng)
-    return {"name": name, "arguments": rng.choice([arguments, arguments, arguments, _strange_value(rng)])}
-
-
-_MAKERS: dict[Callable[[random.Random], Hostile], float] = {
-    _wrong_type: 20,
-    _rpc: 15,
-    _broken_json: 15,
-    _wrong_method_or_path: 10,
-    _strange_headers: 10,
-    _framing: 7,
-    _half_sent: 6,
-    _no_http: 4,
-    _pipelined: 4,
-    _left_early: 3,
-    _huge_number: 3,
-    _deep_nesting: 2.5,
-    _many_queries: 0.3,
-    _giant_body: 0.2,
+_KINDS: dict[str, tuple[float, Callable[[random.Random], bytes], Patience]] = {
+    "wrong type": (20, _wrong_type, Patience.WHOLE),
+    "JSON-RPC": (15, _rpc, Patience.WHOLE),
+    "broken JSON": (15, _broken_json, Patience.WHOLE),
+    "method or path": (10, _wrong_method_or_path, Patience.WHOLE),
+    "headers": (10, _strange_headers, Patience.WHOLE),
+    "framing": (7, _framing, Patience.BRIEF),
+    "half sent": (6, _half_sent, Patience.NONE),
+    "no HTTP": (4, _no_http, Patience.BRIEF),
+    "pipelined": (4, _pipelined, Patience.BRIEF),
+    "left early": (3, _left_early, Patience.NONE),
+    "huge number": (3, _huge_number, Patience.WHOLE),
+    "deep nesting": (2.5, _deep_nesting, Patience.WHOLE),
+    "many queries": (0.3, _many_queries, Patience.WHOLE),
+    "giant body": (0.2, _giant_body, Patience.WHOLE),
 }
-"""How often each way of being hostile is drawn, relative to the others."""
+"""How often each is drawn, relative to the others; what makes its bytes; how long its client stays."""

@@ -1,29 +1,37 @@
 """Servers in processes of their own, with what the kernel knows about them: CPU time and memory."""
 
 import asyncio
-import contextlib
-import http.client
+import itertools
+import json
 import multiprocessing
 import os
 import re
 import socket
 import sys
+import urllib.error
+import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import httptools
 import psutil
 import uvloop
 
-from benchmarks.measure import anonymous_kb
+from benchmarks.measure import status_kb
 from deepsearch_rl import processes
 from deepsearch_rl.processes import LOOPBACK, free_port
 from deepsearch_rl.retrieval.server.launch import listen
 
 STARTUP_TIMEOUT_S = 180
+MODEL, ANSWER = "scripted", "Vienna"
+"""Of :func:`scripted_endpoint`."""
 _SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_TOOL_RESULT = b"tool_call_id"
+"""Stands in every message with a tool's result, and nowhere else in a request of OpenAI's client."""
 
 
 def spare_core() -> int | None:
@@ -54,23 +62,24 @@ class ServerProcess:
         times = psutil.Process(self.pid).cpu_times()
         return times.user + times.system
 
-    def rss_anon_bytes(self) -> int:
+    def anonymous_bytes(self) -> int:
         """Return the anonymous memory in RAM: heaps and stacks, without mapped files."""
-        return anonymous_kb(self.pid) * 1024
+        return status_kb("RssAnon", self.pid) * 1024
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Counter[str]:
         """Return the samples of ``/metrics`` by name, summed over labels; empty where there is no such route."""
-        with contextlib.closing(http.client.HTTPConnection(*self.address, timeout=10)) as connection:
-            connection.request("GET", "/metrics")
-            answer = connection.getresponse()
-            text = answer.read().decode()
-        totals: dict[str, float] = {}
-        for name, value in _SAMPLE.findall(text) if answer.status == http.HTTPStatus.OK else ():
-            totals[name] = totals.get(name, 0.0) + float(value)
+        try:
+            with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError:
+            return Counter()
+        totals: Counter[Any] = Counter()
+        for name, value in _SAMPLE.findall(text):
+            totals[name] += float(value)
         return totals
 
 
-@contextlib.contextmanager
+@contextmanager
 def running_server(
     index_dir: Path, chunks_path: Path, options: Sequence[str], core: int | None
 ) -> Iterator[ServerProcess]:
@@ -96,7 +105,7 @@ def running_server(
         yield ServerProcess(port, psutil.Process(server.process.pid).children()[0].pid)
 
 
-@contextlib.contextmanager
+@contextmanager
 def forked_server(serve: Callable[[socket.socket], None], core: int | None = None) -> Iterator[ServerProcess]:
     """Run ``serve`` on a listening socket in a forked process until the block ends."""
 
@@ -117,13 +126,42 @@ def forked_server(serve: Callable[[socket.socket], None], core: int | None = Non
         process.join()
 
 
-def json_response(body: bytes) -> bytes:
-    """Return an HTTP response of status 200 with a JSON body."""
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+def trivial_server() -> AbstractContextManager[ServerProcess]:
+    """Run a server that only answers."""
+    answer = _response({"result": []})
+    return forked_server(lambda listener: _serve_bytes(listener, lambda _: answer))
 
 
-def serve_bytes(listener: socket.socket, respond: Callable[[bytes], bytes]) -> None:
+def scripted_endpoint(queries: Sequence[str], core: int | None) -> AbstractContextManager[ServerProcess]:
+    """Run a Chat Completions endpoint without a model: one search per conversation, then an answer, both at once.
+
+    Each new conversation searches for the next of ``queries``. It costs the endpoint some tens of microseconds to see
+    whether a conversation already holds a tool's result, so that the client is what is measured.
+    """
+    searches, answer = itertools.cycle([_completion(query) for query in queries]), _completion(None)
+    return forked_server(
+        lambda listener: _serve_bytes(listener, lambda body: answer if _TOOL_RESULT in body else next(searches)), core
+    )
+
+
+def _completion(query: str | None) -> bytes:
+    message: dict[str, object] = {"role": "assistant", "content": f"<answer>{ANSWER}</answer>" if not query else None}
+    if query:
+        function = {"name": "retrieve", "arguments": json.dumps({"query": query})}
+        message["tool_calls"] = [{"id": "call_of_the_script", "type": "function", "function": function}]
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if query else "stop"}
+    usage = {"prompt_tokens": 200, "completion_tokens": 20, "total_tokens": 220}
+    completion = {"id": "c", "object": "chat.completion", "created": 0, "model": MODEL}
+    return _response({**completion, "choices": [choice], "usage": usage})
+
+
+def _response(body: object) -> bytes:
+    payload = json.dumps(body).encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+    return head.encode() + payload
+
+
+def _serve_bytes(listener: socket.socket, respond: Callable[[bytes], bytes]) -> None:
     """Answer every request with the bytes that ``respond`` returns for its body: the least that a server can do."""
 
     async def serve() -> None:
@@ -135,13 +173,13 @@ def serve_bytes(listener: socket.socket, respond: Callable[[bytes], bytes]) -> N
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection of :func:`serve_bytes`."""
+    """One keep-alive connection of :func:`_serve_bytes`."""
 
     def __init__(self, respond: Callable[[bytes], bytes]) -> None:
         self._respond, self._parser, self._body = respond, httptools.HttpRequestParser(self), b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of asyncio's
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)

@@ -1,0 +1,204 @@
+"""What benchmarks work on: real documents, questions and passages; indexes, queries and rollouts made from them."""
+
+import gzip
+import itertools
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deepsearch_rl.corpora.chunking import ChunkConfig
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.evaluation.scoring.f1_row import RowKey
+from deepsearch_rl.files import write_jsonl
+from deepsearch_rl.records import (
+    Chunk,
+    ChunkMetadata,
+    Document,
+    Message,
+    Question,
+    Retrieval,
+    StopReason,
+    TokenUsage,
+    ToolCall,
+    Trajectory,
+)
+from deepsearch_rl.retrieval.build import IndexSection, build_index
+from deepsearch_rl.retrieval.manifest import IndexConfig, read_manifest
+
+DATA = Path("../shared/data")
+WORK = Path("work/benchmarks")
+METADATA = ("source", "published_at", "category", "author", "url")
+MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+"""The shape of all-MiniLM-L6."""
+QUERY_WORDS = (4, 12)
+"""Agents search with a few key words, people ask in nine."""
+
+
+# --- real data ------------------------------------------------------------------------------------------------------
+
+
+def gzip_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a gzipped JSON Lines file."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def read_documents(folder: Path) -> Iterator[Document]:
+    """Yield the documents of a question set's corpus."""
+    for row in gzip_rows(folder / "corpus.jsonl.gz"):
+        title = " ".join(row["title"].split())
+        metadata = {name: row[name] for name in METADATA if row.get(name)}
+        text = row["body"] if "body" in row else row["text"]
+        yield Document(id=row.get("doc_id") or row["id"], contents=f"{title}\n{text}", metadata=metadata)
+
+
+def read_questions(folder: Path, files: Sequence[str], documents: Iterable[Document]) -> Iterator[Question]:
+    """Yield the questions whose gold evidence is known and wholly in the documents."""
+    ids = {document.id for document in documents}
+    for row in (row for name in files for row in gzip_rows(folder / f"{name}.jsonl.gz")):
+        facts, gold = row.get("evidence_list") or (), set(row.get("supporting_doc_ids") or ())
+        gold |= {fact["doc_id"] for fact in facts}
+        if gold and gold <= ids and row.get("gold_in_corpus", "all") == "all":
+            evidence = {"evidence_list": facts} if facts else {"supporting_doc_ids": row["supporting_doc_ids"]}
+            yield Question.model_validate(
+                {
+                    "id": row["id"],
+                    "question": row.get("question") or row["query"],
+                    "golden_answers": row.get("golden_answers") or [row["answer"]],
+                    "metadata": {"question_type": row.get("question_type") or row.get("type") or "", **evidence},
+                }
+            )
+
+
+def wiki18_passages(data: Path = DATA, least: int = 1) -> list[str]:
+    """Return the real wiki-18 passages under ``data``; invented ones too where those are fewer than ``least``."""
+    paths = sorted((data / "wiki18").glob("*.jsonl.gz"))
+    texts = [row["contents"] for path in paths for row in gzip_rows(path)]
+    return texts if len(texts) >= least else [*texts, *_invented(random.Random(0), least - len(texts))]
+
+
+def _invented(rng: random.Random, count: int) -> list[str]:
+    """Return passages of a hundred words with Zipf's frequencies."""
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))) for _ in range(50_000)]
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
+    texts = (rng.choices(words, weights, k=100) for _ in range(count))
+    return [f"{' '.join(text[:2]).title()}\n{' '.join(text)}" for text in texts]
+
+
+# --- chunks, indexes, queries ---------------------------------------------------------------------------------------
+
+
+def chunk_config(chunker: str, size: int) -> ChunkConfig:
+    """Return a chunk section with tokens counted by words and no overlap."""
+    return ChunkConfig(chunker=chunker, chunk_size=size, overlap=0, tokenizer="words", passages=(), variants={})
+
+
+def make_chunk(row: int, contents: str) -> Chunk:
+    """Return a chunk that is a document of its own."""
+    metadata = ChunkMetadata(doc_id=f"p{row}", doc_chunks=1, doc_chunk_id=0)
+    return Chunk.model_construct(id=f"p{row}-0", contents=contents, metadata=metadata)
+
+
+def queries(texts: list[str], seed: int) -> Iterator[str]:
+    """Yield random queries without end, each a run of 4 to 12 words of a passage."""
+    rng = random.Random(seed)
+    while True:
+        words = rng.choice(texts).split()
+        length = rng.randint(*QUERY_WORDS)
+        start = rng.randrange(max(1, len(words) - length))
+        yield " ".join(words[start : start + length])
+
+
+def draw_queries(texts: list[str], seed: int, count: int) -> list[str]:
+    """Return the first random queries of a seed."""
+    return list(itertools.islice(queries(texts, seed), count))
+
+
+def params_section(name: str) -> dict[str, object]:
+    """Return a section of the tiny profile."""
+    return yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))[name]
+
+
+def index_config(**changes: object) -> IndexConfig:
+    """Return the tiny profile's index with other values of some fields."""
+    return IndexSection.model_validate(params_section("index") | changes).of("passages")
+
+
+def prepare_index(texts: list[str], folder: Path, config: IndexConfig) -> tuple[Path, Path]:
+    """Return index folder and chunk file under ``folder``, built unless an earlier run left the same."""
+    chunks_path, index_dir = folder / "chunks.jsonl", folder / "index"
+    try:
+        is_built = read_manifest(index_dir).config == config
+    except ArtifactError:
+        is_built = False
+    if not is_built:
+        write_jsonl(chunks_path, [make_chunk(row, text) for row, text in enumerate(texts)])
+        build_index(chunks_path, index_dir, config, seed=0)
+    return index_dir, chunks_path
+
+
+def write_pages(path: Path, url: str) -> Path:
+    """Write the one page that ``/access`` finds, and return its path."""
+    path.write_text(json.dumps({"url": url, "contents": "A city."}) + "\n", encoding="utf-8")
+    return path
+
+
+def write_random_model(folder: Path, texts: Iterable[str], shape: dict[str, int]) -> None:
+    """Write a BERT with random weights and a tokenizer of 30,522 word pieces learnt from the texts.
+
+    The cost of a forward pass depends on shapes and lengths alone.
+    """
+    import torch  # noqa: PLC0415 - seconds to import
+    from tokenizers import BertWordPieceTokenizer  # noqa: PLC0415
+    from transformers import BertConfig, BertModel, BertTokenizerFast  # noqa: PLC0415
+
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces = BertWordPieceTokenizer()
+    pieces.train_from_iterator(texts, vocab_size=30_522, show_progress=False)
+    pieces.save_model(str(folder))
+    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    BertModel(BertConfig(**shape)).save_pretrained(folder)
+
+
+# --- rollouts -------------------------------------------------------------------------------------------------------
+
+
+def row_key(model: str, dataset: str, temperature: float, samples: int) -> RowKey:
+    """Return the key of a row in the F1 table."""
+    return RowKey.model_validate(
+        {"checkpoint": f"models/tiny/{model}", "corpus": "world", "prompt": "tiny", "top_k": 3, "chunk_size": 28}
+        | {"model": model, "dataset": dataset, "temperature": temperature, "samples": samples, "seed": 0}
+    )
+
+
+def make_trajectory(
+    question: Question, sample: int, key: RowKey, searches: Sequence[tuple[str, str]], answer: str
+) -> Trajectory:
+    """Return an answered trajectory of a row. ``searches`` are queries and the texts that they return."""
+    messages = [Message(role="system", content="Search, then answer."), Message(role="user", content=question.question)]
+    for number, (query, result) in enumerate(searches):
+        call = ToolCall(id=f"call_{number}", name="retrieve", arguments=json.dumps({"query": query}))
+        messages.append(Message(role="assistant", tool_calls=(call,)))
+        messages.append(Message(role="tool", content=result, tool_call_id=call.id))
+    return Trajectory(
+        id=f"{question.id}#{sample}",
+        question_id=question.id,
+        sample=sample,
+        question=question.question,
+        golden_answers=question.golden_answers,
+        model=key.model,
+        prompt=key.prompt,
+        temperature=key.temperature,
+        messages=(*messages, Message(role="assistant", content=f"<answer>{answer}</answer>")),
+        retrievals=tuple(
+            Retrieval(query=query, chunk_ids=tuple(f"{query}-{rank}" for rank in range(3))) for query, _ in searches
+        ),
+        answer=answer,
+        stop_reason=StopReason.ANSWERED,
+        usage=(TokenUsage(prompt_tokens=900, completion_tokens=40),) * (len(searches) + 1),
+    )
