@@ -57,6 +57,14 @@ def test_help_loads_no_subcommand() -> None:
     assert not {"deepsearch_rl.commands", "pydantic", "yaml"} & set(modules)
 
 
+def test_completion_knows_the_commands_and_what_is_below_them() -> None:
+    command = typer.main.get_command(app)
+    for words, names in (("deepsearch sc", {"score"}), ("deepsearch retrieve se", {"search", "serve"})):
+        variables = {"_DEEPSEARCH_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": words}
+        output = RUNNER.invoke(app, [], prog_name=command.name, env=variables).output
+        assert set(re.findall(r'"(\w+)":', output)) == names
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_has_the_first_sentence_of_each_help(name: str) -> None:
     summary = (load_command(name).help or "").strip().partition("\n\n")[0]

@@ -16,14 +16,10 @@ def check_frame(frame: pd.DataFrame, schema: pa.DataFrameSchema, file: str) -> p
     try:
         return schema.validate(frame, lazy=True)
     except SchemaErrors as error:
-        cases = pd.DataFrame(error.failure_cases).to_dict("records")
-        raise CheckFailedError(f"{file}{_describe(cases[0])}.") from error
-
-
-def _describe(case: dict[str, object]) -> str:
-    index, column, value, check = (case[name] for name in ("index", "column", "failure_case", "check"))
-    if column is None or check in ("column_in_dataframe", "column_in_schema"):
-        column, value = value, ""
-    row = f", row {index + 1}" if isinstance(index, int) else ""
-    content = f"{value!r} " if value != "" else ""
-    return f"{row}, field {column!r}: {content}fails the check {check!r}"
+        case = pd.DataFrame(error.failure_cases).to_dict("records")[0]
+        index, column, value, check = (case[name] for name in ("index", "column", "failure_case", "check"))
+        if column is None or check in ("column_in_dataframe", "column_in_schema"):
+            column, value = value, ""
+        row = f", row {index + 1}" if isinstance(index, int) else ""
+        content = f"{value!r} " if value != "" else ""
+        raise CheckFailedError(f"{file}{row}, field {column!r}: {content}fails the check {check!r}.") from error

@@ -94,16 +94,12 @@ def read_rows(path: Path, model: type[RowT]) -> Iterator[RowT]:
         ArtifactError: the file is missing or damaged.
         RecordError: a line does not fit; names file, line and field.
     """
-    for number, line in read_lines(path):
+    for number, line in _read_lines(path):
         yield parse_record(model, line, path, number)
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number (from 1) and the bytes of every line that is not blank, showing progress through the file.
-
-    Raises:
-        ArtifactError: the file is missing or its compression is damaged.
-    """
+def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the number (from 1) and the bytes of every line that is not blank, showing progress through the file."""
     if not path.is_file():
         raise ArtifactError(f"{path} does not exist.")
     try:

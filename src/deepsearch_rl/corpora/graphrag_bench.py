@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from deepsearch_rl.corpora.card import DatasetCard
-from deepsearch_rl.corpora.flashrag import Row, read_lines
+from deepsearch_rl.corpora.flashrag import Row, RowT, read_rows
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import parse_record
 from deepsearch_rl.records import Document, NonEmpty, Question, QuestionMetadata, Record
@@ -37,30 +37,24 @@ class QuestionRow(Row):
 
 def read_documents(path: Path) -> Iterator[Document]:
     """Yield the documents of a corpus file (Parquet, or JSON Lines), named as the questions' ``source`` names them."""
-    for number, line in _read_rows(path):
-        row = parse_record(CorpusRow, line, path, number)
+    for row in _read_rows(path, CorpusRow):
         yield Document(id=row.corpus_name, contents=f"{row.corpus_name}\n{row.context}")
 
 
 def read_questions(path: Path) -> Iterator[Question]:
     """Yield the questions of a file; an id that the source repeats gets its count as a suffix."""
     uses = Counter[str]()
-    for number, line in _read_rows(path):
-        row = parse_record(QuestionRow, line, path, number)
+    for row in _read_rows(path, QuestionRow):
         uses[row.id] += 1
+        id_ = row.id if uses[row.id] == 1 else f"{row.id}-{uses[row.id]}"
         details = {"question_type": row.question_type, "source": row.source, **(row.model_extra or {})}
-        yield Question(
-            id=row.id if uses[row.id] == 1 else f"{row.id}-{uses[row.id]}",
-            question=row.question,
-            golden_answers=(row.answer,),
-            metadata=QuestionMetadata.model_validate(details),
-        )
+        metadata = QuestionMetadata.model_validate(details)
+        yield Question(id=id_, question=row.question, golden_answers=(row.answer,), metadata=metadata)
 
 
-def _read_rows(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield rows as JSON with their numbers from 1."""
+def _read_rows(path: Path, model: type[RowT]) -> Iterator[RowT]:
     if path.suffix != ".parquet":
-        yield from read_lines(path)
+        yield from read_rows(path, model)
         return
     # Half a second to import, needed for this source alone.
     import pyarrow.parquet as parquet  # noqa: PLC0415
@@ -69,7 +63,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         rows = (row for batch in parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist())
         for number, row in enumerate(rows, 1):
-            yield number, json.dumps(row).encode()
+            yield parse_record(model, json.dumps(row), path, number)
     except (OSError, ArrowException) as error:
         raise ArtifactError(f"{path} cannot be read as a Parquet file: {error}.") from error
 
