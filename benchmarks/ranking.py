@@ -184,7 +184,7 @@ def article_folds(questions: Sequence[Question], folds: int) -> NDArray[np.int64
     group = list(range(len(questions)))
     first: dict[str, int] = {}
     for number, question in enumerate(questions):
-        facts = question.metadata.evidence_list
+        facts = question.metadata.evidence_list or ()
         articles = [fact.doc_id for fact in facts] or (question.metadata.model_extra or {})["supporting_doc_ids"]
         for article in map(str, articles):
             other = group[first.setdefault(article, number)]

@@ -201,7 +201,7 @@ def measure_build(passages: Sequence[str], rows: int, work: Path) -> BuildCost:
             disk_bytes = max(disk_bytes, _size_bytes(folder))
         polls += 1
         with contextlib.suppress(EOFError):
-            while reports.poll(POLL_INTERVAL_S):
+            if reports.poll(POLL_INTERVAL_S):
                 part, seconds, running = reports.recv()
                 cpu_s[part] += seconds
     process.join()
