@@ -13,8 +13,8 @@ from mlflow.tracking import MlflowClient
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.timing import RolloutTimes, trajectory_digest
-from deepsearch_rl.evaluation.report.tables import read_f1_table
-from deepsearch_rl.files import read_jsonl, sha256_file
+from deepsearch_rl.evaluation.report.tables import F1Table
+from deepsearch_rl.files import read_jsonl, read_record, sha256_file
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.tracking.bundle import build_bundle
 from deepsearch_rl.tracking.store import local_store
@@ -118,7 +118,7 @@ def test_the_spans_in_mlflow_have_the_real_times_and_other_machines_rollouts_hav
     answer: Answer, tmp_path: Path
 ) -> None:
     results = make_results(tmp_path / "results")
-    main, *_ = (row for row in read_f1_table(results.reports / "f1_table.json").rows if row.model == "sft")
+    main, *_ = (row for row in read_record(results.reports / "f1_table.json").rows if row.model == "sft", F1Table)
     answer(QUESTIONS, evaluation_logs("tiny", "sft") / "digest" / main.rollouts_file, tmp_path / "out.jsonl")
     (tmp_path / "out.jsonl").replace(results.evaluations["sft"] / main.rollouts_file)
     config = CONFIG.model_copy(update={"traces": 1.0})
