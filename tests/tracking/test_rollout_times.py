@@ -118,7 +118,8 @@ def test_the_spans_in_mlflow_have_the_real_times_and_other_machines_rollouts_hav
     answer: Answer, tmp_path: Path
 ) -> None:
     results = make_results(tmp_path / "results")
-    main, *_ = (row for row in read_record(results.reports / "f1_table.json").rows if row.model == "sft", F1Table)
+    table = read_record(results.reports / "f1_table.json", F1Table)
+    main, *_ = (row for row in table.rows if row.model == "sft")
     answer(QUESTIONS, evaluation_logs("tiny", "sft") / "digest" / main.rollouts_file, tmp_path / "out.jsonl")
     (tmp_path / "out.jsonl").replace(results.evaluations["sft"] / main.rollouts_file)
     config = CONFIG.model_copy(update={"traces": 1.0})
