@@ -15,6 +15,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Self, TypeAlias
 
@@ -31,7 +32,7 @@ from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.protocols import AgentProtocol, FunctionCalling, SearchTags
 from deepsearch_rl.agent.search_tool import SearchTool, open_session, parse_search, search_over_mcp
 from deepsearch_rl.agent.timing import timed
-from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped, Transcript
+from deepsearch_rl.agent.transcript import Observer, PromptCount, RolloutKey, RolloutStopped, Transcript
 from deepsearch_rl.answers import has_answer_tags
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.records import Question, StopReason, Trajectory
@@ -63,7 +64,6 @@ class RolloutModel(Model):
         self, policy: RolloutPolicy, protocol: AgentProtocol, config: AgentConfig, transcript: Transcript
     ) -> None:
         self._policy, self._protocol, self._config, self._transcript = policy, protocol, config, transcript
-        self._count = transcript.prompt_count
 
     async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:  # noqa: ARG002
         """Return the next turn of the transcript, which is the conversation; the SDK's own input is not read.
@@ -81,7 +81,7 @@ class RolloutModel(Model):
             with timed("model_call", len(transcript.messages)):
                 reply = await self._ask(max_tokens)
             if reply.usage is not None:
-                self._count.learn(characters, reply.usage.prompt_tokens)
+                transcript.prompt_count = PromptCount(reply.usage.prompt_tokens, characters, counted=True)
                 transcript.usage.append(reply.usage)
             transcript.messages.append(reply.turn)
             transcript.show()
@@ -127,14 +127,14 @@ class RolloutModel(Model):
         if has_passages and self._room() < config.answer_tokens:
             self._tell_to_answer(drop_passages=True)
         room = self._room()
-        if room < config.answer_tokens and self._count.counted:
+        if room < config.answer_tokens and self._transcript.prompt_count.counted:
             detail = f"about {config.context_tokens - room} prompt tokens leave no room to answer in"
             raise RolloutStopped(StopReason.TOKEN_BUDGET, f"{detail} {config.context_tokens}")
         return max(config.answer_tokens, min(room, config.max_tokens))  # the server decides where this is a guess
 
     def _room(self) -> int:
-        characters = self._protocol.characters(self._transcript.messages)
-        return self._config.context_tokens - self._count.prompt(characters)
+        count, characters = self._transcript.prompt_count, self._protocol.characters(self._transcript.messages)
+        return self._config.context_tokens - count.tokens - count.of(characters - count.characters)
 
     def _tell_to_answer(self, *, drop_passages: bool) -> None:
         """Write the request for an answer after the last observation, or in place of all of the last turn."""
@@ -186,6 +186,7 @@ async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcr
     return (StopReason.ANSWERED if has_answer else StopReason.NO_ANSWER_TAG), None
 
 
+@dataclass(eq=False)
 class SearchAgent:
     """Answers questions with one model and one MCP session; use as an async context manager.
 
@@ -204,38 +205,35 @@ class SearchAgent:
         ConfigError: the protocol is not function_calling, and the model is no endpoint.
     """
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        model: Endpoint | PolicyPerRollout,
-        retrieval_url: str,
-        temperature: float,
-        *,
-        logprobs: bool = False,
-        model_name: str | None = None,
-        seed: int | None = None,
-        backoff_s: float = 0.5,
-        observer: Observer | None = None,
-    ) -> None:
+    config: AgentConfig
+    model: Endpoint | PolicyPerRollout
+    retrieval_url: str
+    temperature: float
+    _: KW_ONLY
+    logprobs: bool = False
+    model_name: str | None = None
+    seed: int | None = None
+    backoff_s: float = 0.5
+    observer: Observer | None = None
+
+    def __post_init__(self) -> None:
+        config, model = self.config, self.model
         if not isinstance(model, Endpoint) and config.protocol != FUNCTION_CALLING:
             raise ConfigError(f"a scripted model knows no {config.protocol}; set agent.protocol: {FUNCTION_CALLING}.")
-        self._config, self._model = config, model
-        name = model_name or (model.model if isinstance(model, Endpoint) else "scripted")
-        self._key = RolloutKey(name, config.prompt, temperature, config.protocol)
+        name = self.model_name or (model.model if isinstance(model, Endpoint) else "scripted")
+        self._key = RolloutKey(name, config.prompt, self.temperature, config.protocol)
         self._protocol = open_protocol(config)
-        self._seed, self._logprobs, self._observer = seed, logprobs, observer
-        self._retrieval_url, self._backoff_s = retrieval_url, backoff_s
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        timeout_s = self._config.call_timeout_s
+        timeout_s = self.config.call_timeout_s
         async with AsyncExitStack() as opening:
-            if isinstance(self._model, Endpoint):
-                self._client = await opening.enter_async_context(open_client(self._model, timeout_s))
-            session = await opening.enter_async_context(open_session(self._retrieval_url, timeout_s))
+            if isinstance(self.model, Endpoint):
+                self._client = await opening.enter_async_context(open_client(self.model, timeout_s))
+            session = await opening.enter_async_context(open_session(self.retrieval_url, timeout_s))
             self._open = opening.pop_all()
-        search = partial(search_over_mcp, session, self._backoff_s)
-        self._tool = SearchTool(search, self._config, self._protocol)
+        search = partial(search_over_mcp, session, self.backoff_s)
+        self._tool = SearchTool(search, self.config, self._protocol)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -243,17 +241,17 @@ class SearchAgent:
 
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Answer one question; failures are the trajectory's stop reason and error, nothing is raised."""
-        transcript = Transcript(question, self._protocol.opening(question.question), self._observer)
-        model = RolloutModel(self._policy(question, sample), self._protocol, self._config, transcript)
+        transcript = Transcript(question, self._protocol.opening(question.question), self.observer)
+        model = RolloutModel(self._policy(question, sample), self._protocol, self.config, transcript)
         reason, detail = await run_rollout(model, self._tool, transcript)
-        if detail and isinstance(self._model, Endpoint):
-            detail = self._model.redact(detail)
+        if detail and isinstance(self.model, Endpoint):
+            detail = self.model.redact(detail)
         return transcript.finish(sample, self._key, reason, detail)
 
     def _policy(self, question: Question, sample: int) -> RolloutPolicy:
-        if not isinstance(self._model, Endpoint):
-            return self._model(question, sample)
-        seed = None if self._seed is None else rollout_seed(self._seed, question, sample)
+        if not isinstance(self.model, Endpoint):
+            return self.model(question, sample)
+        seed = None if self.seed is None else rollout_seed(self.seed, question, sample)
         return EndpointPolicy(
-            self._client, self._model.model, self._protocol, self._key.temperature, seed, self._logprobs
+            self._client, self.model.model, self._protocol, self._key.temperature, seed, self.logprobs
         )

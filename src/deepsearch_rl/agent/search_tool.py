@@ -110,7 +110,7 @@ class SearchTool:
         transcript = context.context
         call = ToolCall(id=context.tool_call_id, name=context.tool_name, arguments=arguments)
         if transcript.searches >= self.config.max_searches:
-            observation = Observation(self.protocol.notice(NO_SEARCHES_LEFT), notice=True)
+            observation = Observation(self.protocol.notice(NO_SEARCHES_LEFT))
         else:
             transcript.searches += 1  # before the first await: calls of one turn count in their order
             query = parse_search(call)

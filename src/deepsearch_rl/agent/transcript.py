@@ -50,38 +50,27 @@ class RolloutKey:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The result of a call: the text that the model reads, the search if there was one, and whether it is a notice."""
+    """The result of a call: the text that the model reads, and the search; without one it is a notice."""
 
     text: str
     retrieval: Retrieval | None = None
-    notice: bool = False
 
 
 @dataclass(slots=True)
 class PromptCount:
-    """An estimate of the next prompt's tokens: the endpoint's count of the last one, and tokens per new character.
+    """The endpoint's count of the last prompt, from which the tokens of further text are estimated.
 
-    Characters are those of a whole request (``AgentProtocol.characters``).
+    Characters are those of a whole request (``AgentProtocol.characters``). Until ``counted``, every number is a guess.
     """
 
-    tokens_per_character: float = GUESSED_TOKENS_PER_CHARACTER
+    tokens: int = 0
+    characters: int = 0
     counted: bool = False
-    """Whether an endpoint has counted a prompt; until then every number is a guess."""
-    _tokens: int = 0
-    _characters: int = 0
-
-    def learn(self, characters: int, tokens: int) -> None:
-        """Take over the endpoint's count of a prompt of so many characters."""
-        self._tokens, self._characters, self.counted = tokens, characters, True
-        self.tokens_per_character = tokens / max(1, characters)
-
-    def prompt(self, characters: int) -> int:
-        """Return the tokens of a prompt of so many characters that continues the last one."""
-        return self._tokens + self.of(characters - self._characters)
 
     def of(self, characters: int) -> int:
         """Return the tokens of a text of so many characters."""
-        return math.ceil(characters * self.tokens_per_character)
+        per_character = self.tokens / max(1, self.characters) if self.counted else GUESSED_TOKENS_PER_CHARACTER
+        return math.ceil(characters * per_character)
 
 
 @dataclass(slots=True)
@@ -116,10 +105,10 @@ class Transcript:
         for call in self.messages[-1].tool_calls:
             observation = self._waiting.pop(call.id)
             self.messages.append(Message(role="tool", content=observation.text, tool_call_id=call.id))
-            if observation.retrieval is not None:
-                self.retrievals.append(observation.retrieval)
-            if observation.notice:
+            if observation.retrieval is None:
                 self.told_to_answer = StopReason.SEARCH_BUDGET
+            else:
+                self.retrievals.append(observation.retrieval)
 
     @property
     def unanswered(self) -> range:

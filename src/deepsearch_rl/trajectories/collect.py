@@ -250,19 +250,22 @@ class RunningFigures:
         return f"F1 {self._f1_sum / max(1, self.finished):.3f}, {failures}, {speed} tokens/s"
 
 
+@dataclass(slots=True)
 class _Collection:
     """A run over the rollouts that the log does not hold yet."""
 
-    def __init__(self, rollouts: RolloutLog, times: AppendLog, figures: RunningFigures, meter: ProgressBar) -> None:
-        self._rollouts, self._times, self._figures, self._meter = rollouts, times, figures, meter
-        self._missing = rollouts.missing()
-        self._server_failures = 0
+    rollouts: RolloutLog
+    times: AppendLog
+    figures: RunningFigures
+    meter: ProgressBar
+    failures_in_a_row: int = 0
 
     async def run(self, make_agent: MakeAgent, concurrency: int) -> None:
         """Answer what is missing, ``concurrency`` questions at once."""
+        missing = self.rollouts.missing()
         async with make_agent() as agent:
-            count = min(concurrency, len(self._rollouts))
-            workers = [asyncio.create_task(self._work(agent)) for _ in range(count)]
+            count = min(concurrency, len(self.rollouts))
+            workers = [asyncio.create_task(self._work(agent, missing)) for _ in range(count)]
             try:  # no TaskGroup: Python 3.11's leaves this task marked as cancelled, which ends the agent's session
                 await asyncio.gather(*workers)
             finally:
@@ -270,20 +273,20 @@ class _Collection:
                     worker.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _work(self, agent: Agent) -> None:
-        for question, sample in self._missing:
+    async def _work(self, agent: Agent, missing: Iterator[tuple[Question, int]]) -> None:
+        for question, sample in missing:
             stopwatch = Stopwatch()
             self._add(await agent.answer(question, sample), stopwatch)
 
     def _add(self, trajectory: Trajectory, stopwatch: Stopwatch) -> None:
-        self._times.append(stopwatch.stop(trajectory))  # first: a rollout whose line is whole has its times
-        self._rollouts.append(trajectory)
-        self._figures.add(trajectory)
-        self._meter.advance(note=self._figures.note(self._meter.elapsed_s))
-        self._server_failures = self._server_failures + 1 if trajectory.stop_reason in SERVER_FAILURES else 0
-        nothing_else = self._figures.server_failures == self._figures.finished == len(self._rollouts)
-        if self._server_failures >= FAILURES_IN_A_ROW or nothing_else:
+        self.times.append(stopwatch.stop(trajectory))  # first: a rollout whose line is whole has its times
+        self.rollouts.append(trajectory)
+        self.figures.add(trajectory)
+        self.meter.advance(note=self.figures.note(self.meter.elapsed_s))
+        self.failures_in_a_row = self.failures_in_a_row + 1 if trajectory.stop_reason in SERVER_FAILURES else 0
+        nothing_else = self.figures.server_failures == self.figures.finished == len(self.rollouts)
+        if self.failures_in_a_row >= FAILURES_IN_A_ROW or nothing_else:
             raise EndpointError(
-                f"{self._server_failures} rollouts in a row ended in {trajectory.stop_reason} ({trajectory.error}); "
+                f"{self.failures_in_a_row} rollouts in a row ended in {trajectory.stop_reason} ({trajectory.error}); "
                 "start the server again and repeat the command, finished rollouts are kept."
             )
