@@ -198,14 +198,14 @@ ASK = Command(
     "ask who?",
     "deepsearch_rl.commands.ask.ask",
     {
-        "--profile": ("smoke", "1.index", Path("data/smoke/index/world")),
-        "--model": ("sft", "1.model", Path("models/tiny/sft")),
-        "--dataset": ("musique", "1.index", Path("data/tiny/index/outworld")),
-        "--retrieval-url": ("http://127.0.0.1:9", "1.retrieval_url", "http://127.0.0.1:9"),
-        "--prompt": ("multihoprag", "1.agent.prompt", "multihoprag"),
-        "--protocol": ("search_tags", "1.agent.protocol", "search_tags"),
-        "--top-k": ("9", "1.retrieval.top_k", 9),
-        "--temperature": ("0.5", "1.temperature", 0.5),
+        "--profile": ("smoke", "1.name", "smoke"),
+        "--model": ("sft", "2", Path("models/tiny/sft")),
+        "--dataset": ("musique", "3", "outworld"),
+        "--retrieval-url": ("http://127.0.0.1:9", "5", "http://127.0.0.1:9"),
+        "--prompt": ("multihoprag", "1.values.agent.prompt", "multihoprag"),
+        "--protocol": ("search_tags", "1.values.agent.protocol", "search_tags"),
+        "--top-k": ("9", "1.values.retrieval.top_k", 9),
+        "--temperature": ("0.5", "4", 0.5),
     },
 )
 SCORE = Command(

@@ -9,10 +9,11 @@ import json
 import re
 import sys
 import textwrap
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,14 +21,8 @@ from rich.text import Text
 
 from deepsearch_rl.commands.defaults import with_options
 from deepsearch_rl.errors import ConfigError, look_up
-from deepsearch_rl.profile import find_profile
+from deepsearch_rl.profile import Profile, find_profile
 from deepsearch_rl.records import Message, Question, Trajectory
-
-if TYPE_CHECKING:
-    from deepsearch_rl.agent.config import AgentConfig
-    from deepsearch_rl.agent.transcript import Observer
-    from deepsearch_rl.retrieval.server.config import RetrievalConfig
-    from deepsearch_rl.serving.launch import ServingConfig
 
 PASSAGE_CHARACTERS = 240
 """Of every passage so much is shown; the model reads all of it."""
@@ -35,39 +30,38 @@ _TAGGED = re.compile(r"</?think>|<(search|answer)>.*?</\1>", re.DOTALL)
 _PASSAGES = re.compile(r"^(?=\[\d+\] |Doc \d+\(Title: )", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class AskSetting:
-    """A model, a corpus and an agent; ``retrieval_url`` takes the place of the index where it is given."""
+def ask(
+    question: str,
+    settings: Profile,
+    model: Path,
+    corpus: str,
+    temperature: float,
+    retrieval_url: str | None,
+    observer: Callable[[Message], None],
+) -> Trajectory:
+    """Answer one question with a model folder; ``observer`` is shown every message as it comes.
 
-    model: Path
-    index: Path
-    chunks: Path
-    agent: "AgentConfig"
-    retrieval: "RetrievalConfig"
-    serving: "ServingConfig"
-    temperature: float
-    retrieval_url: str | None = None
-
-
-def ask(question: str, setting: AskSetting, observer: "Observer") -> Trajectory:
-    """Answer one question; ``observer`` is shown every message as it comes.
+    ``retrieval_url`` takes the place of the profile's index of ``corpus`` where it is given.
 
     Raises:
         ArtifactError: there is no such model or index yet.
         UnavailableError: the profile's model server cannot run here.
         EndpointError: a server does not start or does not answer.
     """
-    from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - the agent's libraries take a second
+    from deepsearch_rl.agent.config import AgentConfig  # noqa: PLC0415 - the agent's libraries take a second
+    from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415
+    from deepsearch_rl.retrieval.server.config import RetrievalConfig  # noqa: PLC0415 - FAISS
     from deepsearch_rl.retrieval.server.launch import serve_index  # noqa: PLC0415
-    from deepsearch_rl.serving.launch import serve_model  # noqa: PLC0415 - torch
+    from deepsearch_rl.serving.launch import ServingConfig, serve_model  # noqa: PLC0415 - torch
 
+    agent_config, serving = settings.section("agent", AgentConfig), settings.section("serving", ServingConfig)
+    retrieval = settings.section("retrieval", RetrievalConfig)
+    index, chunks = settings.data / "index" / corpus, settings.data / "chunks" / f"{corpus}.jsonl"
     record = Question(id="ask", question=question, golden_answers=("",))
     with ExitStack() as servers:
-        url = setting.retrieval_url or servers.enter_context(
-            serve_index(setting.index, setting.chunks, setting.retrieval)
-        )
-        endpoint = servers.enter_context(serve_model(setting.model, setting.serving))
-        agent = SearchAgent(setting.agent, endpoint, url, setting.temperature, observer=observer)
+        url = retrieval_url or servers.enter_context(serve_index(index, chunks, retrieval))
+        endpoint = servers.enter_context(serve_model(model, serving))
+        agent = SearchAgent(agent_config, endpoint, url, temperature, observer=observer)
 
         async def answer() -> Trajectory:
             async with agent:
@@ -105,10 +99,7 @@ def ask_command(
         deepsearch ask "..." --model sft --temperature 0.7
         OPENAI_BASE_URL=https://... OPENAI_MODEL=... OPENAI_API_KEY=... deepsearch ask "..." --profile multihoprag
     """
-    from deepsearch_rl.agent.config import AgentConfig  # noqa: PLC0415 - pydantic models of the agent and FAISS
-    from deepsearch_rl.retrieval.quality import DatasetConfig  # noqa: PLC0415
-    from deepsearch_rl.retrieval.server.config import RetrievalConfig  # noqa: PLC0415
-    from deepsearch_rl.serving.launch import ServingConfig  # noqa: PLC0415 - torch
+    from deepsearch_rl.retrieval.quality import DatasetConfig  # noqa: PLC0415 - FAISS
 
     if retrieval_url and top_k:
         raise ConfigError("--top-k is decided by the server at --retrieval-url; leave one of them out.")
@@ -118,18 +109,9 @@ def ask_command(
     name = model or list(models)[-1]
     folder = Path(name) if name not in models and Path(name).is_dir() else look_up("model", name, models)
     corpus = look_up("dataset", dataset or next(iter(datasets)), datasets).corpus
-    setting = AskSetting(
-        model=folder,
-        index=settings.data / "index" / corpus,
-        chunks=settings.data / "chunks" / f"{corpus}.jsonl",
-        agent=settings.section("agent", AgentConfig),
-        retrieval=settings.section("retrieval", RetrievalConfig),
-        serving=settings.section("serving", ServingConfig),
-        temperature=temperature,
-        retrieval_url=retrieval_url,
-    )
     conversation = _Conversation(Console(highlight=False))
-    trajectory = ask(question, setting, (lambda _: None) if as_json else conversation.show)
+    observer = (lambda _: None) if as_json else conversation.show
+    trajectory = ask(question, settings, folder, corpus, temperature, retrieval_url, observer)
     if as_json:
         typer.echo(trajectory.model_dump_json(indent=2, exclude_none=True))
     else:
