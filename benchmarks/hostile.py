@@ -81,8 +81,8 @@ def _post(path: str, body: bytes, headers: Headers = JSON_HEADERS) -> bytes:
 
 def head(method: str, path: str, headers: Headers) -> bytes:
     """Return request line and headers, with Host and ``Connection: close`` in front of the given ones."""
-    named = (("Host", "127.0.0.1"), ("Connection", "close"), *headers)
-    lines = "".join(f"{name}: {value}\r\n" for name, value in named)
+    pairs = (("Host", "127.0.0.1"), ("Connection", "close"), *headers)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in pairs)
     return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1", "replace")
 
 

@@ -170,9 +170,9 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     try:
         yield partial
         # No power cut leaves a whole folder with files that are not.
-        for written in (*partial.rglob("*"), partial):
-            if not written.is_symlink() and (written.is_file() or written.is_dir()):
-                _flush(written)
+        for path_inside in (*partial.rglob("*"), partial):
+            if not path_inside.is_symlink() and (path_inside.is_file() or path_inside.is_dir()):
+                _flush(path_inside)
         if path.exists():
             path.rename(earlier)  # removing it takes long where it is large, and path would be half there meanwhile
         partial.replace(path)

@@ -42,7 +42,7 @@ NEEDS = {
     "orchestrate": "all",
 }
 """Parts that build on another; all build on the base."""
-UNNAMED = {"fastapi", "httptools", "msgspec", "pillow", "pyarrow", "uvloop", "wandb"}
+UNNAMED = {"fastapi", "httptools", "msgspec", "pillow", "pyarrow", "sqlalchemy", "uvloop", "wandb"}
 """What other packages import or use: pyproject.toml says beside each who does."""
 ONLY_HERE = {"vllm", "unsloth"}
 """Imported where the gpu profile's own environments have them (profiles/gpu/requirements)."""

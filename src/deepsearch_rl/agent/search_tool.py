@@ -114,7 +114,7 @@ class SearchTool:
         else:
             transcript.searches += 1  # before the first await: calls of one turn count in their order
             query = parse_search(call)
-            ids = [written.id for written in transcript.messages[-1].tool_calls]
+            ids = [message_call.id for message_call in transcript.messages[-1].tool_calls]
             with timed("search", len(transcript.messages) + ids.index(call.id)):
                 passages = await self.search(query, transcript.question)
             limit, tokens_of = self.config.max_observation_tokens, transcript.prompt_count.of

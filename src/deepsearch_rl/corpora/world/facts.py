@@ -64,8 +64,8 @@ def build_world(grammar: Grammar, counts: Mapping[str, int], missing: float, rng
         both = {(subject, name), (object_, reverse)}
         if reverse and both & removed:
             removed |= both
-    kept = {fact: object_ for fact, object_ in objects.items() if fact not in removed}
-    return World(grammar, entities, kept, *_write_articles(grammar, entities, kept, rng))
+    facts = {fact: object_ for fact, object_ in objects.items() if fact not in removed}
+    return World(grammar, entities, facts, *_write_articles(grammar, entities, facts, rng))
 
 
 def _draw_names(grammar: Grammar, kind: str, count: int, rng: random.Random) -> tuple[str, ...]:

@@ -116,8 +116,8 @@ def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
     prefixes: dict[Kind, str | None] = {"query": config.query_prefix, "passage": config.passage_prefix}
     for kind, names in PROMPT_NAMES.items():
         if prefixes[kind] is None:
-            named = ((prompts.prompts or {}).get(name) for name in (*names, prompts.default_prompt_name or ""))
-            prefixes[kind] = next((prompt for prompt in named if prompt is not None), None)
+            texts = ((prompts.prompts or {}).get(name) for name in (*names, prompts.default_prompt_name or ""))
+            prefixes[kind] = next((prompt for prompt in texts if prompt is not None), None)
     return ModelFolder(
         root=root,
         transformer=transformer,
