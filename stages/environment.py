@@ -2,15 +2,15 @@
 
 `make environment` installs that hook. So `dvc`, `prefect` and `mlflow` of ``.venv/bin`` agree with `make`, with workers
 and with stages on where the servers are, and find each other, whatever shell they were started from. The variables come
-from, in this order: the process's own environment, ``.env`` of the project (each user's, not in git), ``project.env``
-beside this file, and the places below. Outside of the project's folder nothing is set.
+from, in this order: the process's own environment, ``.env`` of the project (each user's, not in git), and
+``project.env`` beside this file; Prefect's database is in ``.prefect`` of the project. Outside of the
+project's folder nothing is set.
 """
 
 import os
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib takes 10 ms to load
-PLACES = {"PREFECT_HOME": os.path.join(ROOT, ".prefect")}  # noqa: PTH118
 
 
 def variables(path: str) -> dict[str, str]:
@@ -29,8 +29,7 @@ def apply() -> None:
     for path in (os.path.join(ROOT, ".env"), os.path.join(ROOT, "stages", "project.env")):  # noqa: PTH118
         for name, value in variables(path).items():
             os.environ.setdefault(name, value)
-    for name, value in PLACES.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("PREFECT_HOME", os.path.join(ROOT, ".prefect"))  # noqa: PTH118
     programs, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)  # noqa: PTH120
     if programs not in path.split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([programs, path])

@@ -156,10 +156,13 @@ def _trl_row(trajectory: Trajectory) -> ExportRow:
     messages = chat_messages(trajectory.messages, with_reasoning=True)
     for message, chat_message in zip(trajectory.messages, messages, strict=True):
         if message.tool_calls:
-            functions = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in message.tool_calls]
             chat_message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": function}
-                for call, function in zip(message.tool_calls, functions, strict=True)
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                }
+                for call in message.tool_calls
             ]
     return ExportRow({"messages": [*messages], "tools": [RETRIEVE_TOOL]})
 
