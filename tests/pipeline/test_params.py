@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dvc.utils.serialize import modify_yaml
+from ruamel.yaml import YAML
 
 from deepsearch_rl.errors import ConfigError, UnknownNameError
 from deepsearch_rl.presets import extended_values, load_preset, preset_file
@@ -53,6 +55,16 @@ def test_params_are_generated(path: Path) -> None:
 @pytest.mark.parametrize("source", PROFILES.values(), ids=name_of)
 def test_comments_and_layout_change_no_value(source: Path) -> None:
     assert yaml.safe_load(generate(source)) == extended_values(source)
+
+
+def test_an_experiment_changes_one_line_of_a_params_file(project: Path) -> None:
+    for path in (project / "params.yaml", *project.glob("profiles/*/params.yaml")):
+        before = path.read_text().splitlines()
+        with modify_yaml(str(path)) as values:  # as `dvc exp run -S rl.group_size=999` does
+            values["rl"]["group_size"] = 999
+        after = path.read_text().splitlines()
+        assert [new for old, new in zip(before, after, strict=True) if old != new] == ["  group_size: 999"]
+        assert YAML(typ="safe").load(path)["rl"]["group_size"] == 999, "DVC reads it again with this parser"
 
 
 def test_a_field_keeps_the_presets_comment_unless_the_profile_has_one() -> None:
