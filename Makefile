@@ -1,5 +1,6 @@
 # The whole job and its checks. `make help` lists what there is; PROFILE=smoke (or gpu) selects another profile.
 PROFILE ?= tiny
+POOL    ?= cpu
 PYTHON  ?= $(shell for python in python3.11 python3.12 python3; do $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 
 BIN   := .venv/bin
@@ -10,7 +11,7 @@ GRAPH := $(if $(filter tiny,$(PROFILE)),dvc.yaml,profiles/$(PROFILE)/dvc.yaml)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro flow multihoprag ui test unit lint gpu-environments check-gpu-calls readme deps params
+.PHONY: help environment repro flow multihoprag ui deploy worker worker-service test unit lint gpu-environments check-gpu-calls readme deps params
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
@@ -39,6 +40,15 @@ multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OP
 
 ui: environment  ## Prefect and MLflow on loopback until Ctrl-C
 	@$(BIN)/python -m flows.ui
+
+deploy: environment  ## a Prefect deployment of every profile, with a paused nightly schedule
+	@$(BIN)/python -m flows.worker deploy
+
+worker: environment  ## take runs of the pool POOL (cpu or gpu) on this machine until Ctrl-C
+	@$(BIN)/python -m flows.worker start $(POOL)
+
+worker-service: environment  ## write a systemd unit that keeps `make worker` running
+	@$(BIN)/python -m flows.worker service $(POOL)
 
 test unit lint: EXTRAS := --all-extras
 

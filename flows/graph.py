@@ -1,5 +1,6 @@
 """The graph of a profile, read from DVC itself: its stages, what each builds on, and what DVC calls changed."""
 
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,10 @@ def read_graph(root: Path, profile: str) -> Graph:
     require_profile(root, profile)
     dvc_yaml = dvc_file(profile)
     try:
-        with Repo(str(root), _wait_for_lock=True) as repo:
+        with (
+            chdir(root),
+            Repo(str(root), _wait_for_lock=True) as repo,
+        ):  # DVC's addresses start at the working directory
             stages = [stage for stage in repo.stage.collect(dvc_yaml) if isinstance(stage, PipelineStage)]
             changed = repo.status(targets=[dvc_yaml])
             upstream = {stage: repo.index.graph.successors(stage) for stage in stages}  # DVC's edges point upstream

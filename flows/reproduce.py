@@ -1,6 +1,6 @@
 """The graph of dvc.yaml as a Prefect flow: one task per stage, and the result of `dvc repro`.
 
-    python -m flows.reproduce [PROFILE] [STAGE...] [--force]
+    python -m flows.reproduce [PROFILE] [STAGE...] [--force] [--revision main] [-S rl.group_size=16] [--experiment NAME]
 
 Every task is ``dvc repro --single-item`` of its stage, so DVC decides whether the stage runs, records it in dvc.lock
 and caches it. A stage that DVC calls unchanged, after stages that did not run either, starts no process at all. Two
@@ -13,19 +13,23 @@ import argparse
 import atexit
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from graphlib import TopologicalSorter
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
+from uuid import UUID
 
-from prefect import flow, get_run_logger, task
+import yaml
+from prefect import flow, get_client, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
-from prefect.states import Completed
+from prefect.states import Completed, Crashed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
@@ -35,11 +39,14 @@ from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.processes import ProcessGuard, stream_lines
 from deepsearch_rl.profile import find_profile
 from deepsearch_rl.records import Record
+from flows.checkout import open_checkout, save_experiment
 from flows.graph import Graph, Stage, read_graph, select
 from flows.locks import gpu_lock, held
 from flows.server import prefect_api
 
 WORKERS = 2
+PROJECT_VARIABLE = "DEEPSEARCH_PROJECT"
+"""Set by a worker for its runs, which Prefect starts in a temporary folder."""
 CACHED, RESTORED = "Cached", "Restored"
 _UNCHANGED = "Data and pipelines are up to date."
 _FROM_RUN_CACHE = "is cached - skipping run, checking out outputs"
@@ -90,23 +97,33 @@ def _stream(command: list[str], root: Path, guard: ProcessGuard, locks: list[int
     process = guard.start(command, folder=root, environment={**os.environ, "PYTHONUNBUFFERED": "1"}, kept=locks)
     tail = stream_lines(process, lambda line: logger.info("%s", line))
     if process.returncode != 0:
-        call = " ".join(["dvc", *command[3:]])
+        call = " ".join(["dvc", *command[3:]] if "dvc" in command else command)
         raise StageFailedError(f"`{call}` ended with status {process.returncode}; its last lines:\n" + "\n".join(tail))
     return tail
 
 
 @flow(  # pyright: ignore[reportCallIssue]  prefect does not accept its own task runner's type
     name="reproduce",
-    flow_run_name="reproduce-{profile}",
+    flow_run_name=lambda: run_name(**flow_run.parameters),
     task_runner=ThreadPoolTaskRunner(max_workers=WORKERS),  # pyright: ignore[reportArgumentType]
 )
-def reproduce(profile: str = "tiny", targets: tuple[str, ...] = (), force: bool = False) -> dict[str, str]:
+def reproduce(
+    profile: str = "tiny",
+    targets: tuple[str, ...] = (),
+    force: bool = False,
+    revision: str = "",
+    params: dict[str, Any] | None = None,
+    experiment: str = "",
+) -> dict[str, str]:
     """Reproduce a profile's graph, or what some of its stages need, through DVC.
 
     Args:
         profile: tiny, or a folder of profiles/.
         targets: stages (rl@sft) or families (rl) to bring up to date, with what they need; all where empty.
         force: run stages even where nothing changed.
+        revision: a branch, tag or commit to run, in a clone of its own under work/checkouts/; empty: this folder.
+        params: other values by dotted name, {"rl.group_size": 16}, in such a clone.
+        experiment: name under which `dvc exp show` lists the result; empty: it is no experiment.
 
     Returns:
         The name of each stage's final state: Completed, Cached or Restored, see :func:`run_stage`.
@@ -114,22 +131,62 @@ def reproduce(profile: str = "tiny", targets: tuple[str, ...] = (), force: bool 
     Raises:
         DeepsearchError: an unknown name, a stage that failed, or a lock file that cannot be repaired now.
     """
-    root = Path.cwd()
-    # Two runs of one profile in one folder would write the same outputs.
-    with held(root / "work" / profile / "flow.lock", _holder(), get_run_logger().info, check=lambda: None):
-        return _reproduce(root, profile, targets, force)
+    project = project_folder()
+    logger = get_run_logger()
+    if experiment and not revision:
+        revision = "HEAD"  # an experiment never touches the files that somebody works on
+    # Two runs of one profile on one machine would share its GPU's memory and, in one folder, write the same outputs.
+    with held(project / "work" / profile / "flow.lock", _holder(), logger.info, check=lambda: None):
+        _close_dead_run(project / "work" / profile / "flow.run")
+        root = open_checkout(project, profile, revision, params or {}, logger.warning)
+        states = _reproduce(root, project, profile, targets, force)
+        if experiment:
+            save_experiment(root, experiment)
+    return states
 
 
 def _holder() -> str:
     return f"{flow_run.name} (process {os.getpid()})"
 
 
-def _reproduce(root: Path, profile: str, targets: tuple[str, ...], force: bool) -> dict[str, str]:
+def _close_dead_run(path: Path) -> None:
+    """Mark the run that held the profile's lock before us as crashed if it still says that it is running."""
+    if path.is_file():
+        with get_client(sync_client=True) as client, suppress(ObjectNotFound, ValueError):
+            before = client.read_flow_run(UUID(path.read_text(encoding="utf-8")))
+            if before.state and before.state.is_running():
+                message = "Its process ended without a word; the next run of this profile noticed."
+                client.set_flow_run_state(before.id, Crashed(message=message), force=True)
+    path.write_text(str(flow_run.id), encoding="utf-8")
+
+
+def run_name(
+    profile: str = "tiny",
+    targets: Sequence[str] = (),
+    force: bool = False,
+    revision: str = "",
+    params: Mapping[str, Any] | None = None,
+    experiment: str = "",
+) -> str:
+    """Return what a run shows in lists: its profile, and what differs from a plain run of it."""
+    changes = (f"{name}={value}" for name, value in (params or {}).items())
+    return " · ".join([profile, *targets, *changes, *filter(None, [experiment, revision, "forced" if force else ""])])
+
+
+def project_folder() -> Path:
+    """Return the clone of the project that runs work in: a worker's, or else the working directory."""
+    return Path(os.environ.get(PROJECT_VARIABLE) or Path.cwd()).resolve()
+
+
+def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...], force: bool) -> dict[str, str]:
     for sentence in repair_dvc_locks(root):
         get_run_logger().warning("%s", sentence)
     graph = select(read_graph(root, profile), targets)
     gpu_families = find_profile(root, profile).section("flow", FlowConfig).gpu_stages
     with ProcessGuard() as guard:
+        locks = [folder / "uv.lock" for folder in (root, project)]
+        if root != project and locks[0].read_bytes() != locks[1].read_bytes():  # other packages than the project's
+            _stream(["make", "environment"], root, guard, [])
 
         def start(stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool) -> PrefectFuture[State[None]]:
             on_gpu = stage.family in gpu_families
@@ -184,6 +241,11 @@ def main() -> None:
     parser.add_argument("profile", nargs="?", default="tiny", help="tiny, or a folder of profiles/")
     parser.add_argument("targets", nargs="*", help="stages or families to bring up to date; all where none is named")
     parser.add_argument("--force", action="store_true", help="run stages even where nothing changed")
+    parser.add_argument("--revision", default="", help="branch, tag or commit to run, in a clone of its own")
+    parser.add_argument(
+        "-S", "--set", action="append", default=[], metavar="NAME=VALUE", help="another value, in a clone of its own"
+    )
+    parser.add_argument("--experiment", default="", help="keep the result as a DVC experiment of this name")
     arguments = parser.parse_args()
     # Prefect sends its last logs and events when the interpreter ends, and what is registered first ends last: so a
     # server of ours is still there to take them.
@@ -191,7 +253,9 @@ def main() -> None:
     atexit.register(until_exit.close)
     try:
         until_exit.enter_context(prefect_api())
-        reproduce(arguments.profile, tuple(arguments.targets), arguments.force)
+        params = {name: yaml.safe_load(value) for name, _, value in (text.partition("=") for text in arguments.set)}
+        targets = tuple(arguments.targets)
+        reproduce(arguments.profile, targets, arguments.force, arguments.revision, params or None, arguments.experiment)
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

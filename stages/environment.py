@@ -3,8 +3,8 @@
 `make environment` installs that hook. So `dvc`, `prefect` and `mlflow` of ``.venv/bin`` agree with `make`, with workers
 and with stages on where the servers are, and find each other, whatever shell they were started from. The variables come
 from, in this order: the process's own environment, ``.env`` of the project (each user's, not in git), and
-``project.env`` beside this file; Prefect's database is in ``.prefect`` of the project. Outside of the
-project's folder nothing is set.
+``project.env`` beside this file; Prefect's database is in ``.prefect`` and MLflow's in ``mlruns`` of the project, also
+for a copy of the project inside it. Outside of the project's folder nothing is set.
 """
 
 import os
@@ -30,6 +30,7 @@ def apply() -> None:
         for name, value in variables(path).items():
             os.environ.setdefault(name, value)
     os.environ.setdefault("PREFECT_HOME", os.path.join(ROOT, ".prefect"))  # noqa: PTH118
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT}/mlruns/mlflow.db")
     programs, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)  # noqa: PTH120
     if programs not in path.split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([programs, path])

@@ -21,6 +21,7 @@ from hypothesis import settings
 import stages  # noqa: F401  sets the environment before any numeric library is imported
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as the Makefile does
+os.environ.pop("MLFLOW_TRACKING_URI", None)  # the project's own store is not for tests
 sys.dont_write_bytecode = False
 gc.disable()
 nest_asyncio.apply = lambda loop=None: None  # noqa: ARG005

@@ -26,8 +26,9 @@ def show(names: str, folder: Path, **environment: str) -> list[str]:
 
 
 def test_commands_of_the_environment_know_the_servers_and_find_each_other_whatever_shell_starts_them() -> None:
-    home, analytics, path = show("PREFECT_HOME DVC_NO_ANALYTICS PATH", ROOT / "src")
+    home, analytics, store, path = show("PREFECT_HOME DVC_NO_ANALYTICS MLFLOW_TRACKING_URI PATH", ROOT / "src")
     assert (home, analytics) == (str(ROOT / ".prefect"), "1")
+    assert store == f"sqlite:///{ROOT}/mlruns/mlflow.db", "a copy of the project inside it has no store of its own"
     assert path.split(":")[0] == str(PROGRAMS)
     assert show("DVC_NO_ANALYTICS", ROOT, DVC_NO_ANALYTICS="0") == ["0"]
 

@@ -1,0 +1,127 @@
+"""The folder that a run works in: the project's own, or a clone with another revision or other parameters.
+
+Clones are in ``work/checkouts/``. They share git objects and DVC's cache with the project, so that what the project has
+made is not made again, and a run that was killed continues in its clone.
+"""
+
+import pkgutil
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+from dvc.repo import Repo
+from dvc.utils.serialize import modify_yaml
+
+from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.files import atomic_directory, sha256_json
+from deepsearch_rl.profile import PARAMS, Profile, dvc_file, find_profile
+
+SECTIONS = {
+    "agent": "deepsearch_rl.agent.config:AgentConfig",
+    "chunk": "deepsearch_rl.corpora.chunking:ChunkConfig",
+    "download": "deepsearch_rl.corpora.download:DownloadConfig",
+    "evaluate": "deepsearch_rl.evaluation.plan:EvaluateConfig",
+    "filter": "deepsearch_rl.trajectories.training_set:FilterConfig",
+    "flow": "flows.reproduce:FlowConfig",
+    "ifeval": "deepsearch_rl.evaluation.ifeval:IfevalConfig",
+    "index": "deepsearch_rl.retrieval.build:IndexSection",
+    "merge": "deepsearch_rl.training.merge:MergeConfig",
+    "prepare_model": "deepsearch_rl.training.pretrain.prepare:PrepareModelConfig",
+    "report": "deepsearch_rl.evaluation.report.write_report:ReportConfig",
+    "requires": "deepsearch_rl.commands.doctor:Requirements",
+    "retrieval": "deepsearch_rl.retrieval.server.config:RetrievalConfig",
+    "rl": "deepsearch_rl.training.rl.config:RlConfig",
+    "serving": "deepsearch_rl.serving.launch:ServingConfig",
+    "sft": "deepsearch_rl.training.sft:SftConfig",
+    "synthesize": "deepsearch_rl.trajectories.synthesize:SynthesizeConfig",
+    "track": "deepsearch_rl.tracking.bundle:TrackConfig",
+    "trained": "deepsearch_rl.evaluation.report.write_report:TrainedConfig",
+    "unsloth_merge": "deepsearch_rl.training.adapter_merge:AdapterMergeConfig",
+}
+"""Section of params.yaml -> its config, imported only when a run changes the section: some load torch."""
+
+
+def resolve_revision(project: Path, revision: str, warn: Callable[[str], object]) -> str:
+    """Return the commit of a branch, tag or commit; of a branch the newest that the remote ``origin`` has.
+
+    Raises:
+        ConfigError: neither the remote nor this clone has such a revision.
+    """
+    if "origin" in _git(project, "remote").stdout.split():
+        fetched = _git(project, "fetch", "--quiet", "--tags", "origin")
+        if fetched.returncode:
+            warn(f"`git fetch origin` failed, so {revision} is what this machine has: {fetched.stderr.strip()}")
+    for name in (f"origin/{revision}", revision):
+        commit = _git(project, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").stdout.strip()
+        if commit:
+            return commit
+    raise ConfigError(f"there is no git revision {revision!r}: name a branch, a tag or a commit that was pushed.")
+
+
+def open_checkout(
+    project: Path, profile: str, revision: str, params: Mapping[str, Any], warn: Callable[[str], object]
+) -> Path:
+    """Return the folder of a run: the project itself, unless there is a ``revision`` or there are ``params``.
+
+    Uncommitted changes of the project are not in a clone.
+
+    Args:
+        project: the clone of the project that a person or a worker uses.
+        profile: tiny, or a folder of profiles/.
+        revision: a branch, tag or commit; empty for the project's own commit.
+        params: other values by dotted name, ``{"rl.group_size": 16}``.
+        warn: called with a sentence if the remote cannot be reached.
+
+    Raises:
+        ConfigError: there is no such revision, or a value does not fit.
+        UnknownNameError: there is no such profile or parameter.
+    """
+    if not revision and not params:
+        return project
+    commit = resolve_revision(project, revision or "HEAD", warn)
+    folder = project / "work" / "checkouts" / f"{profile}-{commit[:7]}-{sha256_json(dict(params))[:7]}"
+    if not folder.is_dir():
+        with atomic_directory(folder) as partial:
+            _require(_git(project, "clone", "--quiet", "--shared", "--no-checkout", str(project), str(partial)))
+            _require(_git(partial, "checkout", "--quiet", "--detach", commit))
+            with Repo(str(project)) as repo:
+                cache = repo.cache.local.path
+            (partial / ".dvc" / "config.local").write_text(f"[cache]\n    dir = {cache}\n", encoding="utf-8")
+    changed = find_profile(folder, profile).with_overrides(params)
+    for section in {name.partition(".")[0] for name in params} & SECTIONS.keys():
+        changed.section(section, pkgutil.resolve_name(SECTIONS[section]))
+    if params:
+        _write_params((folder / dvc_file(profile)).with_name(PARAMS), changed, params)
+    return folder
+
+
+def save_experiment(folder: Path, name: str) -> None:
+    """Save the state of a clone as a DVC experiment that the project shows under ``name``.
+
+    Raises:
+        ConfigError: DVC or git refuses.
+    """
+    with chdir(folder), Repo() as repo:
+        repo.experiments.save(name=name, force=True)
+        repo.experiments.push("origin", [name], force=True, push_cache=False)
+
+
+def _write_params(path: Path, profile: Profile, params: Mapping[str, Any]) -> None:
+    with modify_yaml(str(path)) as values:
+        for name in params:
+            *sections, field = name.split(".")
+            target, source = values, profile.values
+            for section in sections:
+                target, source = target[section], source[section]
+            target[field] = source[field]
+
+
+def _git(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def _require(result: "subprocess.CompletedProcess[str]") -> None:
+    if result.returncode:
+        raise ConfigError(f"`{' '.join(result.args[:2])}` failed: {result.stderr.strip()}")

@@ -1,0 +1,159 @@
+"""Workers: machines that take runs from the UI, from schedules and from other machines.
+
+    python -m flows.worker deploy            (`make deploy`)
+    python -m flows.worker start POOL        (`make worker POOL=gpu`)
+    python -m flows.worker service POOL      (`make worker-service POOL=gpu`)
+
+Every profile has the deployment ``reproduce/<profile>`` in the pool of its kind of machine: ``gpu`` if it requires a
+GPU, else ``cpu``. A deployment names no folder: the worker that takes a run has it work in the worker's own clone.
+"""
+
+import argparse
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.flows import EntrypointType
+from prefect.schedules import Cron
+from prefect.workers.process import ProcessWorker
+
+from deepsearch_rl.commands.doctor import MissingRequirement, Requirements, inspect
+from deepsearch_rl.errors import ConfigError, DeepsearchError, UnavailableError, look_up
+from deepsearch_rl.processes import ProcessGuard, stream_lines
+from deepsearch_rl.profile import find_profile, profile_names
+from flows.reproduce import PROJECT_VARIABLE, reproduce
+from flows.server import ROOT, prefect_api
+
+NIGHTLY = "0 2 * * *"
+"""Schedule of every deployment, UTC; paused until somebody resumes it."""
+UNIT = """[Unit]
+Description=deepsearch-rl worker of pool {pool}
+After=network-online.target
+
+[Service]
+WorkingDirectory={root}
+ExecStart={make} worker POOL={pool}
+Restart=on-failure
+RestartSec=10
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def pools(root: Path) -> dict[str, str]:
+    """Return the work pool of every profile of the project at ``root``."""
+    requirements = {name: find_profile(root, name).section("requires", Requirements) for name in profile_names(root)}
+    return {name: "gpu" if needs.gpu_memory_gib else "cpu" for name, needs in requirements.items()}
+
+
+def deploy(root: Path) -> Mapping[str, str]:
+    """Register work pools and deployments at the server, or bring them up to date, and return the pool of each profile.
+
+    Schedules that are there stay as they are.
+    """
+    pool_of = pools(root)
+    with get_client(sync_client=True) as client:
+        for pool in sorted(set(pool_of.values())):
+            template = ProcessWorker.get_default_base_job_template()
+            with suppress(ObjectAlreadyExists):
+                client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
+        for profile, pool in pool_of.items():
+            name = f"{reproduce.name}/{profile}"
+            schedules: list[Any] = [Cron(NIGHTLY, timezone="UTC", active=False, slug="nightly")]
+            with suppress(ObjectNotFound):
+                fields = DeploymentScheduleCreate.model_fields.keys()
+                present = client.read_deployment_by_name(name).schedules
+                schedules = [DeploymentScheduleCreate(**each.model_dump(include=set(fields))) for each in present]
+            deployment = reproduce.to_deployment(
+                profile,
+                parameters={"profile": profile},
+                description=f"The graph of profile {profile}, through DVC.",
+                schedules=schedules,
+                work_pool_name=pool,
+                entrypoint_type=EntrypointType.MODULE_PATH,
+            )
+            deployment.apply()
+    return pool_of
+
+
+def missing_requirements(root: Path, pool: str) -> Mapping[str, tuple[MissingRequirement, ...]]:
+    """Return what this machine is missing for each profile of a pool.
+
+    Raises:
+        UnknownNameError: no profile belongs to such a pool.
+    """
+    profiles: dict[str, list[str]] = {}
+    for profile, name in pools(root).items():
+        profiles.setdefault(name, []).append(profile)
+    missing = inspect(root).missing
+    return {profile: missing[profile] for profile in look_up("pool", pool, profiles)}
+
+
+def start(root: Path, pool: str) -> None:
+    """Check the machine, register deployments, and take runs of a pool until Ctrl-C.
+
+    Raises:
+        UnavailableError: no profile of the pool can run here.
+        EndpointError: Prefect's server does not answer.
+    """
+    missing = missing_requirements(root, pool)
+    for profile, requirements in missing.items():
+        state = "; ".join(f"{item.what} ({item.fix})" for item in requirements) or "ready"
+        sys.stderr.write(f"{profile}: {state}\n")
+    if all(missing.values()):
+        raise UnavailableError(f"no profile of the pool {pool} can run on this machine; `deepsearch doctor` says more.")
+    with prefect_api() as api, ProcessGuard() as guard:
+        deploy(root)
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, PROJECT_VARIABLE: str(root), "PYTHONPATH": path, "PREFECT_API_URL": api}
+        worker = guard.start(
+            [*command, "--name", f"{socket.gethostname()}-{root.name}"], folder=root, environment=environment
+        )
+        stream_lines(worker, lambda line: sys.stderr.write(f"{line}\n"))
+        if worker.returncode:
+            raise ConfigError(f"the worker ended with status {worker.returncode}.")
+
+
+def write_service(root: Path, pool: str) -> Path:
+    """Write a systemd unit of the user that keeps a worker running, and return its path."""
+    configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    unit = configuration / "systemd" / "user" / f"deepsearch-worker-{pool}.service"
+    unit.parent.mkdir(parents=True, exist_ok=True)
+    unit.write_text(UNIT.format(pool=pool, root=root, make=shutil.which("make") or "make"), encoding="utf-8")
+    return unit
+
+
+def main() -> None:
+    """Command line; an error ends it with status 1 and one paragraph."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["deploy", "start", "service"])
+    parser.add_argument("pool", nargs="?", default="cpu", help="kind of machine: cpu (the default) or gpu")
+    arguments = parser.parse_args()
+    try:
+        if arguments.action == "start":
+            start(ROOT, arguments.pool)
+        elif arguments.action == "service":
+            unit = write_service(ROOT, arguments.pool)
+            sys.stdout.write(f"{unit} written; switch it on: systemctl --user enable --now {unit.name}\n")
+        else:
+            with prefect_api():
+                for profile, pool in deploy(ROOT).items():
+                    sys.stdout.write(f"{reproduce.name}/{profile} in pool {pool}\n")
+    except DeepsearchError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped")
+
+
+if __name__ == "__main__":
+    main()

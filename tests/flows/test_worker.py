@@ -1,0 +1,148 @@
+"""A real Prefect server, a real worker, and runs that somebody else asked for."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import yaml
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+from deepsearch_rl.processes import LOOPBACK, free_port
+from flows.server import ROOT, prefect_api
+from flows.worker import deploy, write_service
+from tests.flows.conftest import MakeProject
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("server")]
+
+STAGES = {
+    "write": {
+        "cmd": "echo ${number} > number.txt",
+        "params": ["number"],
+        "outs": [{"number.txt": {"cache": True}}],
+    }
+}
+PARAMS = {
+    "profile": "tiny",
+    "python": {"core": sys.executable},
+    "flow": {"gpu_stages": []},
+    "requires": {"memory_gib": 0.1, "disk_gib": 0.1, "gpu_memory_gib": 0, "java": False, "keys": []},
+    "number": 7,
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with all its services, as `make ui` starts it."""
+    api = f"http://{LOOPBACK}:{free_port()}/api"
+    home = tmp_path_factory.mktemp("prefect")
+    with pytest.MonkeyPatch.context() as patch, temporary_settings({PREFECT_API_URL: api, PREFECT_HOME: home}):
+        patch.setenv("PREFECT_HOME", str(home))
+        patch.setenv("PREFECT_API_URL", api)
+        with prefect_api():
+            yield api
+
+
+@pytest.fixture
+def project(make_project: MakeProject) -> Path:
+    folder = make_project(STAGES, yaml.safe_dump(PARAMS))
+    shutil.copy(ROOT / "uv.lock", folder)  # doctor compares the environment with it
+    subprocess.run(["git", "add", "--all"], cwd=folder, check=True)
+    commit = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "--message", "first"]
+    subprocess.run(commit, cwd=folder, check=True)
+    return folder
+
+
+@contextmanager
+def running_worker(project: Path, root: Path) -> Iterator[None]:
+    """`make worker` for a project elsewhere."""
+    code = f"from pathlib import Path; from flows.worker import start; start(Path({str(project)!r}), 'cpu')"
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    with (project / "worker.log").open("w") as log:
+        worker = subprocess.Popen([sys.executable, "-c", code], cwd=root, env=environment, stdout=log, stderr=log)
+        try:
+            yield
+        finally:
+            worker.terminate()
+            worker.wait(30)
+
+
+def finished_run(client: SyncPrefectClient, is_wanted: Callable[[FlowRun], bool], project: Path) -> FlowRun:
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline:
+        for run in client.read_flow_runs():
+            if is_wanted(run) and run.state and run.state.is_final():
+                return run
+        time.sleep(1)
+    raise AssertionError((project / "worker.log").read_text()[-3000:])
+
+
+def test_a_schedule_creates_runs_and_a_worker_completes_them(project: Path, root: Path) -> None:
+    assert deploy(project) == {"tiny": "cpu"}
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name("reproduce/tiny")
+        assert [(schedule.slug, schedule.active) for schedule in deployment.schedules] == [("nightly", False)]
+        every_5_s = IntervalSchedule(interval=timedelta(seconds=5))
+        client._client.post(
+            f"/deployments/{deployment.id}/schedules",
+            json=[{"schedule": every_5_s.model_dump(mode="json"), "active": True}],
+        ).raise_for_status()
+        with running_worker(project, root):
+            run = finished_run(client, lambda run: run.auto_scheduled, project)
+            client._client.delete(f"/deployments/{deployment.id}/schedules/{_added(client, deployment.id)}")
+    assert (run.name, run.state and run.state.type) == ("tiny", StateType.COMPLETED)
+    assert run.expected_start_time is not None
+    assert run.start_time is not None
+    assert (project / "number.txt").read_text() == "7\n"
+
+
+def _added(client: SyncPrefectClient, deployment: UUID) -> str:
+    schedules = client.read_deployment(deployment).schedules
+    return next(str(schedule.id) for schedule in schedules if schedule.active)
+
+
+def test_a_run_with_other_parameters_works_in_a_clone_and_becomes_an_experiment(project: Path, root: Path) -> None:
+    deploy(project)
+    with get_client(sync_client=True) as client, running_worker(project, root):
+        deployment = client.read_deployment_by_name("reproduce/tiny")
+        parameters = {"params": {"number": 8}, "experiment": "eight"}
+        asked = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+        run = finished_run(client, lambda run: run.id == asked.id, project)
+    assert run.state
+    assert run.state.is_completed(), (project / "worker.log").read_text()[-3000:]
+    assert run.name == "tiny · number=8 · eight"
+    assert not (project / "number.txt").exists(), "the project's own files are left alone"
+    [checkout] = (project / "work" / "checkouts").iterdir()
+    assert (checkout / "number.txt").read_text() == "8\n"
+    listed = subprocess.run([sys.executable, "-m", "dvc", "exp", "list"], cwd=project, capture_output=True, text=True)
+    assert "eight" in listed.stdout
+
+
+def test_deploying_again_keeps_the_schedules_that_somebody_resumed(project: Path) -> None:
+    deploy(project)
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name("reproduce/tiny")
+        [schedule] = deployment.schedules
+        client.update_deployment_schedule(deployment.id, schedule.id, active=True)
+        deploy(project)
+        assert [each.active for each in client.read_deployment(deployment.id).schedules] == [True]
+        client.update_deployment_schedule(deployment.id, schedule.id, active=False)
+
+
+def test_the_service_unit_starts_make_worker_in_this_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    unit = write_service(tmp_path / "clone", "gpu")
+    assert unit == tmp_path / "systemd" / "user" / "deepsearch-worker-gpu.service"
+    assert f"WorkingDirectory={tmp_path}/clone\n" in unit.read_text()
+    assert "make worker POOL=gpu\n" in unit.read_text()
