@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from deepsearch_rl.errors import ArtifactError
 
@@ -26,7 +26,7 @@ class GrowingArray(Generic[ScalarT]):
         self._buffer: list[int] = []
         self._rows = 0
         self._file = path.open("wb")
-        self._start = _write_header(self._file, self._dtype, 0)
+        self._write_header()
 
     def __enter__(self) -> Self:
         return self
@@ -36,8 +36,11 @@ class GrowingArray(Generic[ScalarT]):
             if error is None:
                 self.extend(())
                 self._file.seek(0)
-                if _write_header(self._file, self._dtype, self._rows) != self._start:
-                    raise RuntimeError("the header of a .npy file has changed its size with the array's length")
+                self._write_header()
+
+    def _write_header(self) -> None:
+        header = {"descr": npy.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self._rows,)}
+        npy.write_array_header_1_0(self._file, header)
 
     def append(self, value: int) -> None:
         """Add one row."""
@@ -52,12 +55,6 @@ class GrowingArray(Generic[ScalarT]):
             self._file.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
             self._rows += len(rows)
         self._buffer.clear()
-
-
-def _write_header(file: BinaryIO, dtype: DTypeLike, rows: int) -> int:
-    header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (rows,)}
-    npy.write_array_header_1_0(file, header)
-    return file.tell()
 
 
 def open_column(path: Path, dtype: type[ScalarT]) -> NDArray[ScalarT]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 import pytest
 
 from deepsearch_rl.errors import ConfigError, EndpointDownError, EndpointError
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.server.answers import Answer
 from deepsearch_rl.retrieval.server.batching import Metrics, OverloadedError, SearchFailedError, SearchQueue
 from tests.retrieval.server.searchers import GatedSearcher, hit, open_searcher, service_config

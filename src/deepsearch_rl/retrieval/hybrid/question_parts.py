@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Self
 
-from deepsearch_rl.retrieval.row_table import EPOCH
+from deepsearch_rl.retrieval.rows import EPOCH
 
 MAX_PARTS, MAX_SOURCES, MAX_DATES = 32, 16, 32
 """A question has a handful; a page pasted in place of one may have thousands, and each takes time."""

@@ -28,7 +28,7 @@ from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.hybrid.question_parts import QuestionParts, SourceNames, split_question
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms, term_ids
 from deepsearch_rl.retrieval.ranking import Ranking, Retriever, rank
-from deepsearch_rl.retrieval.row_table import RowTable
+from deepsearch_rl.retrieval.rows import RowTable
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

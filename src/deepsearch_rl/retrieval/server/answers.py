@@ -16,7 +16,7 @@ from pydantic_core import from_json, to_json
 
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import NonEmpty
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 
 MAX_CACHE_BYTES = 32 * 2**20

@@ -22,7 +22,7 @@ from typing import Self
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from deepsearch_rl.errors import DeepsearchError, EndpointDownError, EndpointError
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import SearchesChunks
 from deepsearch_rl.retrieval.server.answers import Answer, AnswerCache, SearchKey
 from deepsearch_rl.retrieval.server.config import RetrievalConfig

@@ -33,7 +33,7 @@ from deepsearch_rl import __version__
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.retrieval.online.searcher import open_online
 from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher
-from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY
+from deepsearch_rl.retrieval.rows import UNKNOWN_DAY
 from deepsearch_rl.retrieval.searcher import SearchesChunks, open_index
 from deepsearch_rl.retrieval.server import requests
 from deepsearch_rl.retrieval.server.answers import normalise_url, read_pages

@@ -1,9 +1,13 @@
-"""Source and date of every row of an index, as columns, and filters over them.
+"""The rows of an index: chunks, read from their file one by one, and columns of what filters ask for.
 
     rows/offsets.npy     int64 N+1: where the row's line begins in the chunk file; last, where the file ends
     rows/source.npy      int32 N: position of the chunk's ``source`` in sources.json, -1 where it names none
     rows/day.npy         int32 N: days from 1970-01-01 to ``published_at``, the smallest int32 where that is unknown
     rows/sources.json    the sources in the order in which they first occur
+
+Lines of a chunk file are this project's chunks or FlashRAG's documents (docs/contracts.md, section 2), which become one
+chunk each. They are read with ``pread``, which turns a file that was cut off meanwhile into an error instead of a bus
+error, and does not count as this process's memory.
 
 A filter is a mask over rows, which retrievers are given before they rank, so that ten allowed rows are found as well
 among 21 million as among twenty.
@@ -11,26 +15,102 @@ among 21 million as among twenty.
 
 import contextlib
 import json
+import os
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, JsonValue, model_validator
 
-from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import read_json
+from deepsearch_rl.corpora.flashrag import DocumentRow
+from deepsearch_rl.errors import ArtifactError, RecordError
+from deepsearch_rl.files import missing, parse_record, read_json
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.retrieval.chunk_store import OFFSETS_FILE, read_offset_chunks
+from deepsearch_rl.records import Chunk, ChunkMetadata, NonEmpty, Record
 from deepsearch_rl.retrieval.columns import GrowingArray, open_column
 
+OFFSETS_FILE = "offsets.npy"
+STREAM_BUFFER_BYTES = 1 << 20
+GZIP = b"\x1f\x8b"  # how a gzipped file begins
+JSON_SPACE = b" \t\r\n"
 UNKNOWN_SOURCE = -1
 UNKNOWN_DAY = int(np.iinfo(np.int32).min)
 EPOCH = date(1970, 1, 1)
-COUNTED_AT_ONCE = 10_000
+
+
+class ChunkStore(Sequence[Chunk]):
+    """The chunks of a file by row; iterating streams the file and holds one chunk at a time.
+
+    Safe to use from several threads, and to hand to another process (it is opened there again).
+    """
+
+    def __init__(self, path: Path, rows_folder: Path) -> None:
+        """Open a chunk file with its offsets; raise ArtifactError where one of them is missing or damaged."""
+        self.path, self._rows_folder = path, rows_folder
+        self._offsets_N: NDArray[np.int64] = open_column(rows_folder / OFFSETS_FILE, np.int64)
+        try:
+            self._file = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise ArtifactError(f"the chunk file {path} cannot be opened ({error.strerror}).") from error
+        weakref.finalize(self, os.close, self._file)
+
+    def __reduce__(self) -> tuple[type["ChunkStore"], tuple[Path, Path]]:
+        return ChunkStore, (self.path.resolve(), self._rows_folder.resolve())
+
+    def __len__(self) -> int:
+        return len(self._offsets_N) - 1
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return the chunk of a row, or a list; raise ArtifactError where the file was changed after it was indexed."""
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = range(len(self))[index]
+        start, end = self._offsets_N[row : row + 2].tolist()
+        try:
+            return parse_chunk(os.pread(self._file, end - start, start), self.path, row + 1)
+        except RecordError as error:
+            raise ArtifactError(
+                f"{self.path} has no passage at byte {start}, where that of row {row} was: the file was changed after "
+                f"it was indexed. Build the index again."
+            ) from error
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return (chunk for _, _, chunk in read_chunks(self.path))
+
+
+def read_chunks(path: Path) -> Iterator[tuple[int, int, Chunk]]:
+    """Yield where each chunk's line begins and ends in a file, and the chunk; blank lines are skipped.
+
+    Raises:
+        ArtifactError: the file does not exist, or is gzipped.
+        RecordError: a line is neither a chunk nor a FlashRAG document.
+    """
+    if not path.is_file():
+        raise ArtifactError(missing(path))
+    start = 0
+    with path.open("rb", buffering=STREAM_BUFFER_BYTES) as lines:
+        for number, line in enumerate(lines, 1):
+            if number == 1 and line.startswith(GZIP):
+                raise ArtifactError(f"{path} is gzipped; unpack it (`gunzip -k`): its lines are read by position.")
+            end = start + len(line)
+            if line.strip(JSON_SPACE):
+                yield start, end, parse_chunk(line, path, number)
+            start = end
+
+
+def parse_chunk(line: bytes, path: Path, number: int) -> Chunk:
+    """Return a line of a chunk file, or of FlashRAG's layout, as a chunk; a RecordError names file, line, field."""
+    # Inside a JSON string the quotes would be escaped, so this finds the key (or an equal value) and nothing else.
+    if b'"doc_chunk_id"' in line:
+        return parse_record(Chunk, line, path, number)
+    document = parse_record(DocumentRow, line, path, number).document()
+    metadata = document.metadata | {"doc_id": document.id, "doc_chunks": 1, "doc_chunk_id": 0}
+    return Chunk(id=document.id, contents=document.contents, metadata=ChunkMetadata.model_validate(metadata))
 
 
 class Filter(Record):
@@ -84,33 +164,27 @@ class RowTable:
 def write_rows(chunks_path: Path, folder: Path) -> int:
     """Read a chunk file once, write the columns of its rows to a new folder, and return how many rows there are.
 
-    Raises:
-        ArtifactError: the file is missing.
-        RecordError: a line of it is not a chunk.
+    Raises as :func:`read_chunks`.
     """
     folder.mkdir()
     codes: dict[str, int] = {}
     size_bytes = chunks_path.stat().st_size if chunks_path.is_file() else 0
-    rows, counted = 0, 0
+    rows = end = 0
     with (
         ProgressBar("read chunks", size_bytes, "bytes") as bar,
         GrowingArray(folder / OFFSETS_FILE, np.int64) as offsets,
         GrowingArray(folder / "source.npy", np.int32) as sources,
         GrowingArray(folder / "day.npy", np.int32) as days,
     ):
-        end = 0
-        for start, end, chunk in read_offset_chunks(chunks_path):
+        for start, end, chunk in read_chunks(chunks_path):
+            rows += 1
             offsets.append(start)
             metadata = chunk.metadata.model_extra or {}
             source = metadata.get("source")
             sources.append(codes.setdefault(source, len(codes)) if isinstance(source, str) else UNKNOWN_SOURCE)
             days.append(parse_day(metadata.get("published_at")))
-            rows += 1
-            if rows % COUNTED_AT_ONCE == 0:
-                bar.advance(end - counted)
-                counted = end
+            bar.advance(end - start)
         offsets.append(end)
-        bar.advance(size_bytes - counted)
     (folder / "sources.json").write_text(json.dumps(list(codes), ensure_ascii=False) + "\n", encoding="utf-8")
     return rows
 

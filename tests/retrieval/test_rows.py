@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY, Filter, RowTable, parse_day, write_rows
+from deepsearch_rl.retrieval.rows import UNKNOWN_DAY, Filter, RowTable, parse_day, write_rows
 
 ROWS = [
     {"source": "The Verge", "published_at": "2023-10-01T23:30:00+00:00"},
