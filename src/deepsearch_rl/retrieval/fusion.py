@@ -2,8 +2,7 @@
 
 An index that was built with training questions has learnt weights (:mod:`.hybrid`). For one that was not, params say
 which half its hybrid is, or that both are fused by weighted reciprocal ranks (Cormack, Clarke and Buettcher 2009): a
-row's score is the sum over the rankings of ``weight / (rrf_k + rank)``, rank from 1. Ranks need no common scale, but a
-weak half spoils a strong one (docs/retrieval.md): fusing pays where both are about as good.
+row's score is the sum over the rankings of ``weight / (rrf_k + rank)``, rank from 1.
 """
 
 from collections.abc import Sequence

@@ -70,8 +70,7 @@ def encode_to_file(job: EncodingJob, chunks_sha256: str, out: Path, work: Path) 
 
 def _open_work(job: EncodingJob, chunks_sha256: str, work: Path) -> Path:
     """Return the folder of the job's work, emptied unless a run of this very job began it."""
-    folder, encoder = work / JOB_FOLDER, job.encoder
-    weights = None
+    folder, encoder, weights = work / JOB_FOLDER, job.encoder, None
     if isinstance(encoder, ModelFolderConfig) and encoder.revision is None:
         weights = sha256_json(file_digests(Path(encoder.model)))  # others can appear under the same name
     key = {
@@ -83,12 +82,10 @@ def _open_work(job: EncodingJob, chunks_sha256: str, work: Path) -> Path:
         "learnt": sha256_json(file_digests(job.folder)),
         "weights": weights,
     }
-    job_path, vectors, blocks = (folder / name for name in (JOB_FILE, VECTORS_FILE, BLOCKS_FILE))
-    is_whole = job_path.is_file() and blocks.is_file() and (vectors.is_file() or not blocks.stat().st_size)
-    if not is_whole or read_json(job_path) != key:
+    job_path = folder / JOB_FILE
+    is_begun = job_path.is_file() and (folder / VECTORS_FILE).is_file()
+    if not is_begun or read_json(job_path) != key:
         remove_work(work)
-        folder.mkdir(parents=True)
-        blocks.touch()
         write_json(job_path, key)
     return folder
 

@@ -30,12 +30,11 @@ class OnnxEncoder:
     """Pooled token vectors of an exported encoder, with a prefix per side."""
 
     def __init__(self, config: OnnxConfig) -> None:
-        """Load the model.
+        """Load the model; raise as :func:`read_model_folder` and :func:`_load`.
 
         Raises:
-            UnavailableError: onnxruntime is not installed or finds no GPU, or a hub's revision is not here.
             ArtifactError: the folder holds no export with token vectors.
-            ConfigError: pooling or length do not fit the folder, or it has a step that is computed by torch alone.
+            ConfigError: it has a step or a pooling that is computed by torch alone.
         """
         self._folder = folder = read_model_folder(config, "*model.onnx*")
         advice = "which only the encoder `transformers` computes"

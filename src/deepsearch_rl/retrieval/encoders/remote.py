@@ -1,8 +1,7 @@
-"""Encoders behind an OpenAI-compatible embeddings endpoint.
+"""Encoders behind an OpenAI-compatible embeddings endpoint, as OpenAI, vLLM, TEI and llama.cpp serve one.
 
-OpenAI, vLLM, TEI and llama.cpp serve one. Several batches of texts are sent at once. The client tries again where that
-can help (408, 409, 429, 5xx, lost connections, time-outs) and waits twice as long each time, or as long as the server
-says; anything else is an error at once. The server's index orders the vectors, not their place in the answer.
+The client tries again where that can help (408, 409, 429, 5xx, lost connections, time-outs); anything else is an error
+at once. The server's index orders the vectors, not their place in the answer.
 """
 
 import os
@@ -74,8 +73,7 @@ class RemoteEncoder:
     def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
         """Return embeddings_ND of N texts, each with its side's prefix; blank texts are zero and are not sent.
 
-        Raises:
-            EndpointError: the server cannot be reached, refuses, or its answer holds no such vectors.
+        Raise EndpointError where the server cannot be reached, refuses, or its answer holds no such vectors.
         """
         return encode_readable(texts, self.dimension, lambda readable: self._request_all(readable, kind))
 

@@ -1,7 +1,6 @@
 """Latent semantic analysis: an encoder without weights.
 
-It learns its vocabulary and its axes from the chunks themselves, from a sample of bounded size and its most frequent
-terms alone, so that memory does not grow with the corpus; a smaller corpus is learnt from whole.
+It learns from a sample of the chunks and its most frequent terms, so that memory does not grow with the corpus.
 """
 
 import json
@@ -49,8 +48,6 @@ class TfidfSvdEncoder:
 
         columns: dict[str, int] = {}
         counts_NV = _count_terms(texts, columns, grow=True)
-        if not columns:
-            raise ConfigError("there is nothing to encode: no chunk holds a word that is not a stop word.")
         if min(len(columns), config.max_terms) < 2:
             raise ConfigError(
                 f"tfidf_svd learns from two terms at least; the chunks that it read hold {len(columns)}, and "

@@ -36,10 +36,8 @@ class TransformersEncoder:
     def __init__(self, config: TransformersConfig) -> None:
         """Load the model and set torch's number of threads, which is the process's.
 
-        Raises:
-            UnavailableError: the device is ``cuda`` and there is none, or a hub's revision is not here.
-            ArtifactError: the folder holds no loadable encoder.
-            ConfigError: pooling or length do not fit the folder.
+        Raise UnavailableError without the device, ArtifactError where nothing can be loaded; or as
+        :func:`read_model_folder`.
         """
         import torch  # noqa: PLC0415 - seconds to import, needed by this encoder alone
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - and seconds more

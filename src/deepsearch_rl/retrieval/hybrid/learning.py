@@ -6,12 +6,11 @@ rank above all the irrelevant ones, wherever the other relevant ones are: the lo
     log(1 + sum over irrelevant j of exp(s_j - s_r))
 
 averaged over questions, plus ridge / 2 * |w|^2. That is the cross entropy of a softmax as in ListNet (Cao et al. 2007),
-without the competition among relevant candidates, which costs recall where a question has several. It is convex, so
-that L-BFGS finds the one minimum whatever the start.
+without the competition among relevant candidates. It is convex, so that L-BFGS finds the one minimum.
 
-Eight weights cannot learn questions by heart, but whether they help is still measured on questions held out: the
-questions are dealt into folds, each is ranked with weights from the other folds, and unless MRR@10 and MAP@10 are then
-both at least the better half's, the hybrid gives that half's ranking.
+Whether the weights help is measured on questions held out: the questions are dealt into folds, each is ranked with
+weights from the other folds, and unless MRR@10 and MAP@10 are then both at least the better half's, the hybrid gives
+that half's ranking.
 """
 
 import logging

@@ -1,8 +1,7 @@
-"""An index's retrievers over questions with gold evidence.
+"""An index's retrievers over questions with gold evidence: means and 95 % intervals.
 
-Each has means and 95 % intervals. The hybrid is scored by cross-validation: each question is ranked with weights that
-were learnt from the other folds, so that no figure is of training questions. Intervals are percentile bootstraps over
-questions (Efron and Tibshirani 1993, ch. 13); a difference is taken question by question before it is resampled.
+The hybrid is scored by cross-validation. Intervals are percentile bootstraps over questions (Efron and Tibshirani 1993,
+ch. 13); a difference is taken question by question before it is resampled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +43,6 @@ class ChunkLength(Record):
     """Mean length of a chunk with its title: longer chunks hold more facts, which flatters every score."""
 
     words: float
-    """Runs of anything but white space."""
     characters: float
 
 
@@ -74,9 +72,8 @@ def compare_retrievers(
 ) -> Comparison:
     """Score retrievers of an index, out of ``COMPARED``, over the questions whose gold evidence is known.
 
-    ``searcher`` is any opened retriever of the index, for its chunks. ``cutoffs`` are the k of hits@k and evidence
-    recall@k. ``learning`` says how the hybrid learns in every fold; None scores the ranking that the index stores.
-    ``draws`` are the resamples of an interval, which ``seed`` draws, as it does the folds.
+    ``searcher`` is any opened retriever of the index, for its chunks. ``learning`` says how the hybrid learns in every
+    fold; None scores the ranking that the index stores. ``seed`` draws the folds and the ``draws`` resamples.
 
     Raises:
         ArtifactError: no question has gold evidence, or fewer have than there are folds.

@@ -154,12 +154,7 @@ class SearchEndpoint:
         self._transport.close()
 
     def ask(self, query: str, top_k: int) -> JsonValue:
-        """Return the endpoint's parsed answer to a query.
-
-        Raises:
-            EndpointDownError: it kept failing, or asks for a longer wait than is allowed.
-            EndpointError: it refused, or its answer is not JSON.
-        """
+        """Return the parsed answer to a query; raise EndpointDownError where it kept failing, else EndpointError."""
         request = self._request({"query": query, "top_k": str(top_k), "key": self._key or ""})
         config = self.config
         repeated = retry(

@@ -1,7 +1,6 @@
 """Answers and pages as they are sent, and a bounded cache of answers.
 
-A document is written as JSON once, when it is found. A repeated query is then a look-up and a copy of bytes, and a
-cached answer takes half the memory of its records.
+A document is written as JSON once, when it is found; a repeated query is then a look-up and a copy of bytes.
 """
 
 import math
@@ -125,8 +124,5 @@ def normalise_url(url: str) -> str:
 
 
 def read_pages(path: Path) -> dict[str, bytes]:
-    """Return the pages of a JSON Lines file for ``POST /access`` (ASearcher, RLinf), as JSON, by normalised URL.
-
-    A missing file raises ArtifactError, a line without ``url`` or ``contents`` RecordError.
-    """
+    """Return the pages of a JSON Lines file for ``POST /access``, as JSON, by URL; raise as :func:`read_jsonl`."""
     return {normalise_url(page.url): to_json(page, inf_nan_mode="null") for page in read_jsonl(path, Page)}
