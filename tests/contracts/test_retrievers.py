@@ -9,10 +9,10 @@ import pytest
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.fusion import FusionWeights
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.manifest import TERMS_FOLDER, IndexConfig, read_manifest, write_manifest
+from deepsearch_rl.retrieval.ranking import FusionWeights
 from deepsearch_rl.retrieval.rows import ChunkStore, Filter
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
 

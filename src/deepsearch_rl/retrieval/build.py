@@ -16,8 +16,7 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, full_disk_named, lo
 from deepsearch_rl.files import atomic_directory, only_writer, sha256_file
 from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.encoders.choice import EncodingJob, prepare_encoder
-from deepsearch_rl.retrieval.encoders.encoding import encode_to_file, remove_work
+from deepsearch_rl.retrieval.encoders.encoding import EncodingJob, encode_to_file, prepare_encoder, remove_work
 from deepsearch_rl.retrieval.hybrid.learning import learn_fusion
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest

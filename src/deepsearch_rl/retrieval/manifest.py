@@ -8,8 +8,8 @@ from pydantic import Field
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json, read_record, sha256_json, write_json
 from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.retrieval.encoders.choice import EncoderConfig, EncodingConfig
-from deepsearch_rl.retrieval.fusion import FusionConfig, FusionWeights
+from deepsearch_rl.retrieval.encoders.encoding import EncoderConfig, EncodingConfig
+from deepsearch_rl.retrieval.ranking import FusionConfig, FusionWeights
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config
 from deepsearch_rl.retrieval.sparse.lucene import LuceneConfig
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig

@@ -12,13 +12,12 @@ from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.files import sha256_file
 from deepsearch_rl.records import Chunk, RetrieverName
 from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.encoders.choice import open_encoder
-from deepsearch_rl.retrieval.fusion import FusionWeights, ReciprocalRankFusion
+from deepsearch_rl.retrieval.encoders.encoding import open_encoder
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, HybridRetriever
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms
 from deepsearch_rl.retrieval.manifest import IndexConfig, read_manifest
-from deepsearch_rl.retrieval.ranking import Retriever
+from deepsearch_rl.retrieval.ranking import FusionWeights, ReciprocalRankFusion, Retriever
 from deepsearch_rl.retrieval.rows import ChunkStore, Filter, RowTable
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
 from deepsearch_rl.retrieval.sparse.lucene import LuceneIndex

@@ -13,8 +13,14 @@ from pydantic import ValidationError
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.encoders import encoding
-from deepsearch_rl.retrieval.encoders.choice import EncodingConfig, EncodingJob, open_encoder, prepare_encoder
-from deepsearch_rl.retrieval.encoders.encoding import encode_to_file, write_rows
+from deepsearch_rl.retrieval.encoders.encoding import (
+    EncodingConfig,
+    EncodingJob,
+    encode_to_file,
+    open_encoder,
+    prepare_encoder,
+    write_rows,
+)
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
 from tests.retrieval.encoders.chunks import make_chunks
 

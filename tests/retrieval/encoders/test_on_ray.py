@@ -9,7 +9,7 @@ import pytest
 from deepsearch_rl.errors import UnavailableError
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.retrieval.encoders import encoding
-from deepsearch_rl.retrieval.encoders.choice import EncodingConfig, EncodingJob, prepare_encoder
+from deepsearch_rl.retrieval.encoders.encoding import EncodingConfig, EncodingJob, prepare_encoder
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
 from deepsearch_rl.retrieval.rows import ChunkStore, write_rows
 from tests.retrieval.encoders.chunks import make_chunks

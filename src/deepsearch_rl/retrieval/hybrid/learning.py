@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Chunk, Question
-from deepsearch_rl.retrieval.fusion import FusionWeights, LearningConfig, RankingName
 from deepsearch_rl.retrieval.gold import MAP, MRR, RANKED, Gold, mean_scores, score_facts, score_results, with_gold
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, Candidates, Floats, order
-from deepsearch_rl.retrieval.ranking import Retriever
+from deepsearch_rl.retrieval.ranking import FusionWeights, LearningConfig, RankingName, Retriever
 
 logger = logging.getLogger(__name__)
 

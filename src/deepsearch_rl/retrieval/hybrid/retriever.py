@@ -24,10 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.hybrid.question_parts import QuestionParts, SourceNames, split_question
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms, term_ids
-from deepsearch_rl.retrieval.ranking import Ranking, Retriever, rank
+from deepsearch_rl.retrieval.ranking import FusionConfig, Ranking, Retriever, rank
 from deepsearch_rl.retrieval.rows import RowTable
 
 Floats = NDArray[np.float64]

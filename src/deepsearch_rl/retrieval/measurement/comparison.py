@@ -16,12 +16,11 @@ import numpy as np
 from deepsearch_rl.errors import ArtifactError, look_up
 from deepsearch_rl.records import Chunk, Question, Record
 from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.fusion import LearningConfig, ReciprocalRankFusion
 from deepsearch_rl.retrieval.gold import MRR, RANKED, Gold, with_gold
 from deepsearch_rl.retrieval.hybrid import learning as hybrid
 from deepsearch_rl.retrieval.hybrid.retriever import CandidateFinder
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
-from deepsearch_rl.retrieval.ranking import Retriever
+from deepsearch_rl.retrieval.ranking import LearningConfig, ReciprocalRankFusion, Retriever
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_finder, open_halves, open_retriever
 
 COMPARED = ("bm25", "dense", "rrf", "hybrid")
