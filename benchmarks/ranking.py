@@ -157,8 +157,7 @@ def ablation(own: Prepared) -> Table:
 
 
 def _held_out(examples: Sequence[Example], fold_Q: NDArray[np.int64]) -> list[str]:
-    weights = learning.held_out_weights(examples, LEARNING.ridge, fold_Q)
-    return _means([score_example(*pair, CUTOFFS) for pair in zip(examples, weights, strict=True)])
+    return _means(learning.score_held_out(examples, LEARNING.ridge, fold_Q, CUTOFFS))
 
 
 def _means(scores: Sequence[dict[str, float]]) -> list[str]:

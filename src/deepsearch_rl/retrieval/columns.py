@@ -17,8 +17,8 @@ BUFFER_ROWS = 65536
 class GrowingArray(Generic[ScalarT]):
     """Appends scalars to a column whose length is known only at the last row; use as a context manager.
 
-    It holds at most 65,536 of them. The file is complete once the block has ended without an error: the header, to
-    which NumPy gives one size whatever the length, is first a placeholder.
+    The header, to which NumPy gives one size whatever the length, is a placeholder until the block ends without an
+    error.
     """
 
     def __init__(self, path: Path, dtype: type[ScalarT]) -> None:

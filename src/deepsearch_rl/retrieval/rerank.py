@@ -1,8 +1,7 @@
-"""A cross-encoder puts the best hits in a new order.
+"""A cross-encoder, which reads query and passage together (Nogueira and Cho 2019), puts the best hits in a new order.
 
-It reads query and passage together (Nogueira and Cho 2019), by sentence-transformers. Any folder for sequence
-classification serves: with one label, its logit is the score; with two, the second logit minus the first, which is the
-logit of "relevant".
+Any folder for sequence classification serves: with one label, its logit is the score; with two, the second logit minus
+the first, which is the logit of "relevant".
 """
 
 from collections.abc import Sequence
@@ -108,11 +107,10 @@ class CrossEncoder:
 
 @dataclass(frozen=True, slots=True)
 class RerankedSearcher:
-    """A searcher whose ``depth`` best hits a cross-encoder puts in order.
+    """A searcher whose ``depth`` best hits a cross-encoder puts in order; equal scores keep the first stage's order.
 
-    Hits of equal score keep the first stage's order. The hits after ``depth`` follow in the first stage's order too,
-    each scored one below the hit before it. A ``top_k`` above ``depth`` is passed on to the first stage; one that
-    searches further for more hits (a fusion, an approximate index) may then have other hits among its ``depth`` best.
+    The hits after ``depth`` follow in the first stage's order too, each scored one below the hit before it. A ``top_k``
+    above ``depth`` is passed on to the first stage, which may then have other hits among its ``depth`` best.
     """
 
     searcher: SearchesChunks

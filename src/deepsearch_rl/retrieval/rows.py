@@ -6,11 +6,8 @@
     rows/sources.json    the sources in the order in which they first occur
 
 Lines of a chunk file are this project's chunks or FlashRAG's documents (docs/contracts.md, section 2), which become one
-chunk each. They are read with ``pread``, which turns a file that was cut off meanwhile into an error instead of a bus
-error, and does not count as this process's memory.
-
-A filter is a mask over rows, which retrievers are given before they rank, so that ten allowed rows are found as well
-among 21 million as among twenty.
+chunk each. They are read with ``pread``: a file that was cut off meanwhile is an error instead of a bus error. A filter
+is a mask over rows, which retrievers are given before they rank.
 """
 
 import contextlib
@@ -144,12 +141,9 @@ class RowTable:
             raise ArtifactError(f"the columns in {folder} differ in length; build the index again.")
         return cls(source_N, sources, day_N)
 
-    def __len__(self) -> int:
-        return len(self.day_N)
-
     def mask(self, where: Filter) -> NDArray[np.bool_]:
         """Return which of the N rows match; both bounds belong to the range."""
-        allowed_N = np.ones(len(self), dtype=np.bool_)
+        allowed_N = np.ones(len(self.day_N), dtype=np.bool_)
         if where.source is not None:
             # -2 is no row's: a source that the corpus does not have.
             code = self.sources.index(where.source) if where.source in self.sources else -2
@@ -162,10 +156,7 @@ class RowTable:
 
 
 def write_rows(chunks_path: Path, folder: Path) -> int:
-    """Read a chunk file once, write the columns of its rows to a new folder, and return how many rows there are.
-
-    Raises as :func:`read_chunks`.
-    """
+    """Write the columns of a chunk file to a new folder and return its number of rows; raise as :func:`read_chunks`."""
     folder.mkdir()
     codes: dict[str, int] = {}
     size_bytes = chunks_path.stat().st_size if chunks_path.is_file() else 0

@@ -38,8 +38,7 @@ AnyEncoderConfig = TfidfSvdConfig | TransformersConfig | OnnxConfig | RemoteConf
 EncoderConfig = Annotated[AnyEncoderConfig, Field(discriminator="name")]
 
 JOB_FILE, VECTORS_FILE, BLOCKS_FILE = "job.json", "vectors.npy", "blocks.jsonl"
-JOB_FOLDER = "encoding"
-"""The part of a work folder that an encoding writes to, and may empty."""
+JOB_FOLDER = "encoding"  # the part of a work folder that an encoding writes to, and may empty
 LOOPBACK_ONLY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """For a Ray of this machine's own: no usage reports; no cluster, whatever the name says, so servers on 127.0.0.1."""
 

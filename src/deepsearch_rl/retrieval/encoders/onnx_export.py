@@ -1,7 +1,6 @@
-"""Encoders exported to ONNX, by onnxruntime without torch.
+"""Encoders exported to ONNX, by onnxruntime without torch, so that a server starts in a second.
 
-A folder holds ``model.onnx`` (or ``onnx/model.onnx``) and ``tokenizer.json``. Torch is not loaded, so that a server
-starts in a second.
+A folder holds ``model.onnx`` (or ``onnx/model.onnx``) and ``tokenizer.json``.
 """
 
 from collections.abc import Sequence

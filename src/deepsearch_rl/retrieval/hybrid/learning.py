@@ -28,10 +28,8 @@ from deepsearch_rl.retrieval.ranking import FusionWeights, LearningConfig, Ranki
 
 logger = logging.getLogger(__name__)
 
-TOGETHER = 64
-"""Questions that are searched for at once, since an exact vector index is read whole for every call."""
-DIGITS = 6
-"""Decimals of a stored weight, so that machines that round differently store the same."""
+TOGETHER = 64  # questions that are searched for at once, since an exact vector index is read whole for every call
+DIGITS = 6  # decimals of a stored weight, so that machines that round differently store the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +99,15 @@ def drawn_folds(questions: int, folds: int, seed: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).permutation(questions) % folds
 
 
-def held_out_weights(examples: Sequence[Example], ridge: float, fold_Q: NDArray[np.int64]) -> list[Floats]:
-    """Return for every example the weights learnt from the other folds."""
-    folds: list[int] = fold_Q.tolist()
-    weights_by_fold = {
-        fold: fit_weights([example for example, own in zip(examples, folds, strict=True) if own != fold], ridge)
-        for fold in set(folds)
+def score_held_out(
+    examples: Sequence[Example], ridge: float, fold_Q: NDArray[np.int64], cutoffs: Sequence[int] = ()
+) -> list[dict[str, float]]:
+    """Return the scores of every example, ranked with weights learnt from the other folds."""
+    pairs = list(zip(examples, fold_Q.tolist(), strict=True))
+    weights = {
+        fold: fit_weights([example for example, own in pairs if own != fold], ridge) for fold in set(fold_Q.tolist())
     }
-    return [weights_by_fold[fold] for fold in folds]
+    return [score_example(example, weights[fold], cutoffs) for example, fold in pairs]
 
 
 def learn_fusion(
@@ -123,9 +122,9 @@ def learn_fusion(
         logger.info("no hybrid is learnt: %d questions with gold evidence, %d folds", len(drawn), config.folds)
         return None
     examples = gather(finder, chunks, drawn)
-    held_out = held_out_weights(examples, config.ridge, drawn_folds(len(drawn), config.folds, seed))
+    folds = drawn_folds(len(drawn), config.folds, seed)
     scores = {
-        "learned": mean_scores(list(map(score_example, examples, held_out))),
+        "learned": mean_scores(score_held_out(examples, config.ridge, folds)),
         "bm25": mean_scores(score_retriever(finder.bm25, chunks, drawn)),
         "dense": mean_scores(score_retriever(finder.dense, chunks, drawn)),
     }

@@ -17,8 +17,7 @@ from deepsearch_rl.retrieval.rows import EPOCH
 MAX_PARTS, MAX_SOURCES, MAX_DATES = 32, 16, 32
 """A question has a handful; a page pasted in place of one may have thousands, and each takes time."""
 Span = tuple[int, int]
-DayRange = tuple[int, int]
-"""First and last day since 1970-01-01; both belong to the range."""
+DayRange = tuple[int, int]  # first and last day since 1970-01-01; both belong to the range
 
 _BREAK = re.compile(
     r"\n|[,;:?!()]\s|[\"\u201c\u201d]"

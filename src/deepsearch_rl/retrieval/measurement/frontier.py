@@ -78,10 +78,7 @@ def without_own(rows: Sequence[NDArray[np.int64]], own_Q: NDArray[np.int64]) -> 
 
 
 def prepare_queries(file: VectorFile, queries: Path | None, sampled: int, out: Path, seed: int) -> Queries:
-    """Find the true rows of the vectors in ``queries``, or of ``sampled`` rows of the file, not counting themselves.
-
-    Raise ArtifactError for a query file of another dimension, ConfigError for too few vectors.
-    """
+    """Find the true rows of the vectors in ``queries``, or of ``sampled`` rows of the file, not counting themselves."""
     if file.rows <= TOP_K:
         raise ConfigError(f"{file.rows} vectors are too few to measure recall@{TOP_K}; {TOP_K + 1} are needed.")
     if queries is None:

@@ -20,10 +20,8 @@ from deepsearch_rl.retrieval.searcher import Hit
 
 MAX_CACHE_BYTES = 32 * 2**20
 """Size of all cached answers, whatever their number: long answers must not push the memory up."""
-MAX_CACHED_BYTES = MAX_CACHE_BYTES // 64
-"""Size of one cached answer. Nobody asks for hundreds of passages twice."""
-_PASSAGE_BYTES = 400
-"""About what a passage takes beside its texts."""
+MAX_CACHED_BYTES = MAX_CACHE_BYTES // 64  # size of one cached answer: nobody asks for hundreds of passages twice
+_PASSAGE_BYTES = 400  # about what a passage takes beside its texts
 
 
 class SearchKey(NamedTuple):

@@ -24,11 +24,9 @@ from deepsearch_rl.retrieval.server.requests import Guard, is_loopback
 from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine
 
 _LOG = logging.getLogger(__name__)
-SHUTDOWN_TIMEOUT_S = 10
-"""How long running requests may take once the server must stop."""
+SHUTDOWN_TIMEOUT_S = 10  # how long running requests may take once the server must stop
 SWITCH_INTERVAL_S = 0.0005
-"""How long the search thread may keep the interpreter from the thread that serves. With Python's 5 ms, every answer
-from the cache waits that long while a search runs: measured, a third to two thirds fewer of them."""
+"""How long the search thread may keep the interpreter: with Python's 5 ms, every answer from the cache waits so long."""
 MAX_OPEN_FILES = 65_536
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept: a trainer pauses between rollouts for longer than most servers wait."""

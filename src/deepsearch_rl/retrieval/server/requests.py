@@ -22,15 +22,12 @@ from starlette.types import Message, Receive, Scope
 from deepsearch_rl.files import first_problem
 
 MAX_BODY_BYTES = 4 * 2**20
-BODY_TIMEOUT_S = 30
-"""How long a client may take to send a body."""
+BODY_TIMEOUT_S = 30  # how long a client may take to send a body
 MAX_QUERIES = 10_000
 MAX_QUERY_CHARS = 32_768
-MAX_DOCUMENTS = 50_000
-"""Queries times passages of one request."""
+MAX_DOCUMENTS = 50_000  # queries times passages of one request
 MAX_URLS = 1_000
-MAX_PAGES_BYTES = 64 * 2**20
-"""Size of the answer to one ``/access``."""
+MAX_PAGES_BYTES = 64 * 2**20  # size of the answer to one ``/access``
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 Query = Annotated[str, Field(max_length=MAX_QUERY_CHARS)]

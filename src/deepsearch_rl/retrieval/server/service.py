@@ -46,10 +46,8 @@ class SearchEngine:
     """A searcher, and what a server must know of it."""
 
     searcher: SearchesChunks
-    passages: int
-    """No search finds more."""
-    takes_filters: bool
-    """Whether its passages name sources or days."""
+    passages: int  # no search finds more
+    takes_filters: bool  # whether its passages name sources or days
 
 
 def open_engine(config: ServerConfig) -> SearchEngine:
