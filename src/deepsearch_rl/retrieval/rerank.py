@@ -68,10 +68,7 @@ class CrossEncoder:
         model.max_seq_length = config.max_tokens
 
     def warm_up(self) -> None:
-        """Score a short pair and one of full length, so that what can never work fails before the first search.
-
-        Raise ArtifactError for a model without padding, ConfigError for one that cannot read ``max_tokens`` tokens.
-        """
+        """Score a short pair and one of full length, so that what can never work fails before the first search."""
         config = self._config
         try:
             self.score([("warm", "up"), ("warm", "up " * config.max_tokens)])

@@ -47,8 +47,6 @@ def prepare_encoder(chunks: Sequence[Chunk], config: AnyEncoderConfig, folder: P
     """Write what the encoder learns from a bounded sample of the chunks to ``folder``; nothing where it has weights."""
     if isinstance(config, TfidfSvdConfig):
         TfidfSvdEncoder.fit(sample_texts(chunks, config.fit_rows, seed), config, seed).save(folder)
-    else:
-        folder.mkdir(parents=True)
 
 
 def open_encoder(config: AnyEncoderConfig, folder: Path) -> Encoder:
@@ -117,9 +115,8 @@ class FinishedBlock(Record):
 def encode_to_file(job: EncodingJob, chunks_sha256: str, out: Path, work: Path) -> None:
     """Write the vectors of at least one chunk, row N that of chunk N, to the .npy file ``out``, by one rename.
 
-    ``work`` is a folder of this index's own, where a killed run continues; ``chunks_sha256`` tells whether its chunks
-    are these. It stays (sharing its bytes with ``out`` on one file system), so that a build that fails later need not
-    encode again; :func:`remove_work` removes it.
+    A killed run continues in ``work``, which only this index uses, if ``chunks_sha256`` and all else are the same.
+    It stays, so that a build that fails later need not encode again; :func:`remove_work` removes it.
 
     Raises:
         ArtifactError: the disk is full, or ``work`` holds damaged files.
@@ -169,10 +166,7 @@ def remove_work(work: Path) -> None:
 
 
 def write_rows(path: Path, start: int, vectors_BD: NDArray[np.float32], rows: int, dtype: str) -> None:
-    """Write vectors to their rows of a .npy file of ``rows`` rows and wait for the disk; the first call makes the file.
-
-    Raise ArtifactError where the disk is full or the file is damaged.
-    """
+    """Write vectors to a .npy file of ``rows`` rows, made by the first call, and flush it; or raise ArtifactError."""
     try:
         if not path.is_file():
             with atomic_file(path) as partial:

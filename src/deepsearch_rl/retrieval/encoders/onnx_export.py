@@ -111,12 +111,10 @@ def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
     except Exception as error:  # its errors have no other root
         raise ArtifactError(f"{paths[0]} cannot be loaded: {str(error).splitlines()[0]}.") from error
     path = folder.transformer / "tokenizer.json"
-    if not path.is_file():
-        raise ArtifactError(f"{folder.root} holds no {path.name}, which belongs beside an ONNX export.")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more special
-        raise ArtifactError(f"{path} is no tokenizer: {error}.") from error
+        raise ArtifactError(f"{path}, which belongs beside an ONNX export, cannot be read: {error}.") from error
     tokenizer.enable_truncation(folder.max_tokens)
     tokenizer.enable_padding(pad_id=folder.pad_id)
     return tokenizer, session

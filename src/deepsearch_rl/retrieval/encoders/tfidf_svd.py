@@ -100,10 +100,7 @@ def sample_texts(chunks: Sequence[Chunk], rows: int, seed: int) -> Iterator[str]
 
 
 def _count_terms(texts: Iterable[str], vocabulary: dict[str, int], grow: bool) -> csr_matrix:
-    """Return how often each term occurs, counts_NV; ``grow`` adds unknown terms to the vocabulary.
-
-    The counts lie in flat arrays, a twentieth of what as many Python objects would take.
-    """
+    """Return how often each term occurs, counts_NV, from flat arrays; ``grow`` adds terms to the vocabulary."""
     columns_M, counts_M, ends = array("i"), array("f"), array("q", [0])
     for text in texts:
         for term, count in Counter(analyse(text)).items():

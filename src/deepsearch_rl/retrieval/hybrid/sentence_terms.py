@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from deepsearch_rl.corpora.spans import sentence_spans
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.records import Chunk
-from deepsearch_rl.retrieval.columns import GrowingArray, open_column
+from deepsearch_rl.retrieval.rows import GrowingArray, open_column
 from deepsearch_rl.retrieval.sparse.analysis import analyse
 
 BUCKETS = 1 << 20

@@ -101,8 +101,7 @@ def exact_rows(file: VectorFile, queries_QD: NDArray[np.float32], top_k: int) ->
 def sweeps(rows: int, dimension: int, kinds: Sequence[str], nlist: int | None) -> list[list[VectorsConfig]]:
     """Return the settings of every build; product codes are built once, to be searched with refining and without.
 
-    Codes are a byte per eight dimensions, as the published wiki-18 index has them, or four bits per six. A kind that
-    does not exist raises UnknownNameError.
+    Codes are a byte per eight dimensions, as the published wiki-18 index has them, or four bits per six.
     """
     for kind in kinds:
         look_up("kind of vector index", kind, KINDS)

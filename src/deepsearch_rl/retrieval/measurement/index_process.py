@@ -83,10 +83,7 @@ class IndexProcess:
         return self._process.submit(function, *arguments).result()
 
     def search(self, queries: Path, top_k: int, batch: int, config: VectorsConfig | None = None) -> Timing:
-        """Search for all rows of a query file, ``batch`` at a time.
-
-        ``config`` may change the fields of a search, and may leave out the refining of an index.
-        """
+        """Search for all rows of a query file; ``config`` may change the effort of a search, or leave out refining."""
         return self.call(_search, self._opening, config, queries, top_k, batch)
 
     def anonymous_mb(self) -> float:

@@ -10,7 +10,6 @@ The HTTP transport is used without a client around it: a client would log URLs, 
 import contextlib
 import email.utils
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -35,7 +34,6 @@ PLACEHOLDERS = ("query", "top_k", "key")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 ERROR_CHARS = 200
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_VISIBLE = re.compile(r"[\x21-\x7e]+")
 
 AnswerPath = Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]
 ResultField = Literal["title", "text", "url", "score"]
@@ -115,21 +113,6 @@ def read_online_config(path: Path) -> OnlineConfig:
     except ValidationError as error:
         field, problem = first_problem(error)
         raise ConfigError(f"{path}, {field or 'file'}: {problem}.") from error
-
-
-def read_key(config: OnlineConfig) -> str | None:
-    """Return the key from the variable that the config names, if any; raise ConfigError where it holds no key."""
-    if config.api_key_variable is None:
-        return None
-    key = os.environ.get(config.api_key_variable, "").strip()
-    if not key:
-        raise ConfigError(f"set the environment variable {config.api_key_variable} to the key of {config.place}.")
-    if not _VISIBLE.fullmatch(key):
-        raise ConfigError(
-            f"the environment variable {config.api_key_variable} holds spaces, control or non-ASCII characters, "
-            f"which no key has; set it again."
-        )
-    return key
 
 
 class _TryAgainError(Exception):

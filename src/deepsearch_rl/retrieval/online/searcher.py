@@ -12,7 +12,8 @@ from pydantic import JsonValue
 
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.records import Chunk, ChunkMetadata
-from deepsearch_rl.retrieval.online.endpoint import ResultField, SearchEndpoint, read_key, read_online_config
+from deepsearch_rl.redaction import read_key
+from deepsearch_rl.retrieval.online.endpoint import ResultField, SearchEndpoint, read_online_config
 from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 
@@ -23,8 +24,7 @@ _KINDS = {dict: "an object", list: "a list", str: "text", bool: "a truth value",
 class OnlineSearcher:
     """Searches through an endpoint; safe to use from several threads, which share its limit of requests at once.
 
-    A result becomes a chunk: its id is the URL, or a digest of its contents where it has none. A hit's ``row`` is the
-    result's place in the answer.
+    A result's id is its URL, or a digest of its contents. A hit's ``row`` is the result's place in the answer.
     """
 
     def __init__(self, endpoint: SearchEndpoint) -> None:
@@ -53,10 +53,7 @@ class OnlineSearcher:
         return self._hits(self._endpoint.ask(query, min(top_k, self.config.max_results)))[:top_k]
 
     def _hits(self, answer: JsonValue) -> list[Hit]:
-        """Return results of different contents, best score first, equal scores in the endpoint's order.
-
-        A second passage of the same URL gets a digest for its id.
-        """
+        """Return results of different contents, best score first; a URL's second passage has a digest for its id."""
         fields = self.config.fields
         results = answer if fields.results is None else value_at(answer, fields.results)
         if results is None and fields.results_optional:
@@ -118,7 +115,8 @@ class OnlineSearcher:
 def open_online(config_path: Path) -> OnlineSearcher:
     """Return the searcher that a YAML file describes, with its key; raise what reading file and key raises."""
     config = read_online_config(config_path)
-    return OnlineSearcher(SearchEndpoint(config, read_key(config)))
+    key = config.api_key_variable and read_key(config.api_key_variable, config.place)
+    return OnlineSearcher(SearchEndpoint(config, key))
 
 
 def value_at(value: JsonValue, path: str) -> JsonValue:

@@ -74,10 +74,7 @@ class Metrics:
 
 
 class SearchQueue:
-    """A bounded queue and a cache before a searcher; an async context manager of the event loop that serves.
-
-    Equal queries share one search: answers come from the cache, and searches that run or wait are not started twice.
-    """
+    """A bounded queue and a cache before a searcher; equal queries share one search. Used with ``async with``."""
 
     def __init__(self, searcher: SearchesChunks, config: RetrievalConfig, metrics: Metrics) -> None:
         self._searcher, self._config, self._metrics = searcher, config, metrics
@@ -192,12 +189,9 @@ class SearchQueue:
 
 def _client_error(error: BaseException) -> SearchFailedError:
     """Return the error as a client may read it: our own messages are fit for that, others may hold anything."""
-    if isinstance(error, DeepsearchError):
-        # Without its causes: an HTTP library's error may quote a URL or a header, and those may hold an API key.
-        _LOG.error("a search failed: %s", error)
-        failure = SearchFailedError(str(error))
-    else:
-        _LOG.error("a search failed", exc_info=error)
-        failure = SearchFailedError("the search failed; see the log.")
+    is_ours = isinstance(error, DeepsearchError)
+    # Ours without causes: an HTTP library's error may quote a URL or a header, and those may hold an API key.
+    _LOG.error("a search failed: %s", error, exc_info=None if is_ours else error)
+    failure = SearchFailedError(str(error) if is_ours else "the search failed; see the log.")
     failure.__cause__ = error
     return failure

@@ -7,7 +7,6 @@ It stops on SIGTERM or SIGINT: running requests are answered, new connections ar
 
 import contextlib
 import logging
-import os
 import resource
 import signal
 import socket
@@ -19,14 +18,14 @@ import uvicorn
 
 from deepsearch_rl.errors import ConfigError, DeepsearchError
 from deepsearch_rl.processes import LOOPBACK, running_server
+from deepsearch_rl.redaction import read_key
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.retrieval.server.requests import Guard, is_loopback
 from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine
 
 _LOG = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 10  # how long running requests may take once the server must stop
-SWITCH_INTERVAL_S = 0.0005
-"""How long the search thread may keep the interpreter: with Python's 5 ms, every answer from the cache waits so long."""
+SWITCH_INTERVAL_S = 0.0005  # with Python's 5 ms, every answer from the cache waits so long for the search thread
 MAX_OPEN_FILES = 65_536
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept: a trainer pauses between rollouts for longer than most servers wait."""
@@ -84,16 +83,10 @@ def open_listener(config: ServerConfig) -> socket.socket:
 
 
 def serve(config: ServerConfig, listener: socket.socket) -> None:
-    """Open what is to be served and serve it on a socket until a signal comes.
-
-    Raise ConfigError where the environment variable of the token is not set, and whatever :func:`open_engine` raises.
-    """
+    """Serve an index or an online search on a socket until a signal comes; raise as read_key and open_engine."""
     token = None
     if config.token_variable is not None:
-        token = os.environ.get(config.token_variable, "").strip().encode()
-        if not token:
-            variable = config.token_variable
-            raise ConfigError(f"the environment variable {variable} should hold the server's token and is not set.")
+        token = read_key(config.token_variable, "this server").encode()
     settings, guard = config.retrieval, Guard(token, loopback=not config.public)
     app = RetrievalApp(open_engine(config), settings, guard)
     server = uvicorn.Server(

@@ -21,8 +21,8 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, full_disk_named
 from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import Chunk, Record
-from deepsearch_rl.retrieval.columns import open_column
 from deepsearch_rl.retrieval.ranking import Ranking, rank
+from deepsearch_rl.retrieval.rows import open_column
 from deepsearch_rl.retrieval.sparse.analysis import analyse, field_text, term_key
 from deepsearch_rl.retrieval.sparse.building import TOKENS_PER_RUN, Bm25Config, RunWriter, merge_runs
 

