@@ -1,4 +1,4 @@
-"""Scores of an index's retrievers against the gold evidence of the questions that have any (:mod:`.gold`)."""
+"""Scores of an index's retrievers against the gold evidence of the questions that have any."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache

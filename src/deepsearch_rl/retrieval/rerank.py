@@ -1,4 +1,4 @@
-"""A cross-encoder, which reads query and passage together (Nogueira and Cho 2019), puts the best hits in a new order.
+"""A cross-encoder puts the best hits in a new order: it reads query and passage together (Nogueira and Cho 2019).
 
 Any folder for sequence classification serves: with one label, its logit is the score; with two, the second logit minus
 the first, which is the logit of "relevant".

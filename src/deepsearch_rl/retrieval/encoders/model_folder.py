@@ -1,4 +1,6 @@
-"""What an encoder's folder says: pooling, prompts, length. Sentence-transformers writes these files.
+"""What an encoder's folder says: pooling, prompts, length.
+
+Sentence-transformers writes these files beside the weights:
 
     modules.json                       the steps: a transformer, its pooling, perhaps Dense layers or a normalisation
     1_Pooling/config.json              how the vectors of tokens become one
