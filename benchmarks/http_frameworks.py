@@ -24,7 +24,7 @@ from benchmarks.http_load import drive, drive_in_turn, json_request
 from benchmarks.measure import medians, parse_options, publish, write_figures
 from benchmarks.servers import forked_server, spare_core
 from deepsearch_rl.records import Chunk, ChunkMetadata
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 from deepsearch_rl.retrieval.server.batching import Metrics
 from deepsearch_rl.retrieval.server.config import RetrievalConfig

@@ -32,13 +32,13 @@ from deepsearch_rl.corpora.chunking import chunk_corpora
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.fusion import LearningConfig
 from deepsearch_rl.retrieval.gold import with_gold
 from deepsearch_rl.retrieval.hybrid import learning
 from deepsearch_rl.retrieval.hybrid.learning import Example, drawn_folds, fit_weights, score_example
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, HybridRetriever
 from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.measurement.comparison import Interval, compare_retrievers, opened_finder
+from deepsearch_rl.retrieval.ranking import LearningConfig
 from deepsearch_rl.retrieval.searcher import open_index
 
 SETS = {
@@ -157,8 +157,7 @@ def ablation(own: Prepared) -> Table:
 
 
 def _held_out(examples: Sequence[Example], fold_Q: NDArray[np.int64]) -> list[str]:
-    weights = learning.held_out_weights(examples, LEARNING.ridge, fold_Q)
-    return _means([score_example(*pair, CUTOFFS) for pair in zip(examples, weights, strict=True)])
+    return _means(learning.score_held_out(examples, LEARNING.ridge, fold_Q, CUTOFFS))
 
 
 def _means(scores: Sequence[dict[str, float]]) -> list[str]:

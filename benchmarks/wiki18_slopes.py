@@ -45,7 +45,7 @@ REST = "other"
 FUNCTIONS = {
     "digest": (build, "sha256_file"),
     "rows": (build, "write_rows"),
-    "bm25": (build, "build_sparse"),
+    "bm25": (build.Bm25Index, "build"),
     "vectors": (build, "encode_to_file"),
     "training": (build, "build_vector_index"),
     "adding": (building, "_add"),

@@ -25,8 +25,8 @@ from deepsearch_rl.files import read_distinct, read_jsonl, read_record
 from deepsearch_rl.frames import check_frame
 from deepsearch_rl.profile import find_profile, load_profile
 from deepsearch_rl.records import Document, FilterReport, Question, RetrievalReport, Trajectory
-from deepsearch_rl.retrieval.chunk_store import read_chunks
 from deepsearch_rl.retrieval.manifest import read_manifest
+from deepsearch_rl.retrieval.rows import read_chunks
 from deepsearch_rl.retrieval.server.answers import read_pages
 from deepsearch_rl.retrieval.server.requests import AccessRequest, RetrieveRequest, parse_body
 from deepsearch_rl.trajectories.collect import read_times

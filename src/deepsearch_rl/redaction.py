@@ -1,13 +1,17 @@
 """What is secret in a name, an address or a text, and how it is left out of logs, errors and artifacts."""
 
+import os
 import re
 from collections.abc import Iterable
 from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from deepsearch_rl.errors import ConfigError
 
 MASK = "***"
 _SECRET_NAME = re.compile(r"api_key|secret|password|credential|auth_token|access_token", re.IGNORECASE)
 _MISREAD = re.compile(r"[\s\\#]")
 """What libraries read in different ways, or drop, in an address."""
+_KEY = re.compile(r"[\x21-\x7e]+")
 _USER = re.compile(r"(?<=://)\S*@")
 """Up to the last '@': a password may hold an unencoded one, or a slash."""
 
@@ -54,3 +58,14 @@ def redact(text: str, secrets: Iterable[str | None]) -> str:
     for spelling in sorted(spellings, key=lambda spelling: (-len(spelling), spelling)):
         text = text.replace(spelling, MASK)
     return text
+
+
+def read_key(variable: str, place: str) -> str:
+    """Return the key of a server from an environment variable; raise ConfigError where it holds none."""
+    key = os.environ.get(variable, "").strip()
+    if not _KEY.fullmatch(key):
+        raise ConfigError(
+            f"set the environment variable {variable} to the key of {place}: it is not set, or holds spaces, control "
+            f"or non-ASCII characters, which no key has."
+        )
+    return key

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from deepsearch_rl import cli
 from deepsearch_rl.cli import app, load_command
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.serving.launch import vllm_serve_command
 from tests.conftest import ROOT
 

@@ -9,12 +9,11 @@ import pytest
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.build import build_index
-from deepsearch_rl.retrieval.chunk_store import read_chunks
-from deepsearch_rl.retrieval.fusion import FusionWeights
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.manifest import TERMS_FOLDER, IndexConfig, read_manifest, write_manifest
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.ranking import FusionWeights
+from deepsearch_rl.retrieval.rows import ChunkStore, Filter
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
 
 WORDS = ["comet", "lander", "probe", "river", "city", "capital", "country", "moon", "orbit", "ship", "island", "port"]
@@ -80,7 +79,7 @@ def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def add_weights(index: Path, chunks: Path) -> None:
     """Make an index as if its hybrid had learnt, as learning needs more than 24 chunks say."""
-    write_sentence_terms(read_chunks(chunks), index / TERMS_FOLDER)
+    write_sentence_terms(ChunkStore(chunks, index / "rows"), index / TERMS_FOLDER)
     learnt = FusionWeights(ranking="learned", weights=dict.fromkeys(FEATURES, 1.0), questions=9, held_out={})
     write_manifest(index, read_manifest(index).model_copy(update={"fusion_weights": learnt}))
 

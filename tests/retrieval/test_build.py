@@ -72,9 +72,11 @@ def test_a_folder_that_holds_something_else_is_not_replaced(
     for chunks, complaint in ((data / "notes.txt", "lies in"), (chunks_path, "neither an index nor an empty folder")):
         with pytest.raises(ConfigError, match=complaint):
             build_index(chunks, data, index_config, seed=0)
-    with pytest.raises(ConfigError, match=r"work folder .* holds notes\.txt"):
-        build_index(chunks_path, tmp_path / "index", index_config, seed=0, work=data)
+    with pytest.raises(ConfigError, match="is a file"):
+        build_index(chunks_path, tmp_path / "index", index_config, seed=0, work=data / "notes.txt")
     assert [path.name for path in tmp_path.rglob("*")] == ["data", "notes.txt"]
+    build_index(chunks_path, tmp_path / "index", index_config, seed=0, work=data)
+    assert [path.name for path in data.rglob("*")] == ["notes.txt"]
 
 
 def test_an_empty_folder_and_an_index_are_replaced_also_behind_a_link(

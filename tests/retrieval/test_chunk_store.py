@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, RecordError
-from deepsearch_rl.retrieval.chunk_store import ChunkStore, read_chunks
-from deepsearch_rl.retrieval.row_table import write_rows
+from deepsearch_rl.retrieval.rows import ChunkStore, read_chunks, write_rows
 
 LINES = [
     {
@@ -48,7 +47,7 @@ def test_rows_are_the_lines_that_are_not_blank_however_the_file_ends(
 ) -> None:
     store = store_of(tmp_path, [lines[0], "", "   ", *lines[1:]], end)
     assert len(store) == 4
-    assert [store[row] for row in range(4)] == list(store) == list(read_chunks(store.path))
+    assert [store[row] for row in range(4)] == list(store) == [chunk for _, _, chunk in read_chunks(store.path)]
     assert store[-1] == store[3]
     assert store[1:3] == [store[1], store[2]]
 

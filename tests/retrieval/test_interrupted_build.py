@@ -25,7 +25,7 @@ from deepsearch_rl.retrieval.encoders import encoding
 from deepsearch_rl.retrieval.manifest import IndexConfig
 
 chunks, index, config, module, function, calls = sys.argv[1:]
-holder = {"build": build, "encoding": encoding, "manifest": manifest}[module]
+holder = {"build": build, "encoding": encoding, "manifest": manifest, "Bm25Index": build.Bm25Index}[module]
 original, left = getattr(holder, function), int(calls)
 
 def stop_at(*args, **kwargs):
@@ -41,7 +41,7 @@ build.build_index(Path(chunks), Path(index), IndexConfig.model_validate_json(con
 """
 POINTS = (
     ("build", "write_rows", 0),
-    ("build", "build_sparse", 0),
+    ("Bm25Index", "build", 0),
     ("build", "encode_to_file", 0),
     ("encoding", "write_rows", 1),
     ("build", "build_vector_index", 0),
@@ -103,7 +103,7 @@ def test_of_two_builds_into_one_folder_one_wins_and_the_other_is_told(
     chunks_path: Path, config: IndexConfig, undisturbed: dict[str, str]
 ) -> None:
     index = chunks_path.parent / "contested"
-    with start_build(chunks_path, index, config, ("build", "build_sparse", 0)) as first:
+    with start_build(chunks_path, index, config, ("Bm25Index", "build", 0)) as first:
         with pytest.raises(ConfigError, match=rf"another process \(pid {first.pid}\) is making .*contested"):
             build_index(chunks_path, index, config, seed=0)
         assert first.stdin

@@ -22,7 +22,7 @@ from deepsearch_rl.commands.defaults import reranker_config
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.rerank import CrossEncoder, Pair, RerankedSearcher, RerankerConfig
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 
 WORDS = ["comet", "lander", "probe", "river", "city", "capital", "moon", "orbit"]
@@ -213,5 +213,3 @@ def test_nothing_is_padded_and_the_filter_reaches_the_first_stage() -> None:
     assert rows(RerankedSearcher(first, ByLength(), depth=5).search(["q"], 4, where)) == [[8, 9]]
     assert first.asked == [(5, where)]
     assert RerankedSearcher(first, ByLength(), depth=5).search([], 4) == []
-    with pytest.raises(ValueError, match="at least 1"):
-        RerankedSearcher(first, ByLength(), depth=5).search(["q"], 0)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
-from deepsearch_rl.retrieval import chunk_store
+from deepsearch_rl.retrieval import rows as row_files
 from deepsearch_rl.retrieval.manifest import read_manifest, write_manifest
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, open_index
 
 
@@ -48,8 +48,8 @@ def test_opening_an_index_parses_no_chunk_and_a_search_those_that_it_finds(
     index_dir: Path, retriever: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[int] = []
-    parse = chunk_store.parse_chunk
-    monkeypatch.setattr(chunk_store, "parse_chunk", lambda *line: (parsed.append(line[2]), parse(*line))[1])
+    parse = row_files.parse_chunk
+    monkeypatch.setattr(row_files, "parse_chunk", lambda *line: (parsed.append(line[2]), parse(*line))[1])
     searcher = open_index(index_dir, retriever=retriever)
     assert parsed == []
     [hits] = searcher.search(["Danube"], 2)
@@ -73,7 +73,7 @@ def test_an_index_of_an_earlier_format_says_how_to_build_it_again(index_dir: Pat
     shutil.copytree(index_dir, tmp_path / "index")
     manifest = tmp_path / "index" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": 1}))
-    with pytest.raises(ArtifactError, match=r"has format 1, .* build it again with `deepsearch retrieve build`"):
+    with pytest.raises(ArtifactError, match=r"has format 1, .* Build it with `deepsearch retrieve build`"):
         open_index(tmp_path / "index")
 
 

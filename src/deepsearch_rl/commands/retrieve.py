@@ -67,7 +67,7 @@ def search_command(
     from pydantic import ValidationError  # noqa: PLC0415 - with the rest
 
     from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher  # noqa: PLC0415 - loads FAISS
-    from deepsearch_rl.retrieval.row_table import Filter  # noqa: PLC0415
+    from deepsearch_rl.retrieval.rows import Filter  # noqa: PLC0415
     from deepsearch_rl.retrieval.searcher import open_index  # noqa: PLC0415
 
     try:

@@ -54,8 +54,8 @@ def eval_command(
     """
     from deepsearch_rl.files import read_jsonl  # noqa: PLC0415 - with the rest below, which loads FAISS
     from deepsearch_rl.records import Question  # noqa: PLC0415
-    from deepsearch_rl.retrieval.fusion import LearningConfig  # noqa: PLC0415
     from deepsearch_rl.retrieval.measurement.comparison import COMPARED, compare_retrievers  # noqa: PLC0415
+    from deepsearch_rl.retrieval.ranking import LearningConfig  # noqa: PLC0415
     from deepsearch_rl.retrieval.searcher import open_index  # noqa: PLC0415
 
     depths = [part.strip() for part in cutoffs.split(",")]

@@ -1,9 +1,7 @@
 """Build an index folder from a chunk file.
 
-Rows, BM25 and vectors are written first, the manifest last, and the folder appears by one rename. Every part streams
-the file or reads a bounded sample of it, so that memory does not grow with the corpus. Encoding, which takes hours,
-keeps its progress in a work folder and continues there after a kill; the rest is done again. Only one process builds a
-folder at a time.
+Every part streams the file or reads a bounded sample of it, so that memory does not grow with the corpus. Encoding,
+which takes hours, keeps its progress in a work folder and continues there after a kill; the rest is done again.
 """
 
 import os
@@ -18,16 +16,15 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, full_disk_named, lo
 from deepsearch_rl.files import atomic_directory, only_writer, sha256_file
 from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.chunk_store import ChunkStore
-from deepsearch_rl.retrieval.encoders.choice import EncodingJob, prepare_encoder
-from deepsearch_rl.retrieval.encoders.encoding import encode_to_file, remove_work, require_work_folder
+from deepsearch_rl.retrieval.encoders.encoding import EncodingJob, encode_to_file, prepare_encoder, remove_work
 from deepsearch_rl.retrieval.hybrid.learning import learn_fusion
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest
 from deepsearch_rl.retrieval.quality import QualityConfig
-from deepsearch_rl.retrieval.row_table import write_rows
+from deepsearch_rl.retrieval.rows import ChunkStore, write_rows
 from deepsearch_rl.retrieval.searcher import open_finder
-from deepsearch_rl.retrieval.sparse.choice import build_sparse
+from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.retrieval.sparse.lucene import LuceneIndex
 from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 from deepsearch_rl.retrieval.vectors.flat import open_vector_file
@@ -55,9 +52,7 @@ def build_indexes(
     work: Path,
     questions: Mapping[str, Sequence[Question]],
 ) -> None:
-    """Index every ``<corpus>.jsonl`` of a folder into a folder of the corpus's name; ``work`` is for unfinished work.
-
-    The hybrids learn from ``questions``, by corpus.
+    """Index every ``<corpus>.jsonl`` of a folder into a folder of that name; ``questions`` are by corpus.
 
     Raises:
         ArtifactError: there are no chunk files, or one is empty.
@@ -82,16 +77,15 @@ def build_index(
 ) -> IndexManifest:
     """Index a chunk file, or a corpus in FlashRAG's layout, into ``index_dir``, replacing an index there.
 
-    Searching will read the passages from ``chunks_path``. ``index_dir`` appears, or changes, in one moment at the end;
-    until then it does not exist, is empty, or is an index. ``work``, by default a hidden folder beside it, keeps the
-    progress of encoding; it lies on the same disk, and is removed at the end. ``questions`` are what the hybrid learns
-    from, those with gold evidence; ``seed`` is for random samples.
+    Searching will read the passages from ``chunks_path``. ``index_dir`` appears, or changes, in one moment at the end.
+    ``work``, by default a hidden folder beside it, keeps the progress of encoding until then. The hybrid learns from
+    those of ``questions`` that have gold evidence; ``seed`` is for random samples.
 
     Raises:
         ArtifactError: the chunk file is missing, empty, or changed meanwhile; or the disk is full.
         RecordError: a line of it is neither a chunk nor a FlashRAG document.
-        ConfigError: another process is building this folder, or works in ``work``; one of the folders holds files that
-            no build wrote; or a parameter does not fit the corpus.
+        ConfigError: another process builds this folder, or works in ``work``; ``index_dir`` holds files that no build
+            wrote; or a parameter does not fit the corpus.
     """
     index_dir = index_dir.resolve()
     if chunks_path.resolve().is_relative_to(index_dir):
@@ -104,9 +98,8 @@ def build_index(
             f"remove this one."
         )
     work = (work or index_dir.with_name(f".{index_dir.name}.work")).resolve()
-    if work.is_relative_to(index_dir):
-        raise ConfigError(f"the work folder {work} lies in the index folder, which is replaced; name another.")
-    require_work_folder(work)
+    if work.is_relative_to(index_dir) or work.is_file():
+        raise ConfigError(f"the work folder {work} is a file, or lies in the index folder, which is replaced.")
     with only_writer(index_dir), only_writer(work), full_disk_named(index_dir):
         with atomic_directory(index_dir) as folder:
             built = _write_parts(folder, chunks_path, config, seed, work, questions)
@@ -126,7 +119,10 @@ def _write_parts(
     if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
         raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
     chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
-    build_sparse(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+    if isinstance(config.bm25, Bm25Config):
+        Bm25Index.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+    else:
+        LuceneIndex.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
     encoder, vectors = folder / manifest.ENCODER_FOLDER, folder / manifest.DENSE_FOLDER / VECTORS_FILE
     prepare_encoder(chunks, config.encoder, encoder, seed)
     encode_to_file(EncodingJob(config.encoder, encoder, chunks, config.encoding), sha256, vectors, work)

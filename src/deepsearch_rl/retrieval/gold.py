@@ -16,8 +16,7 @@ from typing import Literal
 
 from deepsearch_rl.records import Chunk, Question
 
-RANKED = 10
-"""Depth of MRR@10 and MAP@10."""
+RANKED = 10  # depth of MRR@10 and MAP@10
 MRR, MAP = f"mrr@{RANKED}", f"map@{RANKED}"
 
 

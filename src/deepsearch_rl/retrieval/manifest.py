@@ -1,19 +1,17 @@
-"""The manifest of an index folder.
-
-It is written last, so that its existence proves that the index is whole.
-"""
+"""The manifest of an index folder, which is written last: its existence proves that the index is whole."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json, read_record, sha256_json, write_json
 from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.retrieval.encoders.choice import EncoderConfig, EncodingConfig
-from deepsearch_rl.retrieval.fusion import FusionConfig, FusionWeights
-from deepsearch_rl.retrieval.sparse.choice import SparseConfig
+from deepsearch_rl.retrieval.encoders.encoding import EncoderConfig, EncodingConfig
+from deepsearch_rl.retrieval.ranking import FusionConfig, FusionWeights
+from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config
+from deepsearch_rl.retrieval.sparse.lucene import LuceneConfig
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 
 FILE = "manifest.json"
@@ -23,12 +21,13 @@ BM25_FOLDER = "bm25"
 DENSE_FOLDER = "dense"
 ENCODER_FOLDER = "dense/encoder"
 TERMS_FOLDER = "terms"
+BUILD_IT = "Build it with `deepsearch retrieve build`, or with `dvc repro` if it belongs to the graph."
 
 
 class IndexConfig(Record):
     """What is built over one corpus's chunks."""
 
-    bm25: SparseConfig
+    bm25: Annotated[Bm25Config | LuceneConfig, Field(discriminator="engine")]
     encoder: EncoderConfig
     encoding: EncodingConfig
     vectors: VectorsConfig
@@ -58,11 +57,7 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> None:
 
 
 def digest_index(folder: Path) -> str:
-    """Return the SHA-256 of a manifest without the path of the chunk file and the versions of the libraries.
-
-    It covers all that decides which passages an index finds: chunks, configuration, weights learnt. Errors are those of
-    :func:`read_manifest`.
-    """
+    """Return the SHA-256 of all in a manifest that decides which passages are found; raise as :func:`read_manifest`."""
     return sha256_json(read_manifest(folder).model_dump(mode="json", exclude={"chunks", "versions"}))
 
 
@@ -71,14 +66,12 @@ def read_manifest(folder: Path) -> IndexManifest:
     path = folder / FILE
     if not path.is_file():
         raise ArtifactError(
-            f"{path} does not exist: there is no index in {folder}, or its build did not end. Build it with "
-            f"`deepsearch retrieve build`, or with `dvc repro` if it belongs to the graph."
+            f"{path} does not exist: there is no index in {folder}, or its build did not end. {BUILD_IT}"
         )
     values = read_json(path)
     version = values.get("schema_version") if isinstance(values, dict) else None
     if isinstance(version, int) and version != SCHEMA_VERSION:
         raise ArtifactError(
-            f"the index in {folder} has format {version}, and this version reads format {SCHEMA_VERSION}; build it "
-            f"again with `deepsearch retrieve build`, or with `dvc repro` if it belongs to the graph."
+            f"the index in {folder} has format {version}, and this version reads {SCHEMA_VERSION}. {BUILD_IT}"
         )
     return read_record(path, IndexManifest)

@@ -7,8 +7,7 @@ quote and newline twice and copies the escapes into its answers.
 from collections.abc import Iterable
 from typing import Protocol
 
-NO_PASSAGES = "No passages found."
-"""The text for a model when a search succeeded without a hit."""
+NO_PASSAGES = "No passages found."  # the text for a model when a search succeeded without a hit
 
 
 class Found(Protocol):

@@ -1,7 +1,4 @@
-"""Scores of an index's retrievers against the gold evidence of questions.
-
-Questions without known evidence (unanswerable ones among them) are left out. :mod:`.gold` defines the scores.
-"""
+"""Scores of an index's retrievers against the gold evidence of the questions that have any."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache

@@ -1,8 +1,7 @@
-"""A cross-encoder puts the best hits in a new order.
+"""A cross-encoder puts the best hits in a new order: it reads query and passage together (Nogueira and Cho 2019).
 
-It reads query and passage together (Nogueira and Cho 2019), by sentence-transformers. Any folder for sequence
-classification serves: with one label, its logit is the score; with two, the second logit minus the first, which is the
-logit of "relevant".
+Any folder for sequence classification serves: with one label, its logit is the score; with two, the second logit minus
+the first, which is the logit of "relevant".
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from pydantic import Field
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval.encoders.transformer import first_line, require_device
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit, SearchesChunks
 
 Pair = tuple[str, str]
@@ -38,12 +37,7 @@ class CrossEncoder:
     """Scores pairs of query and passage; higher is more relevant."""
 
     def __init__(self, config: RerankerConfig) -> None:
-        """Load the model from its folder.
-
-        Raises:
-            UnavailableError: the device is ``cuda`` and there is none.
-            ArtifactError: the folder holds no trained sequence classifier with one or two labels and a tokenizer.
-        """
+        """Load the model; raise UnavailableError without the device, ArtifactError without a trained classifier."""
         import sentence_transformers  # noqa: PLC0415 - seconds to import, as torch
         import torch  # noqa: PLC0415
         from transformers.modeling_utils import load_state_dict  # noqa: PLC0415
@@ -74,12 +68,7 @@ class CrossEncoder:
         model.max_seq_length = config.max_tokens
 
     def warm_up(self) -> None:
-        """Score a short pair and one of full length, so that what can never work fails before the first search.
-
-        Raises:
-            ArtifactError: the tokenizer or the model knows no padding.
-            ConfigError: the model cannot read ``max_tokens`` tokens, or not with this dtype on this device.
-        """
+        """Score a short pair and one of full length, so that what can never work fails before the first search."""
         config = self._config
         try:
             self.score([("warm", "up"), ("warm", "up " * config.max_tokens)])
@@ -94,11 +83,7 @@ class CrossEncoder:
             ) from error
 
     def score(self, pairs: Sequence[Pair]) -> NDArray[np.float32]:
-        """Return finite scores_N of N pairs; equal pairs score alike, whatever pairs are beside them.
-
-        Raises:
-            ConfigError: a score is not finite, e.g. as float16 of a model that was trained in another dtype.
-        """
+        """Return finite scores_N of N pairs, else raise ConfigError; a score depends on nothing but its pair."""
         from torch.nn import Identity  # noqa: PLC0415 - seconds to import, needed with a reranker alone
 
         positions = {pair: position for position, pair in enumerate(dict.fromkeys(pairs))}
@@ -119,11 +104,10 @@ class CrossEncoder:
 
 @dataclass(frozen=True, slots=True)
 class RerankedSearcher:
-    """A searcher whose ``depth`` best hits a cross-encoder puts in order.
+    """A searcher whose ``depth`` best hits a cross-encoder puts in order; equal scores keep the first stage's order.
 
-    Hits of equal score keep the first stage's order. The hits after ``depth`` follow in the first stage's order too,
-    each scored one below the hit before it. A ``top_k`` above ``depth`` is passed on to the first stage; one that
-    searches further for more hits (a fusion, an approximate index) may then have other hits among its ``depth`` best.
+    The hits after ``depth`` follow in the first stage's order too, each scored one below the hit before it. A ``top_k``
+    above ``depth`` is passed on to the first stage, which may then have other hits among its ``depth`` best.
     """
 
     searcher: SearchesChunks
@@ -131,13 +115,7 @@ class RerankedSearcher:
     depth: int
 
     def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
-        """Return for each query at most ``top_k`` hits, best first; fewer where the first stage finds fewer.
-
-        Raises:
-            ValueError: ``top_k`` is below 1.
-        """
-        if top_k < 1:
-            raise ValueError(f"top_k must be at least 1, not {top_k}")
+        """Return for each query at most ``top_k`` >= 1 hits, best first; fewer where the first stage finds fewer."""
         hits_Q = self.searcher.search(queries, max(top_k, self.depth), where)
         pairs = [
             (query, hit.chunk.contents)

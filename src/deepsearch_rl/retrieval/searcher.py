@@ -12,16 +12,15 @@ from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.files import sha256_file
 from deepsearch_rl.records import Chunk, RetrieverName
 from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.chunk_store import ChunkStore
-from deepsearch_rl.retrieval.encoders.choice import open_encoder
-from deepsearch_rl.retrieval.fusion import FusionWeights, ReciprocalRankFusion
+from deepsearch_rl.retrieval.encoders.encoding import open_encoder
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, HybridRetriever
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms
 from deepsearch_rl.retrieval.manifest import IndexConfig, read_manifest
-from deepsearch_rl.retrieval.ranking import Retriever
-from deepsearch_rl.retrieval.row_table import Filter, RowTable
-from deepsearch_rl.retrieval.sparse.choice import open_sparse
+from deepsearch_rl.retrieval.ranking import FusionWeights, ReciprocalRankFusion, Retriever
+from deepsearch_rl.retrieval.rows import ChunkStore, Filter, RowTable
+from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
+from deepsearch_rl.retrieval.sparse.lucene import LuceneIndex
 from deepsearch_rl.retrieval.vectors.dense import DenseRetriever, open_vector_index
 
 RETRIEVERS: tuple[RetrieverName, ...] = get_args(RetrieverName)
@@ -70,8 +69,7 @@ class Searcher:
 def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str = "bm25") -> Searcher:
     """Open one retriever of an index together with the chunks that it was built from.
 
-    ``chunks_path`` is the chunk file if it is no longer where the manifest says. The file is read once, to prove that
-    it is the one that was indexed; its lines are parsed when they are found.
+    ``chunks_path`` is the chunk file if it is no longer where the manifest says.
 
     Raises:
         ArtifactError: the index is missing or incomplete, of another format, or was built from another chunk file.
@@ -83,8 +81,7 @@ def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str 
     path = chunks_path or Path(os.path.normpath(index_dir.resolve() / built.chunks))
     if not path.is_file():
         raise ArtifactError(
-            f"{path} does not exist; it is the chunk file of the index in {index_dir}. If it was moved, say where "
-            f"it is now."
+            f"{path} does not exist; it is the chunk file of the index in {index_dir}. If it was moved, say where to."
         )
     if path.stat().st_size != built.chunks_bytes or sha256_file(path) != built.chunks_sha256:
         raise ArtifactError(
@@ -97,16 +94,14 @@ def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str 
 
 
 def open_retriever(folder: Path, config: IndexConfig, weights: FusionWeights | None, name: str) -> Retriever:
-    """Open the retriever of a name: ``bm25``, ``dense`` or ``hybrid``.
+    """Open the retriever ``bm25``, ``dense`` or ``hybrid``; raise ArtifactError where a file is missing or damaged.
 
     The hybrid is the learnt one, the better half where learning did not help, or what ``fusion.unlearned`` says where
     nothing was learnt.
-
-    Raises:
-        ArtifactError: a file is missing or damaged.
     """
     if name == "bm25":
-        return open_sparse(folder / manifest.BM25_FOLDER, config.bm25)
+        bm25 = folder / manifest.BM25_FOLDER
+        return Bm25Index.open(bm25) if isinstance(config.bm25, Bm25Config) else LuceneIndex.open(bm25, config.bm25)
     if name == "dense":
         encoder = open_encoder(config.encoder, folder / manifest.ENCODER_FOLDER)
         return DenseRetriever(encoder, open_vector_index(folder / manifest.DENSE_FOLDER, config.vectors))

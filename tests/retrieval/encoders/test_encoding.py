@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.encoders import encoding
-from deepsearch_rl.retrieval.encoders.choice import EncodingConfig, EncodingJob, open_encoder, prepare_encoder
-from deepsearch_rl.retrieval.encoders.encoding import encode_to_file, write_rows
+from deepsearch_rl.retrieval.encoders.encoding import (
+    EncodingConfig,
+    EncodingJob,
+    encode_to_file,
+    open_encoder,
+    prepare_encoder,
+    write_rows,
+)
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
 from tests.retrieval.encoders.chunks import make_chunks
 
@@ -75,7 +81,7 @@ def test_an_error_midway_costs_one_block_and_no_byte(learnt: Path, monkeypatch: 
 
 def test_a_line_that_was_cut_off_by_a_kill_is_done_again(learnt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     undisturbed = encode(learnt)
-    log = learnt.parent / "work" / "blocks.jsonl"
+    log = learnt.parent / "work" / "encoding" / "blocks.jsonl"
     log.write_bytes(log.read_bytes()[:-3])
     assert blocks_encoded(learnt, monkeypatch) == 1
     assert encode(learnt) == undisturbed
@@ -95,16 +101,16 @@ def test_work_of_another_job_is_not_continued(learnt: Path, monkeypatch: pytest.
     assert blocks_encoded(learnt, monkeypatch, digest="other chunks", config=halves) == 7
     prepare_encoder(CHUNKS[:9], SVD, learnt.parent / "other", seed=0)
     assert blocks_encoded(learnt.parent / "other", monkeypatch, digest="other chunks", config=halves) == 7
-    (learnt.parent / "work" / "vectors.npy").unlink()
+    (learnt.parent / "work" / "encoding" / "vectors.npy").unlink()
     assert blocks_encoded(learnt.parent / "other", monkeypatch, digest="other chunks", config=halves) == 7
 
 
-def test_a_folder_that_holds_something_else_is_no_work_folder(learnt: Path) -> None:
+def test_other_files_of_a_work_folder_are_left_alone(learnt: Path) -> None:
     (learnt.parent / "work").mkdir()
-    (learnt.parent / "work" / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match=r"holds thesis\.tex"):
-        encode(learnt)
-    assert [path.name for path in (learnt.parent / "work").iterdir()] == ["thesis.tex"]
+    (learnt.parent / "work" / "vectors.npy").write_bytes(b"mine")
+    encode(learnt)
+    encoding.remove_work(learnt.parent / "work")
+    assert [path.read_bytes() for path in (learnt.parent / "work").iterdir()] == [b"mine"]
 
 
 def test_new_weights_under_an_old_name_are_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +186,7 @@ def test_a_kill_changes_no_byte_and_costs_one_block_at_most(
     killed = subprocess.run(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not (learnt.parent / "out.npy").exists()
-    recorded = (learnt.parent / "work" / "blocks.jsonl").read_text().splitlines()
+    recorded = (learnt.parent / "work" / "encoding" / "blocks.jsonl").read_text().splitlines()
     assert [json.loads(line)["block"] for line in recorded] == list(range(7 - left))
     assert blocks_encoded(learnt, monkeypatch) == left
     assert (learnt.parent / "out.npy").read_bytes() == undisturbed

@@ -8,11 +8,10 @@ import pytest
 
 from deepsearch_rl.errors import UnavailableError
 from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.retrieval.chunk_store import ChunkStore
 from deepsearch_rl.retrieval.encoders import encoding
-from deepsearch_rl.retrieval.encoders.choice import EncodingConfig, EncodingJob, prepare_encoder
+from deepsearch_rl.retrieval.encoders.encoding import EncodingConfig, EncodingJob, prepare_encoder
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
-from deepsearch_rl.retrieval.row_table import write_rows
+from deepsearch_rl.retrieval.rows import ChunkStore, write_rows
 from tests.retrieval.encoders.chunks import make_chunks
 from tests.retrieval.encoders.folders import transformers_config, write_bert
 

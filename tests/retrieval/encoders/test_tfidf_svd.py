@@ -65,7 +65,7 @@ def test_a_corpus_below_the_bound_is_learnt_from_whole_and_a_larger_one_from_a_d
 
 
 def test_nothing_to_learn_from_is_refused() -> None:
-    with pytest.raises(ConfigError, match="nothing to encode"):
+    with pytest.raises(ConfigError, match="two terms at least; the chunks that it read hold 0"):
         TfidfSvdEncoder.fit(["the of and", ""], SVD, seed=0)
 
 

@@ -14,7 +14,7 @@ from deepsearch_rl.retrieval.gold import with_gold
 from deepsearch_rl.retrieval.hybrid import learning
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
 from deepsearch_rl.retrieval.manifest import TERMS_FOLDER, IndexConfig, read_manifest
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Searcher, open_finder, open_index
 
 TOPICS = [

@@ -8,8 +8,8 @@ from deepsearch_rl.cli import app
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Question
-from deepsearch_rl.retrieval.fusion import LearningConfig
 from deepsearch_rl.retrieval.measurement.comparison import COMPARED, Comparison, compare_retrievers, intervals
+from deepsearch_rl.retrieval.ranking import LearningConfig
 from deepsearch_rl.retrieval.searcher import open_index
 
 LEARNING = LearningConfig(split="train", questions=100, ridge=0.001, folds=2)

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError
-from deepsearch_rl.retrieval.online.endpoint import OnlineConfig, SearchEndpoint, read_key, read_online_config
+from deepsearch_rl.retrieval.online.endpoint import OnlineConfig, SearchEndpoint, read_online_config
 from deepsearch_rl.retrieval.online.searcher import OnlineSearcher, open_online
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 
 KEY = "sk/secret+key-1234567890"
 RESULTS = [
@@ -237,8 +237,8 @@ def test_a_longer_wait_than_allowed_and_a_last_failure_are_errors(
         (Reply(b"[" * 100_000), "not JSON"),
         (Reply(b'"' + b"x" * 3_000_000 + b'"'), "longer than max_response_bytes, 100000"),
         (Reply(b"unknown parameter", 400), "status 400, 'unknown parameter'"),
-        (Reply(b"", 302, {"location": "http://elsewhere.example/s"}), "redirects to another host, http://elsewhere.example"),
-        (Reply(b"", 302, {"location": "/s"}), "redirected more than 3 times"),
+        (Reply(b"", 302, {"location": "http://elsewhere.example/s"}), "redirect to 'http://elsewhere.example/s'"),
+        (Reply(b"moved", 307, {"location": "/new?q=comet"}), "status 307, a redirect to '/new'; correct the url"),
     ],
 )  # fmt: skip
 def test_whatever_is_wrong_with_an_answer_is_an_error_and_is_not_asked_again(
@@ -248,15 +248,7 @@ def test_whatever_is_wrong_with_an_answer_is_an_error_and_is_not_asked_again(
     with pytest.raises(EndpointError, match=message) as raised:
         searching(max_response_bytes=100_000).search(["comet"], 3)
     assert type(raised.value) is EndpointError  # another query may well be answered
-    assert len(endpoint.asked) == (4 if "more than 3" in message else 1)
-
-
-def test_a_redirect_within_the_endpoint_is_followed(
-    endpoint: Endpoint, searching: Callable[..., OnlineSearcher]
-) -> None:
-    endpoint.replies = [Reply(b"", 307, {"location": "/new?q=comet"}), endpoint.replies[0]]
-    assert len(searching().search(["comet"], 3)[0]) == 2
-    assert endpoint.asked[1][0] == "/new?q=comet"
+    assert len(endpoint.asked) == 1
 
 
 def test_an_endpoint_that_hangs_or_is_not_there_is_an_error(searching: Callable[..., OnlineSearcher]) -> None:
@@ -323,11 +315,9 @@ def test_the_key_is_sent_and_never_shown(
     assert "***" in hit.chunk.contents
 
 
-def test_filters_and_top_k_below_one_are_refused(searching: Callable[..., OnlineSearcher]) -> None:
+def test_filters_are_refused(searching: Callable[..., OnlineSearcher]) -> None:
     with pytest.raises(ConfigError, match="takes no filters"):
         searching().search(["comet"], 3, Filter(source="x"))
-    with pytest.raises(ValueError, match="at least 1"):
-        searching().search(["comet"], 0)
     assert len(searching().search(["comet"], 3, Filter())[0]) == 2
 
 
@@ -371,8 +361,8 @@ def test_a_missing_or_damaged_key_is_named_by_its_variable(tmp_path: Path, monke
     with pytest.raises(ConfigError, match="set the environment variable SEARCH_KEY"):
         open_online(path)
     monkeypatch.setenv("SEARCH_KEY", "sec\nret")
-    with pytest.raises(ConfigError, match="SEARCH_KEY holds spaces") as error:
+    with pytest.raises(ConfigError, match=r"SEARCH_KEY .* holds spaces") as error:
         open_online(path)
     assert "ret" not in str(error.value).replace("control", "").replace("environment", "")
     monkeypatch.setenv("SEARCH_KEY", f" {KEY}\n")
-    assert read_key(read_online_config(path)) == KEY
+    assert open_online(path)._endpoint._key == KEY

@@ -35,7 +35,7 @@ def test_a_port_in_use_is_one_clear_paragraph(index_dir: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         message = error_of(["--index", str(index_dir), "--port", str(port)])
-    assert message.startswith(f"error: port {port} on 127.0.0.1 is in use; ")
+    assert message.startswith(f"error: cannot listen on 127.0.0.1:{port}: Address already in use")
     assert "\n" not in message
 
 

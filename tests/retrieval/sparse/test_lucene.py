@@ -12,7 +12,6 @@ import pytest
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
-from deepsearch_rl.retrieval.sparse.choice import build_sparse, open_sparse
 from deepsearch_rl.retrieval.sparse.lucene import LuceneConfig, LuceneIndex, start_jvm
 from tests.retrieval.sparse.chunks import make_chunks
 
@@ -42,7 +41,7 @@ needs_pyserini = pytest.mark.skipif(find_spec("jnius_config") is None, reason="t
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lucene")
     before = dict(os.environ)
-    build_sparse(make_chunks(TEXTS), folder, CONFIG)
+    LuceneIndex.build(make_chunks(TEXTS), folder, CONFIG)
     assert dict(os.environ) == before
     return folder
 
@@ -51,14 +50,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_pyserini
 def test_words_of_any_script_are_found_on_their_rows(folder: Path) -> None:
     queries = ["comet", "😀", "東京 füße", "The RIVERS!", "the of", "", "comet " * 3000]
-    found = [ranking.rows_K.tolist() for ranking in open_sparse(folder, CONFIG).search(queries, 10)]
+    found = [ranking.rows_K.tolist() for ranking in LuceneIndex.open(folder, CONFIG).search(queries, 10)]
     assert found == [[0, 2], [1], [3], [1, 2], [], [], [0, 2]]
 
 
 @pytest.mark.slow
 @needs_pyserini
 def test_threads_that_java_has_not_seen_may_search(folder: Path) -> None:
-    index = open_sparse(folder, CONFIG)
+    index = LuceneIndex.open(folder, CONFIG)
     found: list[list[int]] = []
     ask = lambda: found.extend(index.search(["comet"], 5)[0].rows_K.tolist() for _ in range(50))  # noqa: E731
     threads = [threading.Thread(target=ask) for _ in range(4)]

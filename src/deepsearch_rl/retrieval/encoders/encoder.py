@@ -30,14 +30,11 @@ class Encoder(Protocol):
 def encode_readable(
     texts: Sequence[str], dimension: int, encode: Callable[[list[str]], NDArray[np.float32]]
 ) -> NDArray[np.float32]:
-    """Return normalised embeddings_ND: ``encode`` for texts with content, zeros for blank ones.
-
-    Half of a surrogate pair, which JSON can carry and UTF-8 cannot, becomes a question mark, because tokenizers and
-    servers refuse it.
-    """
+    """Return normalised embeddings_ND: ``encode`` for texts with content, zeros for blank ones."""
     embeddings_ND = np.zeros((len(texts), dimension), dtype=np.float32)
     rows_M = [row for row, text in enumerate(texts) if text.strip()]
     if rows_M:
+        # Half of a surrogate pair, which JSON can carry, becomes a question mark: tokenizers and servers refuse it.
         readable = [texts[row].encode("utf-8", "replace").decode("utf-8") for row in rows_M]
         embeddings_ND[rows_M] = normalise_rows(encode(readable))
     return embeddings_ND

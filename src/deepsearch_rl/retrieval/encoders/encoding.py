@@ -1,44 +1,109 @@
-"""From chunks to vectors on disk, resumed after a kill.
+"""The encoders that params can name, and the way from chunks to vectors on disk, resumed after a kill.
 
-Chunks are encoded in blocks of ``block_rows``. A block is the window in which texts are sorted by length, the unit of
-work of every engine and the unit of what a kill can cost: its vectors are written to their rows of ``vectors.npy`` and
+Chunks are encoded in blocks of ``block_rows``. A block's vectors are written to their rows of ``vectors.npy`` and
 flushed, then its number is appended to ``blocks.jsonl``. A run that finds both beside a ``job.json`` equal to its own
 encodes only the missing blocks. As the same block is always the same call of the same encoder, the bytes are the same
 whether or not there was a kill, and whichever engine ran. Vectors are written, not mapped: a full disk is an error then
-instead of a bus error, and memory stays flat.
-
-On a Ray cluster, only the numbers of blocks travel to the workers: each opens the chunk file and the encoder's folder
-itself, which must therefore lie under the same paths on every node. Vectors come back in any order, and the calling
-process writes them. When a node is lost, Ray makes its blocks again elsewhere.
+instead of a bus error.
 """
 
 import contextlib
 import logging
 import math
 import os
+import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError, UnavailableError
+from deepsearch_rl.errors import ArtifactError, DeepsearchError, UnavailableError
 from deepsearch_rl.files import AppendLog, atomic_file, file_digests, read_json, read_jsonl, sha256_json, write_json
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Record
-from deepsearch_rl.retrieval.encoders.choice import EncodingJob, RayConfig, open_encoder
+from deepsearch_rl.records import Chunk, Record
+from deepsearch_rl.retrieval.encoders.encoder import Encoder
 from deepsearch_rl.retrieval.encoders.model_folder import ModelFolderConfig
+from deepsearch_rl.retrieval.encoders.onnx_export import OnnxConfig, OnnxEncoder
+from deepsearch_rl.retrieval.encoders.remote import RemoteConfig, RemoteEncoder
+from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder, sample_texts
+from deepsearch_rl.retrieval.encoders.transformer import TransformersConfig, TransformersEncoder
 from deepsearch_rl.retrieval.vectors.flat import link_or_copy
 
+AnyEncoderConfig = TfidfSvdConfig | TransformersConfig | OnnxConfig | RemoteConfig
+EncoderConfig = Annotated[AnyEncoderConfig, Field(discriminator="name")]
+
 JOB_FILE, VECTORS_FILE, BLOCKS_FILE = "job.json", "vectors.npy", "blocks.jsonl"
-WORK_FILES = (JOB_FILE, VECTORS_FILE, BLOCKS_FILE, f".{JOB_FILE}.partial", f".{VECTORS_FILE}.partial")
-"""All that an encoding writes to its work folder."""
+JOB_FOLDER = "encoding"  # the part of a work folder that an encoding writes to, and may empty
 LOOPBACK_ONLY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """For a Ray of this machine's own: no usage reports; no cluster, whatever the name says, so servers on 127.0.0.1."""
+
+
+def prepare_encoder(chunks: Sequence[Chunk], config: AnyEncoderConfig, folder: Path, seed: int) -> None:
+    """Write what the encoder learns from a bounded sample of the chunks to ``folder``; nothing where it has weights."""
+    if isinstance(config, TfidfSvdConfig):
+        TfidfSvdEncoder.fit(sample_texts(chunks, config.fit_rows, seed), config, seed).save(folder)
+
+
+def open_encoder(config: AnyEncoderConfig, folder: Path) -> Encoder:
+    """Open the encoder of an index; ``folder`` is what :func:`prepare_encoder` made."""
+    match config:
+        case TfidfSvdConfig():
+            return TfidfSvdEncoder.load(folder)
+        case TransformersConfig():
+            return TransformersEncoder(config)
+        case OnnxConfig():
+            return OnnxEncoder(config)
+        case RemoteConfig():
+            return RemoteEncoder(config)
+
+
+class RayConfig(Record):
+    """The workers of engine ``ray``."""
+
+    address: str | None = Field(description="`host:port` of a running cluster, or `auto`; null: Ray is started here")
+    workers: int = Field(ge=1, description="actors, each with an encoder of its own")
+    cpus_per_worker: float = Field(gt=0)
+    gpus_per_worker: float = Field(ge=0)
+    object_store_mb: int = Field(ge=80, description="shared memory of a Ray that is started here")
+
+
+class EncodingConfig(Record):
+    """How chunks become vectors on disk; their readers depend on ``dtype`` alone."""
+
+    engine: Literal["local", "ray"]
+    dtype: Literal["float32", "float16"] = Field(description="of the vectors on disk; float16 halves them")
+    block_rows: int = Field(ge=1, description="chunks sorted by length, encoded and recorded together")
+    ray: RayConfig | None = Field(description="for engine ray; null for local")
+
+    @model_validator(mode="after")
+    def _ray_is_described(self) -> "EncodingConfig":
+        if (self.engine == "ray") != (self.ray is not None):
+            raise ValueError("engine ray and the fields under ray go together; engine local wants ray: null")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingJob:
+    """Chunks to encode; ``folder`` is what :func:`prepare_encoder` made. Can be sent to another process."""
+
+    encoder: AnyEncoderConfig
+    folder: Path
+    chunks: Sequence[Chunk]
+    config: EncodingConfig
+
+    def rows(self, block: int) -> range:
+        """Return the rows of a block; the last block may be smaller."""
+        start = block * self.config.block_rows
+        return range(start, min(start + self.config.block_rows, len(self.chunks)))
+
+    def encode(self, encoder: Encoder, block: int) -> NDArray[np.float32]:
+        """Return the vectors_BD of a block by one call, so that every engine gives the same bytes."""
+        return encoder.encode([self.chunks[row].contents for row in self.rows(block)], "passage")
 
 
 class FinishedBlock(Record):
@@ -50,35 +115,30 @@ class FinishedBlock(Record):
 def encode_to_file(job: EncodingJob, chunks_sha256: str, out: Path, work: Path) -> None:
     """Write the vectors of at least one chunk, row N that of chunk N, to the .npy file ``out``, by one rename.
 
-    ``work`` is a folder of this job's own, where a killed run continues; ``chunks_sha256`` tells whether its chunks are
-    these. It stays (sharing its bytes with ``out`` on one file system), so that a build that fails later need not
-    encode again; :func:`remove_work` removes it.
+    A killed run continues in ``work``, which only this index uses, if ``chunks_sha256`` and all else are the same.
+    It stays, so that a build that fails later need not encode again; :func:`remove_work` removes it.
 
     Raises:
         ArtifactError: the disk is full, or ``work`` holds damaged files.
-        ConfigError: ``work`` holds other files.
         UnavailableError: Ray is not installed, its cluster cannot be reached, or a worker fails.
     """
-    _keep_work_of(job, chunks_sha256, work)
-    rows, config = len(job.chunks), job.config
-    with AppendLog(work / BLOCKS_FILE) as log:  # opening it cuts off a line that a kill left unfinished
-        finished = {line.block for line in read_jsonl(work / BLOCKS_FILE, FinishedBlock)}
+    folder, rows, config = _open_work(job, chunks_sha256, work), len(job.chunks), job.config
+    with AppendLog(folder / BLOCKS_FILE) as log:  # opening it cuts off a line that a kill left unfinished
+        finished = {line.block for line in read_jsonl(folder / BLOCKS_FILE, FinishedBlock)}
         missing = [block for block in range(math.ceil(rows / config.block_rows)) if block not in finished]
         with ProgressBar("encode", sum(len(job.rows(block)) for block in missing), "chunks") as bar:
             engine = _encode_on_ray if config.engine == "ray" else _encode_here
             for block, vectors_BD in engine(job, missing) if missing else ():
-                write_rows(work / VECTORS_FILE, job.rows(block).start, vectors_BD, rows, config.dtype)
+                write_rows(folder / VECTORS_FILE, job.rows(block).start, vectors_BD, rows, config.dtype)
                 log.append(FinishedBlock(block=block))
                 bar.advance(len(vectors_BD))
     with atomic_file(out) as partial:
-        link_or_copy(work / VECTORS_FILE, partial)
+        link_or_copy(folder / VECTORS_FILE, partial)
 
 
-def _keep_work_of(job: EncodingJob, chunks_sha256: str, work: Path) -> None:
-    """Empty ``work`` unless it belongs to this very job."""
-    require_work_folder(work)
-    encoder = job.encoder
-    weights = None
+def _open_work(job: EncodingJob, chunks_sha256: str, work: Path) -> Path:
+    """Return the folder of the job's work, emptied unless a run of this very job began it."""
+    folder, encoder, weights = work / JOB_FOLDER, job.encoder, None
     if isinstance(encoder, ModelFolderConfig) and encoder.revision is None:
         weights = sha256_json(file_digests(Path(encoder.model)))  # others can appear under the same name
     key = {
@@ -90,50 +150,28 @@ def _keep_work_of(job: EncodingJob, chunks_sha256: str, work: Path) -> None:
         "learnt": sha256_json(file_digests(job.folder)),
         "weights": weights,
     }
-    job_path, vectors, blocks = (work / name for name in (JOB_FILE, VECTORS_FILE, BLOCKS_FILE))
-    is_whole = job_path.is_file() and blocks.is_file() and (vectors.is_file() or not blocks.stat().st_size)
-    if is_whole and read_json(job_path) == key:
-        return
-    remove_work(work)
-    work.mkdir(parents=True, exist_ok=True)
-    blocks.touch()
-    write_json(job_path, key)
-
-
-def require_work_folder(work: Path) -> None:
-    """Raise ConfigError if ``work`` is a file, or holds one that is no part of an encoding's work."""
-    if work.exists() and not work.is_dir():
-        raise ConfigError(f"the work folder {work} is a file; name a folder that is empty or does not exist.")
-    for path in work.iterdir() if work.exists() else ():
-        if path.name not in WORK_FILES:
-            raise ConfigError(
-                f"the work folder {work} holds {path.name}, which is no part of an encoding's work; name a folder that "
-                f"is empty or does not exist."
-            )
+    job_path = folder / JOB_FILE
+    is_begun = job_path.is_file() and (folder / VECTORS_FILE).is_file()
+    if not is_begun or read_json(job_path) != key:
+        remove_work(work)
+        write_json(job_path, key)
+    return folder
 
 
 def remove_work(work: Path) -> None:
     """Remove an encoding's work, and its folder unless that holds other files."""
-    for name in WORK_FILES:
-        (work / name).unlink(missing_ok=True)
-    if work.is_dir() and not any(work.iterdir()):
+    shutil.rmtree(work / JOB_FOLDER, ignore_errors=True)
+    with contextlib.suppress(OSError):
         work.rmdir()
 
 
 def write_rows(path: Path, start: int, vectors_BD: NDArray[np.float32], rows: int, dtype: str) -> None:
-    """Write vectors to their rows of a .npy file of ``rows`` rows and wait for the disk; the first call makes the file.
-
-    Raises:
-        ArtifactError: the disk is full, or the file is damaged or has another shape or type.
-    """
-    shape = (rows, vectors_BD.shape[1])
+    """Write vectors to a .npy file of ``rows`` rows, made by the first call, and flush it; or raise ArtifactError."""
     try:
         if not path.is_file():
             with atomic_file(path) as partial:
-                open_memmap(partial, "w+", dtype, shape)
+                open_memmap(partial, "w+", dtype, (rows, vectors_BD.shape[1]))
         present = open_memmap(path, "r")
-        if (present.shape, present.dtype) != (shape, np.dtype(dtype)):
-            raise ArtifactError(f"{path} holds no {rows} x {shape[1]} vectors of {dtype}; remove {path.parent}.")
         with path.open("r+b") as file:
             file.seek(present.offset + start * present.strides[0])
             file.write(vectors_BD.astype(dtype).tobytes())
@@ -163,7 +201,11 @@ class BlockEncoder:
 
 
 def _encode_on_ray(job: EncodingJob, blocks: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield every block's number and vectors_BD, in the order in which they are finished."""
+    """Yield every block's number and vectors_BD, in the order in which they are finished.
+
+    Only numbers travel to the workers: each opens the chunk file and the encoder's folder itself, which must therefore
+    lie under the same paths on every node. When a node is lost, Ray makes its blocks again elsewhere.
+    """
     config = job.config.ray
     assert config is not None
     encoder = job.encoder

@@ -82,8 +82,6 @@ class _Settings(BaseModel):
 
 
 class _Step(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
     type: str
     path: str
 
@@ -93,9 +91,7 @@ class _Steps(RootModel[tuple[_Step, ...]]):
 
 
 def read_model_folder(config: ModelFolderConfig, weights: str) -> ModelFolder:
-    """Find the folder and join what it says with the params.
-
-    A configured revision is downloaded once; of its weights, only files that match the pattern ``weights``.
+    """Find the folder, or download the files of a hub that match ``weights``, and join what it says with the params.
 
     Raises:
         ArtifactError: there is no such folder, or a file of it is malformed.

@@ -1,7 +1,6 @@
-"""Encoders exported to ONNX, by onnxruntime without torch.
+"""Encoders exported to ONNX, by onnxruntime without torch, so that a server starts in a second.
 
-A folder holds ``model.onnx`` (or ``onnx/model.onnx``) and ``tokenizer.json``. Torch is not loaded, so that a server
-starts in a second.
+A folder holds ``model.onnx`` (or ``onnx/model.onnx``) and ``tokenizer.json``.
 """
 
 from collections.abc import Sequence
@@ -30,12 +29,11 @@ class OnnxEncoder:
     """Pooled token vectors of an exported encoder, with a prefix per side."""
 
     def __init__(self, config: OnnxConfig) -> None:
-        """Load the model.
+        """Load the model; raise as :func:`read_model_folder` and :func:`_load`.
 
         Raises:
-            UnavailableError: onnxruntime is not installed or finds no GPU, or a hub's revision is not here.
             ArtifactError: the folder holds no export with token vectors.
-            ConfigError: pooling or length do not fit the folder, or it has a step that is computed by torch alone.
+            ConfigError: it has a step or a pooling that is computed by torch alone.
         """
         self._folder = folder = read_model_folder(config, "*model.onnx*")
         advice = "which only the encoder `transformers` computes"
@@ -113,12 +111,10 @@ def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
     except Exception as error:  # its errors have no other root
         raise ArtifactError(f"{paths[0]} cannot be loaded: {str(error).splitlines()[0]}.") from error
     path = folder.transformer / "tokenizer.json"
-    if not path.is_file():
-        raise ArtifactError(f"{folder.root} holds no {path.name}, which belongs beside an ONNX export.")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more special
-        raise ArtifactError(f"{path} is no tokenizer: {error}.") from error
+        raise ArtifactError(f"{path}, which belongs beside an ONNX export, cannot be read: {error}.") from error
     tokenizer.enable_truncation(folder.max_tokens)
     tokenizer.enable_padding(pad_id=folder.pad_id)
     return tokenizer, session

@@ -1,11 +1,9 @@
-"""Encoders behind an OpenAI-compatible embeddings endpoint.
+"""Encoders behind an OpenAI-compatible embeddings endpoint, as OpenAI, vLLM, TEI and llama.cpp serve one.
 
-OpenAI, vLLM, TEI and llama.cpp serve one. Several batches of texts are sent at once. The client tries again where that
-can help (408, 409, 429, 5xx, lost connections, time-outs) and waits twice as long each time, or as long as the server
-says; anything else is an error at once. The server's index orders the vectors, not their place in the answer.
+The client tries again where that can help (408, 409, 429, 5xx, lost connections, time-outs); anything else is an error
+at once. The server's index orders the vectors, not their place in the answer.
 """
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
@@ -14,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError
 
-from deepsearch_rl.errors import ConfigError, EndpointError
+from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.redaction import public_address, redact
+from deepsearch_rl.redaction import public_address, read_key, redact
 from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
 
 NO_KEY = "none"  # sent to servers without keys, because the client insists on one
@@ -56,27 +54,19 @@ class RemoteEncoder:
     """Asks an embeddings endpoint; may be used from several threads. The key is in no error, log or ``repr``."""
 
     def __init__(self, config: RemoteConfig) -> None:
-        """Make the client, send nothing; raise ConfigError where the variable that should hold the key is not set."""
+        """Make the client, send nothing; raise as :func:`read_key`."""
         from openai import OpenAI  # noqa: PLC0415 - half a second, needed by this encoder alone
 
         self._config, self._key = config, NO_KEY
         if config.api_key_variable is not None:
-            self._key = os.environ.get(config.api_key_variable, "").strip()
-        if not self._key:
-            raise ConfigError(
-                f"set the environment variable {config.api_key_variable} to the key of {config.base_url}."
-            )
+            self._key = read_key(config.api_key_variable, config.base_url)
         self.dimension = config.dimension
         self._client = OpenAI(
             base_url=config.base_url, api_key=self._key, timeout=config.timeout_s, max_retries=config.retries
         )
 
     def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
-        """Return embeddings_ND of N texts, each with its side's prefix; blank texts are zero and are not sent.
-
-        Raises:
-            EndpointError: the server cannot be reached, refuses, or its answer holds no such vectors.
-        """
+        """Return embeddings_ND of N texts, each with its side's prefix, or raise EndpointError; blank ones are zero."""
         return encode_readable(texts, self.dimension, lambda readable: self._request_all(readable, kind))
 
     def _request_all(self, texts: list[str], kind: Kind) -> NDArray[np.float32]:

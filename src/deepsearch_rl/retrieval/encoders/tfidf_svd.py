@@ -1,7 +1,6 @@
 """Latent semantic analysis: an encoder without weights.
 
-It learns its vocabulary and its axes from the chunks themselves, from a sample of bounded size and its most frequent
-terms alone, so that memory does not grow with the corpus; a smaller corpus is learnt from whole.
+It learns from a sample of the chunks and its most frequent terms, so that memory does not grow with the corpus.
 """
 
 import json
@@ -49,8 +48,6 @@ class TfidfSvdEncoder:
 
         columns: dict[str, int] = {}
         counts_NV = _count_terms(texts, columns, grow=True)
-        if not columns:
-            raise ConfigError("there is nothing to encode: no chunk holds a word that is not a stop word.")
         if min(len(columns), config.max_terms) < 2:
             raise ConfigError(
                 f"tfidf_svd learns from two terms at least; the chunks that it read hold {len(columns)}, and "
@@ -103,10 +100,7 @@ def sample_texts(chunks: Sequence[Chunk], rows: int, seed: int) -> Iterator[str]
 
 
 def _count_terms(texts: Iterable[str], vocabulary: dict[str, int], grow: bool) -> csr_matrix:
-    """Return how often each term occurs, counts_NV; ``grow`` adds unknown terms to the vocabulary.
-
-    The counts lie in flat arrays, a twentieth of what as many Python objects would take.
-    """
+    """Return how often each term occurs, counts_NV, from flat arrays; ``grow`` adds terms to the vocabulary."""
     columns_M, counts_M, ends = array("i"), array("f"), array("q", [0])
     for text in texts:
         for term, count in Counter(analyse(text)).items():

@@ -1,8 +1,7 @@
 """Encoders with weights, by sentence-transformers on torch.
 
 Any sentence-transformers folder serves (e5, bge, MiniLM, Qwen3-Embedding, ...), whatever its pooling and further steps,
-and so does a plain transformers folder. Texts are sorted by length and go in batches of as many as ``batch_tokens``
-allows.
+and so does a plain transformers folder.
 """
 
 from collections.abc import Sequence
@@ -34,12 +33,9 @@ class TransformersEncoder:
     """Sentence vectors of an encoder with weights, with a prefix per side (E5, Wang et al. 2022)."""
 
     def __init__(self, config: TransformersConfig) -> None:
-        """Load the model and set torch's number of threads, which is the process's.
+        """Load the model and set the process's torch threads; raise as :func:`read_model_folder`.
 
-        Raises:
-            UnavailableError: the device is ``cuda`` and there is none, or a hub's revision is not here.
-            ArtifactError: the folder holds no loadable encoder.
-            ConfigError: pooling or length do not fit the folder.
+        Raise UnavailableError without the device, ArtifactError where nothing can be loaded.
         """
         import torch  # noqa: PLC0415 - seconds to import, needed by this encoder alone
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - and seconds more

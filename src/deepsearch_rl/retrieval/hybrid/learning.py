@@ -6,12 +6,11 @@ rank above all the irrelevant ones, wherever the other relevant ones are: the lo
     log(1 + sum over irrelevant j of exp(s_j - s_r))
 
 averaged over questions, plus ridge / 2 * |w|^2. That is the cross entropy of a softmax as in ListNet (Cao et al. 2007),
-without the competition among relevant candidates, which costs recall where a question has several. It is convex, so
-that L-BFGS finds the one minimum whatever the start.
+without the competition among relevant candidates. It is convex, so that L-BFGS finds the one minimum.
 
-Eight weights cannot learn questions by heart, but whether they help is still measured on questions held out: the
-questions are dealt into folds, each is ranked with weights from the other folds, and unless MRR@10 and MAP@10 are then
-both at least the better half's, the hybrid gives that half's ranking.
+Whether the weights help is measured on questions held out: the questions are dealt into folds, each is ranked with
+weights from the other folds, and unless MRR@10 and MAP@10 are then both at least the better half's, the hybrid gives
+that half's ranking.
 """
 
 import logging
@@ -23,17 +22,14 @@ from numpy.typing import NDArray
 
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Chunk, Question
-from deepsearch_rl.retrieval.fusion import FusionWeights, LearningConfig, RankingName
 from deepsearch_rl.retrieval.gold import MAP, MRR, RANKED, Gold, mean_scores, score_facts, score_results, with_gold
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, Candidates, Floats, order
-from deepsearch_rl.retrieval.ranking import Retriever
+from deepsearch_rl.retrieval.ranking import FusionWeights, LearningConfig, RankingName, Retriever
 
 logger = logging.getLogger(__name__)
 
-TOGETHER = 64
-"""Questions that are searched for at once, since an exact vector index is read whole for every call."""
-DIGITS = 6
-"""Decimals of a stored weight, so that machines that round differently store the same."""
+TOGETHER = 64  # questions that are searched for at once, since an exact vector index is read whole for every call
+DIGITS = 6  # decimals of a stored weight, so that machines that round differently store the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +99,15 @@ def drawn_folds(questions: int, folds: int, seed: int) -> NDArray[np.int64]:
     return np.random.default_rng(seed).permutation(questions) % folds
 
 
-def held_out_weights(examples: Sequence[Example], ridge: float, fold_Q: NDArray[np.int64]) -> list[Floats]:
-    """Return for every example the weights learnt from the other folds."""
-    folds: list[int] = fold_Q.tolist()
-    weights_by_fold = {
-        fold: fit_weights([example for example, own in zip(examples, folds, strict=True) if own != fold], ridge)
-        for fold in set(folds)
+def score_held_out(
+    examples: Sequence[Example], ridge: float, fold_Q: NDArray[np.int64], cutoffs: Sequence[int] = ()
+) -> list[dict[str, float]]:
+    """Return the scores of every example, ranked with weights learnt from the other folds."""
+    pairs = list(zip(examples, fold_Q.tolist(), strict=True))
+    weights = {
+        fold: fit_weights([example for example, own in pairs if own != fold], ridge) for fold in set(fold_Q.tolist())
     }
-    return [weights_by_fold[fold] for fold in folds]
+    return [score_example(example, weights[fold], cutoffs) for example, fold in pairs]
 
 
 def learn_fusion(
@@ -125,9 +122,9 @@ def learn_fusion(
         logger.info("no hybrid is learnt: %d questions with gold evidence, %d folds", len(drawn), config.folds)
         return None
     examples = gather(finder, chunks, drawn)
-    held_out = held_out_weights(examples, config.ridge, drawn_folds(len(drawn), config.folds, seed))
+    folds = drawn_folds(len(drawn), config.folds, seed)
     scores = {
-        "learned": mean_scores(list(map(score_example, examples, held_out))),
+        "learned": mean_scores(score_held_out(examples, config.ridge, folds)),
         "bm25": mean_scores(score_retriever(finder.bm25, chunks, drawn)),
         "dense": mean_scores(score_retriever(finder.dense, chunks, drawn)),
     }

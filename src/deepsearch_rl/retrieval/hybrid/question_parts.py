@@ -1,9 +1,8 @@
 """Split a question into sources, days and parts, which each ask for one passage.
 
 A multi-hop question names its passages one after the other ("Does the TechCrunch article on A ..., while The Verge
-reports B on October 4, 2023?"). Each passage answers one part, and a passage that fits one part well is worth more
-than one that fits all a little. Nothing here knows a corpus: sources come from the index's own row table, and parts
-are the pieces between punctuation, conjunctions, sources and dates.
+reports B on October 4, 2023?"), and a passage that fits one part well is worth more than one that fits all a little.
+Sources come from the index's row table; parts are the pieces between punctuation, conjunctions, sources and dates.
 """
 
 import itertools
@@ -13,13 +12,12 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Self
 
-from deepsearch_rl.retrieval.row_table import EPOCH
+from deepsearch_rl.retrieval.rows import EPOCH
 
 MAX_PARTS, MAX_SOURCES, MAX_DATES = 32, 16, 32
 """A question has a handful; a page pasted in place of one may have thousands, and each takes time."""
 Span = tuple[int, int]
-DayRange = tuple[int, int]
-"""First and last day since 1970-01-01; both belong to the range."""
+DayRange = tuple[int, int]  # first and last day since 1970-01-01; both belong to the range
 
 _BREAK = re.compile(
     r"\n|[,;:?!()]\s|[\"\u201c\u201d]"
@@ -50,26 +48,18 @@ _SPELLINGS = tuple(
 class QuestionParts:
     """A question, split."""
 
-    sources: tuple[int, ...]
-    """Codes of the first MAX_SOURCES sources that it names, ascending."""
+    sources: tuple[int, ...]  # codes of the first MAX_SOURCES sources that it names, ascending
     days: tuple[DayRange, ...]
-    whole: str
-    """The question without sources and dates."""
-    parts: tuple[str, ...]
-    """The first MAX_PARTS pieces of ``whole`` that have two words or more; all of it where there are none."""
+    whole: str  # the question without sources and dates
+    parts: tuple[str, ...]  # the first MAX_PARTS pieces of ``whole`` of two words or more; all of it where none is
 
 
 @dataclass(frozen=True, slots=True)
 class SourceNames:
-    """Finds the sources of a corpus in a text: as whole words, in any case, the longest name first.
+    """Finds the sources of a corpus in a text: as whole words, in any case, the longest name first."""
 
-    A name is looked up as a run of tokens, so that thousands of names cost no more than ten.
-    """
-
-    codes: dict[tuple[str, ...], tuple[int, ...]]
-    """By the tokens of a name; several sources may differ in case or spacing alone."""
-    longest: int
-    """Tokens of the longest name."""
+    codes: dict[tuple[str, ...], tuple[int, ...]]  # by a name's tokens; sources may differ in case or spacing alone
+    longest: int  # tokens of the longest name
 
     @classmethod
     def of(cls, sources: Sequence[str]) -> Self:
@@ -114,10 +104,7 @@ def split_question(question: str, names: SourceNames) -> QuestionParts:
 
 
 def find_dates(text: str) -> list[tuple[re.Match[str], DayRange]]:
-    """Return where a text names a day or a month of a year, in English or ISO spelling, in order.
-
-    Impossible dates are left out, as is every one beyond MAX_DATES.
-    """
+    """Return where a text names the first MAX_DATES days or months, in English or ISO spelling, in order."""
     dates: list[tuple[re.Match[str], DayRange]] = []
     for match in itertools.chain.from_iterable(spelling.finditer(text) for spelling in _SPELLINGS):
         overlaps = any(match.start() < other.end() and other.start() < match.end() for other, _ in dates)

@@ -15,7 +15,7 @@ Features are in [0, 1] but the last:
     document_length   ln of the number of chunks of its document: long documents match much by chance
 
 Fit is BM25 over the terms of :mod:`.sentence_terms`, where a term counts as often as sentences have it. Shares make
-numbers comparable between questions, and between a question's parts and sources: each has its own best candidate.
+numbers comparable between questions, and between a question's parts and sources.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from deepsearch_rl.retrieval.fusion import FusionConfig
 from deepsearch_rl.retrieval.hybrid.question_parts import QuestionParts, SourceNames, split_question
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms, term_ids
-from deepsearch_rl.retrieval.ranking import Ranking, Retriever, rank
-from deepsearch_rl.retrieval.row_table import RowTable
+from deepsearch_rl.retrieval.ranking import FusionConfig, Ranking, Retriever, rank
+from deepsearch_rl.retrieval.rows import RowTable
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -107,10 +106,7 @@ class HybridRetriever:
     weights_F: Floats
 
     def search(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
-        """Rank the allowed rows that either half lists; equal scores are ordered by row.
-
-        Scores compare rows of one query only, and may be negative.
-        """
+        """Rank the allowed rows that either half lists; scores compare rows of one query, and may be negative."""
         return [order(own, self.weights_F, top_k) for own in self.finder.find(queries, top_k, allowed_N)]
 
 

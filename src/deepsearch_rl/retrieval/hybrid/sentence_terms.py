@@ -6,8 +6,7 @@
     frequency.npy    int32: in how many chunks a term occurs, by the term modulo the array's length
     doc_chunks.npy   int32 N: into how many chunks the row's document was cut
 
-A term is the CRC-32 of its spelling, so that no vocabulary needs to be held; two of 100,000 terms meet by chance. A
-chunk's title is its first sentence, because its contents begin with the title on a line of its own.
+A term is the CRC-32 of its spelling, so that no vocabulary needs to be held. A chunk's title is its first sentence.
 """
 
 import zlib
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from deepsearch_rl.corpora.spans import sentence_spans
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.records import Chunk
-from deepsearch_rl.retrieval.columns import GrowingArray, open_column
+from deepsearch_rl.retrieval.rows import GrowingArray, open_column
 from deepsearch_rl.retrieval.sparse.analysis import analyse
 
 BUCKETS = 1 << 20
@@ -64,16 +63,11 @@ def write_sentence_terms(chunks: Iterable[Chunk], folder: Path) -> None:
 class Matches:
     """Where the U terms of a query occur among C candidates, whose S sentences stand one after the other."""
 
-    starts_C: NDArray[np.int64]
-    """The first sentence of each candidate."""
-    sentence_M: NDArray[np.int64]
-    """Of each match: in which sentence..."""
-    term_M: NDArray[np.int64]
-    """...which term of the query."""
-    counts_CU: NDArray[np.int64]
-    """In how many of its sentences a candidate has a term."""
-    length_C: NDArray[np.int64]
-    """Terms of a candidate, summed over its sentences."""
+    starts_C: NDArray[np.int64]  # the first sentence of each candidate
+    sentence_M: NDArray[np.int64]  # of each match: in which sentence...
+    term_M: NDArray[np.int64]  # ...which term of the query
+    counts_CU: NDArray[np.int64]  # in how many of its sentences a candidate has a term
+    length_C: NDArray[np.int64]  # terms of a candidate, summed over its sentences
     length_S: NDArray[np.int64]
 
 
@@ -90,12 +84,9 @@ class SentenceTerms:
     @classmethod
     def open(cls, folder: Path) -> Self:
         """Open what :func:`write_sentence_terms` wrote; raise ArtifactError where a file is missing or damaged."""
-        # Plain views, because slices of np.memmap cost microseconds each.
-        rows, sentences = (np.asarray(open_column(folder / f"{name}.npy", np.int64)) for name in ("rows", "sentences"))
-        terms = np.asarray(open_column(folder / "terms.npy", np.uint32))
-        frequency, doc_chunks = (
-            np.asarray(open_column(folder / f"{name}.npy", np.int32)) for name in ("frequency", "doc_chunks")
-        )
+        rows, sentences = (open_column(folder / f"{name}.npy", np.int64) for name in ("rows", "sentences"))
+        terms = open_column(folder / "terms.npy", np.uint32)
+        frequency, doc_chunks = (open_column(folder / f"{name}.npy", np.int32) for name in ("frequency", "doc_chunks"))
         fit = len(rows) == len(doc_chunks) + 1 > 1 and len(frequency) == BUCKETS
         if not fit or rows[-1] != len(sentences) - 1 or sentences[-1] != len(terms):
             raise ArtifactError(f"the files in {folder} do not fit each other; build the index again.")

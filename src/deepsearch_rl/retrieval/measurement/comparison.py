@@ -1,8 +1,7 @@
-"""An index's retrievers over questions with gold evidence.
+"""An index's retrievers over questions with gold evidence: means and 95 % intervals.
 
-Each has means and 95 % intervals. The hybrid is scored by cross-validation: each question is ranked with weights that
-were learnt from the other folds, so that no figure is of training questions. Intervals are percentile bootstraps over
-questions (Efron and Tibshirani 1993, ch. 13); a difference is taken question by question before it is resampled.
+The hybrid is scored by cross-validation. Intervals are percentile bootstraps over questions (Efron and Tibshirani 1993,
+ch. 13); a difference is taken question by question before it is resampled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,19 +16,16 @@ import numpy as np
 from deepsearch_rl.errors import ArtifactError, look_up
 from deepsearch_rl.records import Chunk, Question, Record
 from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.fusion import LearningConfig, ReciprocalRankFusion
-from deepsearch_rl.retrieval.gold import MRR, RANKED, Gold, with_gold
+from deepsearch_rl.retrieval.gold import MRR, RANKED, with_gold
 from deepsearch_rl.retrieval.hybrid import learning as hybrid
 from deepsearch_rl.retrieval.hybrid.retriever import CandidateFinder
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
-from deepsearch_rl.retrieval.ranking import Retriever
+from deepsearch_rl.retrieval.ranking import LearningConfig, ReciprocalRankFusion, Retriever
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_finder, open_halves, open_retriever
 
 COMPARED = ("bm25", "dense", "rrf", "hybrid")
-MEASURED_CHUNKS = 10_000
-"""Chunk lengths are means over at most so many chunks, evenly spaced."""
-Scores = dict[str, list[float]]
-"""A score per question, by metric."""
+MEASURED_CHUNKS = 10_000  # chunk lengths are means over at most so many chunks, evenly spaced
+Scores = dict[str, list[float]]  # a score per question, by metric
 
 
 class Interval(Record):
@@ -44,7 +40,6 @@ class ChunkLength(Record):
     """Mean length of a chunk with its title: longer chunks hold more facts, which flatters every score."""
 
     words: float
-    """Runs of anything but white space."""
     characters: float
 
 
@@ -52,12 +47,10 @@ class Comparison(Record):
     """The scores of every retriever."""
 
     questions: int
-    gold: dict[str, int]
-    """Questions by kind of gold evidence: facts, documents, titles."""
+    gold: dict[str, int]  # questions by kind of gold evidence: facts, documents, titles
     chunks: int
     chunk_length: ChunkLength
-    scores: dict[str, dict[str, Interval]]
-    """By retriever and metric."""
+    scores: dict[str, dict[str, Interval]]  # by retriever and metric
     hybrid_minus_better_half: dict[str, Interval]
     """By metric, against whichever of bm25 and dense has the greater MRR@10; empty unless all three are compared."""
 
@@ -74,13 +67,9 @@ def compare_retrievers(
 ) -> Comparison:
     """Score retrievers of an index, out of ``COMPARED``, over the questions whose gold evidence is known.
 
-    ``searcher`` is any opened retriever of the index, for its chunks. ``cutoffs`` are the k of hits@k and evidence
-    recall@k. ``learning`` says how the hybrid learns in every fold; None scores the ranking that the index stores.
-    ``draws`` are the resamples of an interval, which ``seed`` draws, as it does the folds.
-
-    Raises:
-        ArtifactError: no question has gold evidence, or fewer have than there are folds.
-        UnknownNameError: there is no such retriever.
+    ``searcher`` is any opened retriever of the index, for its chunks. ``learning`` says how the hybrid learns in every
+    fold; None scores the ranking that the index stores. ``seed`` draws the folds and the ``draws`` resamples.
+    Raise ArtifactError for too little gold evidence, UnknownNameError for a retriever that is not there.
     """
     chunks, examples = searcher.chunks, with_gold(questions)
     if len(examples) < (learning.folds if learning else 1):
@@ -97,7 +86,10 @@ def compare_retrievers(
     for name in retrievers:
         open_compared = look_up("retriever", name, openers)
         if name == "hybrid" and learning is not None:
-            rows = _cross_validated(chunks, index_dir, examples, cutoffs, learning, seed)
+            with opened_finder(index_dir, chunks) as finder:
+                gathered = hybrid.gather(finder, chunks, examples, max((*cutoffs, RANKED)))
+            folds = hybrid.drawn_folds(len(gathered), learning.folds, seed)
+            rows = hybrid.score_held_out(gathered, learning.ridge, folds, cutoffs)
         else:
             rows = hybrid.score_retriever(open_compared(), chunks, examples, cutoffs)
         scores[name] = {metric: [row[metric] for row in rows] for metric in rows[0]}
@@ -136,21 +128,6 @@ def intervals(scores: Scores, seed: int, draws: int) -> dict[str, Interval]:
         low, high = np.percentile(means or [mean], (2.5, 97.5)).tolist()
         result[metric] = Interval(mean=mean, low=low, high=high)
     return result
-
-
-def _cross_validated(
-    chunks: Sequence[Chunk],
-    index_dir: Path,
-    questions: Sequence[tuple[str, Gold]],
-    cutoffs: Sequence[int],
-    learning: LearningConfig,
-    seed: int,
-) -> list[dict[str, float]]:
-    with opened_finder(index_dir, chunks) as finder:
-        examples = hybrid.gather(finder, chunks, questions, max((*cutoffs, RANKED)))
-    folds = hybrid.drawn_folds(len(examples), learning.folds, seed)
-    weights = hybrid.held_out_weights(examples, learning.ridge, folds)
-    return [hybrid.score_example(example, own, cutoffs) for example, own in zip(examples, weights, strict=True)]
 
 
 @contextmanager

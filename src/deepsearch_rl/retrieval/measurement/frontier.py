@@ -1,7 +1,4 @@
-"""Recall, speed and memory of every kind of vector index, over the vectors at hand.
-
-Every kind is built and searched at rising effort (nprobe, ef_search, refine_factor). A point of the frontier is a
-setting with
+"""Recall, speed and memory of every kind of vector index, over the vectors at hand, at rising effort.
 
 - *recall@5*: the mean share of the true five nearest rows that are among the first five hits;
 - *queries/s*: per CPU second of one thread, all files in the page cache (so that a busy machine does not tell);
@@ -48,8 +45,6 @@ REFINE_FACTORS = (2.0, 4.0, 8.0)
 EF_SEARCHES = (16, 32, 64, 128, 256)
 TRAIN_ROWS = 65_536
 REPEATS = 2
-EXACT_BATCH = 64
-"""Queries of one exact search, of which progress is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +78,7 @@ def without_own(rows: Sequence[NDArray[np.int64]], own_Q: NDArray[np.int64]) -> 
 
 
 def prepare_queries(file: VectorFile, queries: Path | None, sampled: int, out: Path, seed: int) -> Queries:
-    """Find the true rows of the vectors in ``queries``, or of ``sampled`` rows of the file, not counting themselves.
-
-    Raises:
-        ArtifactError: the query file is missing, or has another dimension than the vectors.
-        ConfigError: there are too few vectors to rank.
-    """
+    """Find the true rows of the vectors in ``queries``, or of ``sampled`` rows of the file, not counting themselves."""
     if file.rows <= TOP_K:
         raise ConfigError(f"{file.rows} vectors are too few to measure recall@{TOP_K}; {TOP_K + 1} are needed.")
     if queries is None:
@@ -105,20 +95,13 @@ def prepare_queries(file: VectorFile, queries: Path | None, sampled: int, out: P
 
 def exact_rows(file: VectorFile, queries_QD: NDArray[np.float32], top_k: int) -> list[NDArray[np.int64]]:
     """Return the true best rows of every query."""
-    rows: list[NDArray[np.int64]] = []
-    with ProgressBar("exact search", len(queries_QD), "queries") as bar:
-        for start in range(0, len(queries_QD), EXACT_BATCH):
-            rankings = FlatIndex(file).search(queries_QD[start : start + EXACT_BATCH], top_k)
-            rows += [ranking.rows_K for ranking in rankings]
-            bar.advance(len(rankings))
-    return rows
+    return [ranking.rows_K for ranking in FlatIndex(file).search(queries_QD, top_k)]
 
 
 def sweeps(rows: int, dimension: int, kinds: Sequence[str], nlist: int | None) -> list[list[VectorsConfig]]:
     """Return the settings of every build; product codes are built once, to be searched with refining and without.
 
-    ``nlist`` is the square root of the rows where it is not given. Codes are a byte per eight dimensions, as the
-    published wiki-18 index has them, or four bits per six. A kind that does not exist raises UnknownNameError.
+    Codes are a byte per eight dimensions, as the published wiki-18 index has them, or four bits per six.
     """
     for kind in kinds:
         look_up("kind of vector index", kind, KINDS)

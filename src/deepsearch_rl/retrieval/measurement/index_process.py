@@ -1,8 +1,6 @@
-"""Measures vector indexes, each in a process of its own.
+"""Measures vector indexes, each opened in a process of its own that does nothing else, on one thread.
 
-Memory that a library took stays with its process, and one index's cached pages or threads would flatter the next. An
-index is therefore opened in a fresh process that does nothing else, on one thread. Several can be open at once and be
-timed in turns, so that a busy machine slows all of them alike.
+Memory that a library took stays with its process, and one index's cached pages would flatter the next.
 """
 
 import ctypes
@@ -17,10 +15,10 @@ from typing import Self, TypeVar
 
 import faiss
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex, RefinedIndex
 from deepsearch_rl.retrieval.vectors.building import FAST_SCAN_BITS, INDEX_FILE, VECTORS_FILE
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig, IvfPqRefineConfig, VectorsConfig
@@ -85,10 +83,7 @@ class IndexProcess:
         return self._process.submit(function, *arguments).result()
 
     def search(self, queries: Path, top_k: int, batch: int, config: VectorsConfig | None = None) -> Timing:
-        """Search for all rows of a query file, ``batch`` at a time.
-
-        ``config`` may change the fields of a search, and may leave out the refining of an index.
-        """
+        """Search for all rows of a query file; ``config`` may change the effort of a search, or leave out refining."""
         return self.call(_search, self._opening, config, queries, top_k, batch)
 
     def anonymous_mb(self) -> float:
@@ -133,7 +128,5 @@ def _search(opening: Opening, config: VectorsConfig | None, queries: Path, top_k
 
 def _anonymous_mb() -> float:
     ctypes.CDLL(None).malloc_trim(0)  # freed memory that was not given back belongs to no index
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024 / MEGABYTE
-    raise ArtifactError("/proc/self/status has no RssAnon; memory is measured on Linux alone.")
+    memory = psutil.Process().memory_info()
+    return (memory.rss - memory.shared) / MEGABYTE

@@ -4,17 +4,15 @@
 the body. A string of the body that is ``"{top_k}"`` and nothing else becomes a number. Paths into the answer are dotted
 keys, where a number is a position in a list: ``web.results``, ``data.0.items``. docs/retrieval.md has examples.
 
-A request is repeated where that may help, and has limits of time and size; the key is never shown. The HTTP transport
-is used without a client around it: a client would log URLs, keep cookies and follow redirects.
+The HTTP transport is used without a client around it: a client would log URLs, and the key may be in one.
 """
 
+import contextlib
 import email.utils
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import quote, urlsplit
@@ -34,10 +32,8 @@ logger = logging.getLogger(__name__)
 
 PLACEHOLDERS = ("query", "top_k", "key")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
-MAX_REDIRECTS = 3
 ERROR_CHARS = 200
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_VISIBLE = re.compile(r"[\x21-\x7e]+")
 
 AnswerPath = Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]
 ResultField = Literal["title", "text", "url", "score"]
@@ -119,21 +115,6 @@ def read_online_config(path: Path) -> OnlineConfig:
         raise ConfigError(f"{path}, {field or 'file'}: {problem}.") from error
 
 
-def read_key(config: OnlineConfig) -> str | None:
-    """Return the key from the variable that the config names, if any; raise ConfigError where it holds no key."""
-    if config.api_key_variable is None:
-        return None
-    key = os.environ.get(config.api_key_variable, "").strip()
-    if not key:
-        raise ConfigError(f"set the environment variable {config.api_key_variable} to the key of {config.place}.")
-    if not _VISIBLE.fullmatch(key):
-        raise ConfigError(
-            f"the environment variable {config.api_key_variable} holds spaces, control or non-ASCII characters, "
-            f"which no key has; set it again."
-        )
-    return key
-
-
 class _TryAgainError(Exception):
     """An attempt failed in a way that may pass; ``wait_s`` is the Retry-After of the endpoint, if any."""
 
@@ -156,15 +137,10 @@ class SearchEndpoint:
         self._transport.close()
 
     def ask(self, query: str, top_k: int) -> JsonValue:
-        """Return the endpoint's parsed answer to a query.
-
-        Raises:
-            EndpointDownError: it kept failing, or asks for a longer wait than is allowed.
-            EndpointError: it refused, or its answer is not JSON.
-        """
+        """Return the parsed answer to a query; raise EndpointDownError where it kept failing, else EndpointError."""
         request = self._request({"query": query, "top_k": str(top_k), "key": self._key or ""})
         config = self.config
-        policy = retry(
+        repeated = retry(
             config.attempts,
             config.backoff_s,
             _TryAgainError,
@@ -173,7 +149,7 @@ class SearchEndpoint:
             sleep=self._sleep,
         )
         try:
-            return policy(lambda: self._exchange(request))()
+            return repeated(self._exchange)(request)
         except _TryAgainError as failure:
             problem = f"{failure} ({config.attempts} attempts)."
             if failure.wait_s is not None and failure.wait_s > config.max_wait_s:
@@ -204,58 +180,34 @@ class SearchEndpoint:
             raise self.error(f"a query of {len(values['query'])} characters does not fit into its URL.") from error
 
     def _exchange(self, request: httpx.Request) -> JsonValue:
-        """Send a request, follow redirects within its own origin, and return the parsed body of a success."""
-        deadline = time.monotonic() + self.config.timeout_s
-        for _ in range(MAX_REDIRECTS + 1):
-            try:
-                response = self._transport.handle_request(request)
-                response.request = request
-                try:
-                    body = self._read(response, deadline)
-                finally:
-                    response.close()
-            except httpx.TimeoutException as error:
-                raise _TryAgainError(f"no answer within {self.config.timeout_s:g} s.") from error
-            except (httpx.TransportError, httpx.DecodingError) as error:
-                raise _TryAgainError(f"the connection failed ({str(error) or type(error).__name__}).") from error
-            if not response.has_redirect_location:
-                return self._parsed(response, body)
-            request = self._redirected(request, response)
-        raise self.error(f"it redirected more than {MAX_REDIRECTS} times.")
-
-    def _read(self, response: httpx.Response, deadline: float) -> bytes:
-        limit = self.config.max_response_bytes
-        body = bytearray()
-        for block in response.iter_bytes():
-            body += block
-            if len(body) > limit:
-                raise self.error(f"the answer is longer than max_response_bytes, {limit}.")
-            if time.monotonic() > deadline:
-                raise _TryAgainError(f"the answer was not complete within {self.config.timeout_s:g} s.")
-        return bytes(body)
-
-    def _redirected(self, request: httpx.Request, response: httpx.Response) -> httpx.Request:
+        """Send a request and return the parsed body of a success."""
+        config, body = self.config, bytearray()
+        deadline = time.monotonic() + config.timeout_s
         try:
-            url = request.url.join(response.headers["location"])
-        except httpx.InvalidURL as error:
-            raise self.error("it redirected to something that is not a URL.") from error
-        if (url.scheme, url.host, url.port) != (request.url.scheme, request.url.host, request.url.port):
-            # The key would travel along, in a header, the body, or the URL itself.
-            raise self.error(f"it redirects to another host, {url.scheme}://{url.host}; correct the url in the config.")
-        if request.method != "GET" and response.status_code not in (307, 308):
-            raise self.error(f"it redirects a POST with status {response.status_code}; correct the url in the config.")
-        return httpx.Request(
-            request.method, url, headers=request.headers, content=request.content, extensions=request.extensions
-        )
-
-    def _parsed(self, response: httpx.Response, body: bytes) -> JsonValue:
+            response = self._transport.handle_request(request)
+            with contextlib.closing(response):
+                for block in response.iter_bytes():
+                    body += block
+                    if len(body) > config.max_response_bytes:
+                        raise self.error(f"the answer is longer than max_response_bytes, {config.max_response_bytes}.")
+                    if time.monotonic() > deadline:
+                        raise _TryAgainError(f"the answer was not complete within {config.timeout_s:g} s.")
+        except httpx.TimeoutException as error:
+            raise _TryAgainError(f"no answer within {config.timeout_s:g} s.") from error
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            raise _TryAgainError(f"the connection failed ({str(error) or type(error).__name__}).") from error
         # An endpoint may repeat the key, in a link for example. It goes first: a part of it would not be recognised.
-        text, status = redact(body.decode(errors="replace"), [self._key]), response.status_code
-        start = " ".join(text.split())[:ERROR_CHARS]
+        return self._parsed(response, redact(body.decode(errors="replace"), [self._key]))
+
+    def _parsed(self, response: httpx.Response, text: str) -> JsonValue:
+        status, start = response.status_code, " ".join(text.split())[:ERROR_CHARS]
         if not response.is_success:
             quoted = f"status {status}" + (f", {start!r}" if start else "")
             if status == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:
-                raise _TryAgainError(f"{quoted}.", _retry_after_s(response.headers.get("retry-after")))
+                raise _TryAgainError(f"{quoted}.", _retry_after_s(response.headers.get("retry-after", "")))
+            if response.has_redirect_location:  # not followed: the key would travel along
+                target = response.headers["location"].partition("?")[0][:ERROR_CHARS]
+                quoted = f"status {status}, a redirect to {target!r}; correct the url in the config"
             if status in (401, 403) and self.config.api_key_variable:
                 quoted += f"; is the key in {self.config.api_key_variable} right?"
             raise self.error(quoted)
@@ -281,14 +233,10 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
 
 
-def _retry_after_s(value: str | None) -> float | None:
+def _retry_after_s(value: str) -> float | None:
     """Return the seconds of a Retry-After header (RFC 9110, section 10.2.3); None without a readable one."""
-    if value is None:
-        return None
-    if value.strip().isdecimal():
+    if value.isdecimal():
         return float(value)
-    try:
-        until = email.utils.parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    return max(0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - time.time())
+    with contextlib.suppress(ValueError):
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    return None

@@ -1,7 +1,6 @@
 """Turn an endpoint's JSON into hits, so that an online search is served like an index.
 
-What the :class:`FieldMap` names must be there: a wrong map that quietly found nothing would look like a web without
-answers.
+What the :class:`FieldMap` names must be there: an empty list would look like a web without answers.
 """
 
 import hashlib
@@ -13,13 +12,9 @@ from pydantic import JsonValue
 
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.records import Chunk, ChunkMetadata
-from deepsearch_rl.retrieval.online.endpoint import (
-    ResultField,
-    SearchEndpoint,
-    read_key,
-    read_online_config,
-)
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.redaction import read_key
+from deepsearch_rl.retrieval.online.endpoint import ResultField, SearchEndpoint, read_online_config
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 
 MAX_ERROR_KEYS = 12
@@ -29,8 +24,7 @@ _KINDS = {dict: "an object", list: "a list", str: "text", bool: "a truth value",
 class OnlineSearcher:
     """Searches through an endpoint; safe to use from several threads, which share its limit of requests at once.
 
-    A result becomes a chunk: its id is the URL, or a digest of its contents where it has none. A hit's ``row`` is the
-    result's place in the answer.
+    A result's id is its URL, or a digest of its contents. A hit's ``row`` is the result's place in the answer.
     """
 
     def __init__(self, endpoint: SearchEndpoint) -> None:
@@ -43,15 +37,12 @@ class OnlineSearcher:
         self._endpoint.close()
 
     def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
-        """Return at most ``top_k`` hits per query, best first; a blank query finds nothing, without a request.
+        """Return at most ``top_k`` >= 1 hits per query, best first; a blank query finds nothing, without a request.
 
         Raises:
-            ValueError: ``top_k`` is below 1.
             ConfigError: there is a filter, and an endpoint cannot be given one.
             EndpointError: the endpoint failed for one of the queries, or its answer is not as the config says.
         """
-        if top_k < 1:
-            raise ValueError(f"top_k must be at least 1, not {top_k}")
         if where is not None and where != Filter():
             raise ConfigError(f"online search {self.config.name!r} takes no filters; put them into the query.")
         return list(self._threads.map(lambda query: self._search(query, top_k), queries))
@@ -62,18 +53,14 @@ class OnlineSearcher:
         return self._hits(self._endpoint.ask(query, min(top_k, self.config.max_results)))[:top_k]
 
     def _hits(self, answer: JsonValue) -> list[Hit]:
-        """Return results of different contents, best score first, equal scores in the endpoint's order.
-
-        A second passage of the same URL gets a digest for its id.
-        """
+        """Return results of different contents, best score first; a URL's second passage has a digest for its id."""
         fields = self.config.fields
         results = answer if fields.results is None else value_at(answer, fields.results)
         if results is None and fields.results_optional:
             return []
         if not isinstance(results, list):
-            path = "the answer itself" if fields.results is None else f"results path {fields.results!r}"
             problem = "leads nowhere" if results is None else f"is no list but {_KINDS[type(results)]}"
-            raise self._endpoint.error(f"{path} {problem}; the answer {_keys_of(answer)}.")
+            raise self._endpoint.error(f"results path {fields.results!r} {problem}; the answer {_keys_of(answer)}.")
         by_contents: dict[str, Hit] = {}
         ids: set[str] = set()
         for row, result in enumerate(results):
@@ -128,7 +115,8 @@ class OnlineSearcher:
 def open_online(config_path: Path) -> OnlineSearcher:
     """Return the searcher that a YAML file describes, with its key; raise what reading file and key raises."""
     config = read_online_config(config_path)
-    return OnlineSearcher(SearchEndpoint(config, read_key(config)))
+    key = config.api_key_variable and read_key(config.api_key_variable, config.place)
+    return OnlineSearcher(SearchEndpoint(config, key))
 
 
 def value_at(value: JsonValue, path: str) -> JsonValue:

@@ -1,7 +1,6 @@
 """Answers and pages as they are sent, and a bounded cache of answers.
 
-A document is written as JSON once, when it is found. A repeated query is then a look-up and a copy of bytes, and a
-cached answer takes half the memory of its records.
+A document is written as JSON once, when it is found; a repeated query is then a look-up and a copy of bytes.
 """
 
 import math
@@ -16,15 +15,13 @@ from pydantic_core import from_json, to_json
 
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import NonEmpty
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 
 MAX_CACHE_BYTES = 32 * 2**20
 """Size of all cached answers, whatever their number: long answers must not push the memory up."""
-MAX_CACHED_BYTES = MAX_CACHE_BYTES // 64
-"""Size of one cached answer. Nobody asks for hundreds of passages twice."""
-_PASSAGE_BYTES = 400
-"""About what a passage takes beside its texts."""
+MAX_CACHED_BYTES = MAX_CACHE_BYTES // 64  # size of one cached answer: nobody asks for hundreds of passages twice
+_PASSAGE_BYTES = 400  # about what a passage takes beside its texts
 
 
 class SearchKey(NamedTuple):
@@ -125,8 +122,5 @@ def normalise_url(url: str) -> str:
 
 
 def read_pages(path: Path) -> dict[str, bytes]:
-    """Return the pages of a JSON Lines file for ``POST /access`` (ASearcher, RLinf), as JSON, by normalised URL.
-
-    A missing file raises ArtifactError, a line without ``url`` or ``contents`` RecordError.
-    """
+    """Return the pages of a JSON Lines file for ``POST /access``, as JSON, by URL; raise as :func:`read_jsonl`."""
     return {normalise_url(page.url): to_json(page, inf_nan_mode="null") for page in read_jsonl(path, Page)}

@@ -1,13 +1,9 @@
 """A queue before the searcher: one search at a time, many queries per search.
 
 Searches run in a thread of their own, one after the other. Queries that arrive while one runs wait, and the next search
-takes all of them at once: an idle server answers immediately, a busy one works in batches. A window lets a search wait
-for more queries even when nothing runs, which costs an idle client that time and pays where encoding a batch is much
-cheaper than encoding its queries one by one.
-
-Queries share a search where they ask for as many passages by the same filter. They are not cut from one larger search:
-an approximate index, a fusion or a reranker looks further for ten passages than for three, and an answer must not
-depend on what else happened to wait.
+takes all of them at once; a window lets it wait for more even when nothing runs. Queries share a search where they ask
+for as many passages by the same filter: an approximate index, a fusion or a reranker looks further for ten passages
+than for three, and an answer must not depend on what else happened to wait.
 """
 
 import asyncio
@@ -16,20 +12,19 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from deepsearch_rl.errors import DeepsearchError, EndpointDownError, EndpointError
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import SearchesChunks
 from deepsearch_rl.retrieval.server.answers import Answer, AnswerCache, SearchKey
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
 
 _LOG = logging.getLogger(__name__)
-OTHER_ROUTE = "other"
-"""The label of paths that are no routes."""
+OTHER_ROUTE = "other"  # the label of paths that are no routes
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -43,7 +38,7 @@ class SearchFailedError(EndpointError):
 
 
 class Metrics:
-    """Counters for ``GET /metrics``. Labels take few values: known routes and statuses, never a query or a client."""
+    """Counters for ``GET /metrics``. Labels are known routes and statuses, never a query or a client."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -61,15 +56,11 @@ class Metrics:
         self.search_failures = counter("deepsearch_search_failures", "Searches that raised an error.")
         self.cache_hits = counter("deepsearch_cache_hits", "Queries answered from the cache.")
         self.cache_misses = counter("deepsearch_cache_misses", "Queries that were searched for.")
-        self.coalesced = counter(
-            "deepsearch_coalesced_queries", "Queries answered by a running search for the same query."
-        )
+        text = "Queries answered by a running search for the same query."
+        self.coalesced = counter("deepsearch_coalesced_queries", text)
+        text = "Queries that wait or are being searched."
+        self.queue_queries = Gauge("deepsearch_queue_queries", text, registry=self._registry)
         ProcessCollector(registry=self._registry)
-
-    def watch_queue(self, depth: Callable[[], int]) -> None:
-        """Report ``depth()`` as the number of queries that wait or are being searched."""
-        gauge = Gauge("deepsearch_queue_queries", "Queries that wait or are being searched.", registry=self._registry)
-        gauge.set_function(depth)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
@@ -83,17 +74,14 @@ class Metrics:
 
 
 class SearchQueue:
-    """A bounded queue and a cache before a searcher; an async context manager of the event loop that serves.
-
-    Equal queries share one search: answers come from the cache, and searches that run or wait are not started twice.
-    """
+    """A bounded queue and a cache before a searcher; equal queries share one search. Used with ``async with``."""
 
     def __init__(self, searcher: SearchesChunks, config: RetrievalConfig, metrics: Metrics) -> None:
         self._searcher, self._config, self._metrics = searcher, config, metrics
         self._cache = AnswerCache(config.cache_entries)
         self._in_flight: dict[SearchKey, asyncio.Future[Answer]] = {}
         self._waiting: queue.SimpleQueue[SearchKey | None] = queue.SimpleQueue()
-        metrics.watch_queue(lambda: len(self._in_flight))
+        metrics.queue_queries.set_function(lambda: len(self._in_flight))
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -106,11 +94,10 @@ class SearchQueue:
         self._settle({search: SearchFailedError("the server is stopping.") for search in self._in_flight})
 
     async def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[Answer]:
-        """Return one answer per query, with the hits that :meth:`Searcher.search` gives.
+        """Return one answer per query, with the hits that :meth:`SearchesChunks.search` gives.
 
         Raises:
-            OverloadedError: with these, more than ``max_pending`` queries would wait. A request is always taken where
-                no query waits, however long it is.
+            OverloadedError: other queries wait, and with these more than ``max_pending`` would.
             SearchFailedError: the search for one of the queries raised an error.
         """
         searches = [SearchKey(query, top_k, where) for query in queries]
@@ -179,29 +166,22 @@ class SearchQueue:
     def _answer(self, searches: Sequence[SearchKey]) -> dict[SearchKey, Answer | SearchFailedError]:
         """Return the outcomes of searches with the same top_k and filter.
 
-        If they fail together, each is tried alone, until an endpoint is down: the rest would wait for it in turn.
+        If they fail together, either half is tried alone, unless an endpoint is down: all would wait for it in turn.
         """
-        outcomes: dict[SearchKey, Answer | SearchFailedError] = {}
         _, top_k, where = searches[0]
         started = time.perf_counter()
         try:
             hits = self._searcher.search([search.query for search in searches], top_k, where)
-            outcomes |= {search: Answer.of(own) for search, own in zip(searches, hits, strict=True)}
-        # Whatever the error is, it belongs to these requests. Libraries in Rust panic with what is no Exception, and a
-        # thread that ended would leave every later request waiting.
+            outcomes: dict[SearchKey, Answer | SearchFailedError] = {
+                search: Answer.of(own) for search, own in zip(searches, hits, strict=True)
+            }
+        # Libraries in Rust panic with what is no Exception, and without this thread every later request would wait.
         except BaseException as error:  # noqa: BLE001
             if len(searches) == 1 or isinstance(error, EndpointDownError):
                 self._metrics.search_failures.inc(len(searches))
-                outcomes |= dict.fromkeys(searches, _client_error(error))
-                return outcomes
-            for position, search in enumerate(searches, 1):
-                outcomes |= self._answer([search])
-                outcome = outcomes[search]
-                if isinstance(outcome, SearchFailedError) and isinstance(outcome.__cause__, EndpointDownError):
-                    self._metrics.search_failures.inc(len(searches) - position)
-                    outcomes |= dict.fromkeys(searches[position:], outcome)
-                    break
-            return outcomes
+                return dict.fromkeys(searches, _client_error(error))
+            half = len(searches) // 2
+            return self._answer(searches[:half]) | self._answer(searches[half:])
         self._metrics.search_seconds.observe(time.perf_counter() - started)
         self._metrics.batch_queries.observe(len(searches))
         return outcomes
@@ -209,12 +189,9 @@ class SearchQueue:
 
 def _client_error(error: BaseException) -> SearchFailedError:
     """Return the error as a client may read it: our own messages are fit for that, others may hold anything."""
-    if isinstance(error, DeepsearchError):
-        # Without its causes: an HTTP library's error may quote a URL or a header, and those may hold an API key.
-        _LOG.error("a search failed: %s", error)
-        failure = SearchFailedError(str(error))
-    else:
-        _LOG.error("a search failed", exc_info=error)
-        failure = SearchFailedError("the search failed; see the log.")
+    is_ours = isinstance(error, DeepsearchError)
+    # Ours without causes: an HTTP library's error may quote a URL or a header, and those may hold an API key.
+    _LOG.error("a search failed: %s", error, exc_info=None if is_ours else error)
+    failure = SearchFailedError(str(error) if is_ours else "the search failed; see the log.")
     failure.__cause__ = error
     return failure

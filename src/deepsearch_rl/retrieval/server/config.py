@@ -24,10 +24,7 @@ class RetrievalConfig(Record):
     startup_timeout_s: float = Field(gt=0, description="for opening the index")
 
     def search_fingerprint(self) -> str:
-        """Return the SHA-256 of the settings that change what a search finds, and of the files they name.
-
-        How searches wait, share and are cached changes no answer. A missing file is left to the server, which names it.
-        """
+        """Return the SHA-256 of the settings that change what a search finds, and of the files they name."""
         online = self.online and self.online.is_file() and sha256_file(self.online)
         reranker = self.reranker and [self.reranker.model_dump(mode="json"), file_digests(self.reranker.model)]
         return sha256_json([self.retriever, self.top_k, str(self.online), online, reranker])

@@ -2,14 +2,11 @@
 
     python -m deepsearch_rl.retrieval.server.launch SOCKET     (started by serve_index)
 
-It answers once the index is open and warm, listens on loopback by default, and stops on SIGTERM or SIGINT: running
-requests are answered, new connections are refused.
+It stops on SIGTERM or SIGINT: running requests are answered, new connections are refused.
 """
 
 import contextlib
-import errno
 import logging
-import os
 import resource
 import signal
 import socket
@@ -21,16 +18,14 @@ import uvicorn
 
 from deepsearch_rl.errors import ConfigError, DeepsearchError
 from deepsearch_rl.processes import LOOPBACK, running_server
+from deepsearch_rl.redaction import read_key
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.retrieval.server.requests import Guard, is_loopback
 from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine
 
 _LOG = logging.getLogger(__name__)
-SHUTDOWN_TIMEOUT_S = 10
-"""How long running requests may take once the server must stop."""
-SWITCH_INTERVAL_S = 0.0005
-"""How long the search thread may keep the interpreter from the thread that serves. With Python's 5 ms, every answer
-from the cache waits that long while a search runs: measured, a third to two thirds fewer of them."""
+SHUTDOWN_TIMEOUT_S = 10  # how long running requests may take once the server must stop
+SWITCH_INTERVAL_S = 0.0005  # with Python's 5 ms, every answer from the cache waits so long for the search thread
 MAX_OPEN_FILES = 65_536
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept: a trainer pauses between rollouts for longer than most servers wait."""
@@ -40,10 +35,7 @@ KEEP_ALIVE_S = 75
 def serve_index(index_dir: Path, chunks_path: Path, config: RetrievalConfig) -> Iterator[str]:
     """Serve an index from its own process on a free loopback port and yield the base URL (MCP is at URL + "/mcp").
 
-    The server answers when the block begins and is stopped when it ends; it also stops when this process is killed.
-
-    Raises:
-        EndpointError: the server did not come up in time; the message holds what it wrote.
+    Raise EndpointError where the server does not come up in time; it also stops when this process is killed.
     """
     server = ServerConfig(
         retrieval=config,
@@ -71,12 +63,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {host} is in use; stop the program that holds it, or choose another port "
-                f"(0 takes a free one)."
-            ) from error
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}.") from error
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another port (0 takes a free one)."
+        ) from error
     # Accepted connections inherit this. asyncio sets it only on sockets whose protocol number is given, which it is not
     # here; without it every answer waits 40 ms for the client's delayed acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -94,18 +83,10 @@ def open_listener(config: ServerConfig) -> socket.socket:
 
 
 def serve(config: ServerConfig, listener: socket.socket) -> None:
-    """Open the index and serve it on a socket until a signal comes.
-
-    Raises:
-        ArtifactError: the index, the pages or the reranker are missing, incomplete or of other chunks.
-        ConfigError: the environment variable that should hold the token, or the online search's key, is not set.
-    """
+    """Serve an index or an online search on a socket until a signal comes; raise as read_key and open_engine."""
     token = None
     if config.token_variable is not None:
-        token = os.environ.get(config.token_variable, "").strip().encode()
-        if not token:
-            variable = config.token_variable
-            raise ConfigError(f"the environment variable {variable} should hold the server's token and is not set.")
+        token = read_key(config.token_variable, "this server").encode()
     settings, guard = config.retrieval, Guard(token, loopback=not config.public)
     app = RetrievalApp(open_engine(config), settings, guard)
     server = uvicorn.Server(
@@ -131,7 +112,9 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
         signal.signal(number, server.handle_exit)
     # The MCP library logs the contents of a request that it refuses.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
-    _allow_connections()
+    # A trainer's rollouts hold a connection each, and 1,024 open files is the usual limit.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_OPEN_FILES)), hard))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -141,14 +124,6 @@ def serve(config: ServerConfig, listener: socket.socket) -> None:
     _LOG.info("serving %s by %s at %s (MCP at /mcp), %s", source, retriever, address, auth)
     server.run(sockets=[listener])
     _LOG.info("stopped serving %s", source)
-
-
-def _allow_connections() -> None:
-    """Raise the limit of open files: a trainer's rollouts hold a connection each, and 1,024 is the usual limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def log_to_stderr() -> None:

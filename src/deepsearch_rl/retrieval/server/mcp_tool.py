@@ -1,11 +1,8 @@
 """Search tools over MCP: server ``retrieval_server``, tool ``retrieve`` (DeepSearch-RL's dialect).
 
-The model reads the text content, plain passages. Programs read the structured content beside it,
-``{"result": [{"chunk", "chunk_id", "score"[, "metadata"]}, ...]}``. A failure is a result with ``isError``, never an
-empty list: an agent that takes a broken index for "nothing found" learns to give up.
-
-Where the corpus names sources or days, ``retrieve_filtered`` searches among some of them. It is a tool of its own, so
-that ``retrieve`` stays the one that models were trained with.
+The model reads the text content, plain passages; programs read the structured content beside it. A failure is a result
+with ``isError``, never an empty list: an agent that takes a broken index for "nothing found" learns to give up.
+``retrieve_filtered`` is a tool of its own, so that ``retrieve`` stays the one that models were trained with.
 """
 
 from datetime import date
@@ -19,7 +16,7 @@ from pydantic import Field, JsonValue, ValidationError
 from deepsearch_rl import __version__
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.retrieval.passages import format_passages
-from deepsearch_rl.retrieval.row_table import Filter
+from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.server.batching import SearchQueue
 from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
 

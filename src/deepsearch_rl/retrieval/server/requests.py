@@ -2,10 +2,7 @@
 
 A page in a browser on this machine can make a foreign name resolve to 127.0.0.1 (DNS rebinding) and then reads whatever
 answers there. Such a request carries that name as its Host, so a server that listens on loopback answers to loopback's
-names alone. Programs that send no Host or Origin are no browsers.
-
-The limits of a body leave room for a trainer that sends the queries of a whole step at once, and none for a request
-that would fill the memory.
+names alone. The limits of a body leave room for a trainer that sends the queries of a whole step at once.
 """
 
 import asyncio
@@ -25,15 +22,12 @@ from starlette.types import Message, Receive, Scope
 from deepsearch_rl.files import first_problem
 
 MAX_BODY_BYTES = 4 * 2**20
-BODY_TIMEOUT_S = 30
-"""How long a client may take to send a body."""
+BODY_TIMEOUT_S = 30  # how long a client may take to send a body
 MAX_QUERIES = 10_000
 MAX_QUERY_CHARS = 32_768
-MAX_DOCUMENTS = 50_000
-"""Queries times passages of one request."""
+MAX_DOCUMENTS = 50_000  # queries times passages of one request
 MAX_URLS = 1_000
-MAX_PAGES_BYTES = 64 * 2**20
-"""Size of the answer to one ``/access``."""
+MAX_PAGES_BYTES = 64 * 2**20  # size of the answer to one ``/access``
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 Query = Annotated[str, Field(max_length=MAX_QUERY_CHARS)]
@@ -60,19 +54,11 @@ class AccessRequest(BaseModel):
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:
-    """Return the whole body of a request.
-
-    Raises:
-        HTTPException: 413 for more than ``MAX_BODY_BYTES``, 415 for a type that is not JSON, 408 for a late body, 400
-            where the client leaves.
-    """
+    """Return the whole body of a request; refuse a type that is not JSON, and a body that is too long or too late."""
     headers = dict(scope["headers"])
     content_type = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
     if content_type != b"application/json" and not content_type.endswith(b"+json"):
         raise HTTPException(415, "the body must be JSON: send the header `Content-Type: application/json`.")
-    length = headers.get(b"content-length", b"0")
-    if length.isdigit():
-        _check_size(int(length[:20]))
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -81,21 +67,17 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
                 if message["type"] == "http.disconnect":
                     raise HTTPException(400, "the body ended early.")
                 body += message.get("body", b"")
-                _check_size(len(body))
+                if len(body) > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"a body may have at most {MAX_BODY_BYTES} bytes; send several requests.")
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError as error:
         raise HTTPException(408, f"the body did not arrive in {BODY_TIMEOUT_S} s.") from error
 
 
-def _check_size(size_bytes: int) -> None:
-    if size_bytes > MAX_BODY_BYTES:
-        raise HTTPException(413, f"the body may have at most {MAX_BODY_BYTES} bytes; send several requests.")
-
-
 def replayed(body: bytes, receive: Receive) -> Receive:
     """Return a ``receive`` that begins with a body that was read already."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    messages: list[Message] = [{"type": "http.request", "body": body}]
 
     async def receive_again() -> Message:
         return messages.pop() if messages else await receive()

@@ -1,14 +1,9 @@
 """The HTTP application: all routes of the retrieval server.
 
-``/retrieve``, ``/access``, ``/healthz``, ``/metrics``, MCP at ``/mcp`` and ``/sse``, OpenAPI at ``/docs``.
-
-Search-R1, veRL, RLinf and ASearcher clients work unchanged; the shapes are those of docs/contracts.md §1. Whatever the
-dialect, a query waits in the same queue and is answered from the same cache. Errors are ``{"detail": message}``: 4xx
-for a request that cannot be served as it is, 503 with ``Retry-After`` when too many queries wait or an online search's
-endpoint fails, 500 when the search itself does. Nothing is ever padded, and no failure is answered with an empty list.
-
-FastAPI serves and documents the routes. ``/retrieve`` is answered before FastAPI sees the request: docs/retrieval.md
-has the measured gain.
+``/retrieve``, ``/access``, ``/healthz``, ``/metrics``, MCP at ``/mcp`` and ``/sse``, OpenAPI at ``/docs``. Shapes and
+errors are those of docs/contracts.md, section 1. Whatever the dialect, a query waits in the same queue and is answered
+from the same cache. FastAPI serves and documents the routes; ``/retrieve`` is answered before FastAPI sees the request
+(docs/retrieval.md has the measured gain).
 """
 
 import asyncio
@@ -33,7 +28,7 @@ from deepsearch_rl import __version__
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.retrieval.online.searcher import open_online
 from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher
-from deepsearch_rl.retrieval.row_table import UNKNOWN_DAY
+from deepsearch_rl.retrieval.rows import UNKNOWN_DAY
 from deepsearch_rl.retrieval.searcher import SearchesChunks, open_index
 from deepsearch_rl.retrieval.server import requests
 from deepsearch_rl.retrieval.server.answers import normalise_url, read_pages
@@ -51,10 +46,8 @@ class SearchEngine:
     """A searcher, and what a server must know of it."""
 
     searcher: SearchesChunks
-    passages: int
-    """No search finds more."""
-    takes_filters: bool
-    """Whether its passages name sources or days."""
+    passages: int  # no search finds more
+    takes_filters: bool  # whether its passages name sources or days
 
 
 def open_engine(config: ServerConfig) -> SearchEngine:
@@ -84,8 +77,7 @@ class RetrievalApp:
         self._pages = read_pages(config.pages) if config.pages else None
         self._metrics = Metrics()
         self._queue = SearchQueue(engine.searcher, config, self._metrics)
-        # The guard has checked Host and Origin for all routes. A search is one request and one answer, so sessions and
-        # event streams would only cost round trips.
+        # The guard has checked Host and Origin. A search is one request and one answer: sessions cost round trips.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         self._mcp = make_mcp_server(self._queue, config.top_k, filters=engine.takes_filters)
         self._mcp.streamable_http_app(stateless_http=True, json_response=True, transport_security=security)
@@ -179,9 +171,8 @@ class RetrievalApp:
         """
         top_k = min(body.topk or self._top_k, self._max_top_k)
         if len(body.queries) * top_k > requests.MAX_DOCUMENTS:
-            sizes = f"{len(body.queries)} queries for {top_k} passages each"
-            limit = f"{requests.MAX_DOCUMENTS} passages"
-            raise HTTPException(422, f"topk: {sizes} are more than {limit}; send several requests.")
+            limit = f"{len(body.queries)} queries may ask for {requests.MAX_DOCUMENTS} passages in all"
+            raise HTTPException(422, f"topk: {limit}, not for {top_k} each; send several requests.")
         try:
             answers = await self._queue.search(body.queries, top_k)
         except EndpointError as error:
@@ -195,8 +186,7 @@ class RetrievalApp:
         known = self._pages or {}
         pages = [known.get(normalise_url(url), b"null") for url in body.urls]
         if sum(map(len, pages)) > requests.MAX_PAGES_BYTES:
-            limit = f"{requests.MAX_PAGES_BYTES} bytes"
-            raise HTTPException(422, f"urls: these pages are more than {limit}; ask for fewer at once.")
+            raise HTTPException(422, f"urls: the pages have more than {requests.MAX_PAGES_BYTES} bytes; ask for fewer.")
         return _results(pages)
 
     async def _healthz(self) -> dict[str, str]:
@@ -251,10 +241,7 @@ async def _server_error(_: Request | None, error: Exception) -> Response:  # noq
 
 
 async def _trim_heap() -> None:
-    """Give freed memory back to the system every few seconds until cancelled, where the C library is glibc.
-
-    glibc keeps what is freed below memory in use, so after one answer of thousands of passages the heap would stay big.
-    """
+    """Give freed memory back to the system every few seconds until cancelled, which glibc does not do by itself."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     while trim is not None:
         await asyncio.sleep(_TRIM_EVERY_S)

@@ -8,8 +8,8 @@ The texts of a chunk that can be searched and weighted separately (a chunk witho
     source     ``metadata.source``, e.g. the newspaper
     date       the day of ``metadata.published_at`` as questions write it: "October 30 2023"
 
-Documents and queries go through the same three steps: text is lower-cased and split at everything but word characters;
-English stop words are dropped; the rest is stemmed (Snowball English).
+Documents and queries are lower-cased and split at everything but word characters; English stop words are dropped; the
+rest is stemmed (Snowball English).
 """
 
 import re
@@ -78,10 +78,8 @@ def analyse(text: str) -> list[str]:
 
 @lru_cache(CACHED_KEYS)
 def term_key(term: str) -> int:
-    """Return the key of a term, from 0 to 2**64 - 1: the same in every process and on every machine.
+    """Return the key of a term, from 0 to 2**64 - 1: its BLAKE2b digest, so that a vocabulary is one sorted array.
 
-    With its BLAKE2b digest of eight bytes for a key, a vocabulary is one sorted array: runs of a build are merged
-    without a table of all terms in memory, and opening costs nothing. The probability that any two of ten million terms
-    share a key is 3e-6; they would then count as one term.
+    The probability that any two of ten million terms share a key is 3e-6; they would then count as one term.
     """
     return int.from_bytes(blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

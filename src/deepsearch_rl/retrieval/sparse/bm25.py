@@ -1,15 +1,10 @@
 """BM25 and BM25F over chunks: an inverted index of finished scores, so that a query is a sum.
 
-k1 = 0.9 and b = 0.4 are Pyserini's defaults, the setting of the published baselines. Queries are analysed as chunks
-are. The folder of an index holds
-
-    keys.npy     uint64 V    term keys, ascending (:func:`.term_key`)
-    offsets.npy  int64 V+1   where each term's postings begin; last, how many there are
-    rows.npy     int32 P     rows that hold the term, ascending
-    scores.npy   float32 P   what the term adds to the score of the row
-    index.json               configuration, number of rows
-
-All arrays are memory-mapped: an index opens at once, whatever its size, and processes that serve it share its pages.
+keys.npy     uint64 V    term keys, ascending (:func:`.term_key`)
+offsets.npy  int64 V+1   where each term's postings begin; last, how many there are
+rows.npy     int32 P     rows that hold the term, ascending
+scores.npy   float32 P   what the term adds to the score of the row
+index.json               configuration, number of rows
 """
 
 from collections.abc import Collection, Sequence
@@ -26,8 +21,8 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, full_disk_named
 from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import Chunk, Record
-from deepsearch_rl.retrieval.columns import open_column
 from deepsearch_rl.retrieval.ranking import Ranking, rank
+from deepsearch_rl.retrieval.rows import open_column
 from deepsearch_rl.retrieval.sparse.analysis import analyse, field_text, term_key
 from deepsearch_rl.retrieval.sparse.building import TOKENS_PER_RUN, Bm25Config, RunWriter, merge_runs
 
@@ -58,12 +53,8 @@ class Bm25Index:
     ) -> Self:
         """Index chunks into ``folder``, reading them once; equal chunks give equal bytes.
 
-        Memory does not grow with the chunks: every ``tokens_per_run`` words are written to disk, 12 bytes a posting,
-        and merged at the end.
-
-        Raises:
-            ConfigError: no chunk holds a single term.
-            ArtifactError: the disk is full.
+        Memory does not grow with the chunks: every ``tokens_per_run`` words are written to disk and merged at the end.
+        Raise ConfigError where no chunk holds a single term, ArtifactError where the disk is full.
         """
         folder.mkdir(parents=True, exist_ok=True)
         with full_disk_named(folder), TemporaryDirectory(dir=folder, prefix=".runs-") as work:
@@ -94,10 +85,7 @@ class Bm25Index:
         return index
 
     def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
-        """Rank the allowed rows that share a term with the query; a query without a known term finds nothing.
-
-        A query's score is the sum over its terms, each as often as it occurs.
-        """
+        """Rank the allowed rows that share a term with the query; a term counts as often as the query repeats it."""
         scores_N = np.empty(self.summary.rows, dtype=np.float32)  # one for the call, so that threads do not meet
         rankings: list[Ranking] = []
         for query in queries:

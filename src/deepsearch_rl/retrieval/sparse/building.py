@@ -8,12 +8,11 @@ First, words are counted in runs. Memory is that of one run. The files of all ru
     counts.bin        uint32   F counts of a posting, one per field
     lengths.bin       uint32   F lengths of a row in terms, one per field
 
-Python touches every word once, to look up its number. Each word is then one 64-bit integer: the place of its term among
-the sorted keys in the upper half, its text in the lower. Sorted, equal ones lie together, by term, row and field.
+Each word is one 64-bit integer: the place of its term among the sorted keys in the upper half, its text in the lower.
+Sorted, equal ones lie together, by term, row and field.
 
-Second, runs are merged, a range of term keys with about ``POSTINGS_AT_ONCE`` postings at a time. Runs cover consecutive
-rows and are sorted by key, so that a term's postings are those of the first run, then those of the second, and so on:
-each posting's place is known by counting, and nothing is sorted again.
+Second, runs are merged, a range of term keys with about ``POSTINGS_AT_ONCE`` postings at a time. A term's postings are
+those of the first run, then those of the second, and so on: each posting's place is known by counting.
 
 Scores are those of the simple form of BM25F (Robertson and Zaragoza 2009, section 3.6), which with one field is BM25.
 For a term t in a row d, with fields f of weight w_f:
@@ -23,9 +22,7 @@ For a term t in a row d, with fields f of weight w_f:
     idf(t)      = ln(1 + (N - n(t) + 0.5) / (n(t) + 0.5))
 
 ``n(t)`` is the number of the N rows that hold the term in any field. The inverse document frequency is Lucene's, which
-is never negative; dividing tf by the length before it saturates equals Lucene's BM25 where there is one field
-(Kamphuis et al. 2020, table 1). Weighting counts, not scores, is the point of BM25F: a word in title and body is one
-word that occurs twice.
+is never negative; with one field the score is Lucene's BM25 (Kamphuis et al. 2020, table 1).
 """
 
 from array import array
@@ -42,7 +39,7 @@ from pydantic import Field
 
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Record
-from deepsearch_rl.retrieval.columns import GrowingArray
+from deepsearch_rl.retrieval.rows import GrowingArray
 from deepsearch_rl.retrieval.sparse.analysis import FieldName, split_words, stem, term_key
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)

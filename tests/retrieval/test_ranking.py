@@ -4,8 +4,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from deepsearch_rl.retrieval.fusion import FusionConfig, ReciprocalRankFusion
-from deepsearch_rl.retrieval.ranking import Ranking, rank
+from deepsearch_rl.retrieval.ranking import FusionConfig, Ranking, ReciprocalRankFusion, rank
 
 RANKS = {
     "depth": 10,
