@@ -129,7 +129,7 @@ def _group(scores: QuestionScores, constant: ConstantScore, seed: int, draws: in
     )
     return ScoreGroup(
         n=len(values_QM),
-        metrics={name: float(scores.metrics[name].mean()) for name in answers.METRICS},
+        metrics={name: scores.mean(name) for name in answers.METRICS},
         intervals=dict(zip(answers.METRICS, bounds, strict=True)) if draws else None,
         constant=constant,
     )

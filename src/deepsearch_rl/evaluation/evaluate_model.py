@@ -16,8 +16,8 @@ from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
 from deepsearch_rl.evaluation.plan import Evaluation, Run, plan_runs, settings_of
-from deepsearch_rl.evaluation.scoring.aggregate import build_control, build_row
 from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation, RowKey
+from deepsearch_rl.evaluation.scoring.score import build_control, build_row
 from deepsearch_rl.files import (
     atomic_directory,
     file_digests,

@@ -19,7 +19,7 @@ import heapq
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -28,7 +28,7 @@ from mlflow.entities import Metric
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table, Metrics, failures_text
+from deepsearch_rl.evaluation.report.tables import F1Table, Metrics
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
 from deepsearch_rl.files import (
     atomic_directory,
@@ -123,6 +123,10 @@ class Prediction(Record):
     searches: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)
     model: NonEmpty
+
+    def table_row(self) -> dict[str, JsonValue]:
+        """Return the row as MLflow's table artifacts want it, with the golden answers as one text."""
+        return self.model_dump(mode="json") | {"golden_answers": " | ".join(self.golden_answers)}
 
 
 class ShownRollout(Record):
@@ -309,19 +313,3 @@ def _public(value: JsonValue) -> JsonValue:
 def read_bundle(folder: Path) -> Bundle:
     """Read a bundle's description; :class:`ArtifactError` if it is missing or does not fit."""
     return read_record(folder / BUNDLE, Bundle)
-
-
-def columns(records: Sequence[Record]) -> dict[str, list[JsonValue]]:
-    """Return records by column, as MLflow's table artifacts want them; a list becomes a text of its entries."""
-    rows = [record.model_dump(mode="json") for record in records]
-    return {
-        name: [" | ".join(map(str, row[name])) if isinstance(row[name], list) else row[name] for row in rows]
-        for name in (rows[0] if rows else ())
-    }
-
-
-def table_columns(rows: Sequence[F1TableRow]) -> dict[str, list[JsonValue]]:
-    """Return the F1 table by column: its key and figures as in ``f1_table.csv``, failures as ``kind=count``."""
-    table = {name: [getattr(row, name) for row in rows] for name in CSV_COLUMNS}
-    table["failures"] = [failures_text(row.failures) for row in rows]
-    return table

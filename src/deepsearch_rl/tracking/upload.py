@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+import pandas as pd
 from mlflow import entities
 from mlflow.exceptions import MlflowException
 from mlflow.tracing.client import TracingClient
@@ -27,6 +28,7 @@ from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.agent.timing import trajectory_digest
 from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointDownError
+from deepsearch_rl.evaluation.report.tables import flat_rows
 from deepsearch_rl.files import atomic_directory, read_jsonl
 from deepsearch_rl.tracking.bundle import (
     FILES,
@@ -36,9 +38,7 @@ from deepsearch_rl.tracking.bundle import (
     DatasetDigest,
     Prediction,
     ShownRollout,
-    columns,
     read_bundle,
-    table_columns,
 )
 from deepsearch_rl.tracking.store import SQLITE, connected
 from deepsearch_rl.tracking.traces import Owner, build_trace
@@ -160,7 +160,7 @@ class _Upload:
         for model in self.bundle.models:
             self._model(model, run_id)
         self.client.log_inputs(run_id, _inputs(self.bundle.datasets))
-        self.client.log_table(run_id, table_columns(self.bundle.table.rows), "f1_table.json")
+        self.client.log_table(run_id, pd.DataFrame(flat_rows(self.bundle.table.rows)), "f1_table.json")
         for path in sorted((self.folder / FILES).iterdir()):
             self.client.log_artifact(run_id, str(path), artifact_path="report")
         self.client.set_terminated(run_id)
@@ -189,11 +189,11 @@ class _Upload:
         self.client.log_inputs(run_id, datasets, [entities.LoggedModelInput(logged.model_id)])
         for some in _batches(self.bundle.metrics(model, logged.model_id, int(time.time() * 1000)), BATCH * 10):
             self.client.log_batch(run_id, metrics=some)
-        rows = [row for row in self.bundle.table.rows if row.model == model]
-        self.client.log_table(run_id, table_columns(rows), "f1_table.json")
+        rows = flat_rows(row for row in self.bundle.table.rows if row.model == model)
+        self.client.log_table(run_id, pd.DataFrame(rows), "f1_table.json")
         predictions = [row for row in read_jsonl(self.folder / PREDICTIONS, Prediction) if row.model == model]
         if predictions:
-            self.client.log_table(run_id, columns(predictions), "predictions.json")
+            self.client.log_table(run_id, pd.DataFrame(row.table_row() for row in predictions), "predictions.json")
         owner, now_ns = Owner(self.experiment, run_id, logged.model_id), time.time_ns()
         rollouts = [shown for shown in read_jsonl(self.folder / ROLLOUTS, ShownRollout) if shown.model == model]
         digests = [trajectory_digest(shown.trajectory) for shown in rollouts]
