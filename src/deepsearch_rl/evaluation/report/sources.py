@@ -14,7 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
 from deepsearch_rl.files import read_distinct, read_jsonl, read_record
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.trajectories.statistics import Tally, TrajectoryStatistics, gold_by_question, outcome
+from deepsearch_rl.trajectories.statistics import (
+    GroupStatistics,
+    Tally,
+    TrajectoryStatistics,
+    gold_by_question,
+    outcome,
+)
 
 OF_EACH_OUTCOME = 5
 """Rollouts of every outcome to show at least, where a run has as many: readers look for the rare failures."""
@@ -27,6 +33,11 @@ class RunRollouts:
     row: F1TableRow
     statistics: TrajectoryStatistics
     samples: tuple[Trajectory, ...]
+
+    @property
+    def figures(self) -> GroupStatistics:
+        """The figures of all rollouts together."""
+        return self.statistics.groups["all"]
 
 
 class CurvePoint(BaseModel):
@@ -46,7 +57,6 @@ class RlManifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    start: str
     steps: int
     best_step: int
     best_dev_f1: float
