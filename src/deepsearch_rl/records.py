@@ -4,6 +4,7 @@ All are frozen and refuse unknown fields; ``metadata`` is the one open place, fo
 carries beyond the common fields.
 """
 
+import json
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Literal, TypeVar
@@ -122,6 +123,15 @@ class ToolCall(Record):
     id: str
     name: str
     arguments: str
+
+    @property
+    def parsed(self) -> dict[str, JsonValue] | None:
+        """The arguments as an object; None where they are anything else."""
+        try:
+            arguments = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return None
+        return arguments if isinstance(arguments, dict) else None
 
 
 class Message(Record):

@@ -155,6 +155,7 @@ class _Evaluator:
         plan = evaluate.sets[dataset]
         main, *others = plan_runs(dataset, questions, plan, evaluate.temperature, self.setting.variant)
         searched = self._rollouts(main, retrieval_url, gold)
+        row = self._row(main, searched)
         controls: dict[str, ControlScore] = {}
         rows: list[F1TableRow] = []
         for run in others:
@@ -162,14 +163,12 @@ class _Evaluator:
             if run.condition == "search":
                 rows.append(self._row(run, rollouts))
             else:
-                key = self._key(main)
-                controls[run.condition] = build_control(rollouts, searched, run.samples, key, evaluate.draws)
-        return [self._row(main, searched).model_copy(update={"controls": controls}), *rows]
+                controls[run.condition] = build_control(rollouts, searched, run.samples, row, evaluate.draws)
+        return [row.model_copy(update={"controls": controls}), *rows]
 
     def _rollouts(self, run: Run, retrieval_url: str, gold: GoldPassages) -> TrajectoryFile:
         """Return every rollout of a run, by id: those in the log, and the missing ones made now."""
-        agent, seed = self.setting.agent, self.setting.seed
-        name = self.name_in_rollouts
+        agent, seed, name = self.setting.agent, self.setting.seed, self.name_in_rollouts
 
         def open_agent() -> AbstractAsyncContextManager[SearchAgent | ControlAgent]:
             if run.condition == "search":
@@ -189,11 +188,8 @@ class _Evaluator:
 
     def _row(self, run: Run, rollouts: TrajectoryFile) -> F1TableRow:
         generated = any((question.metadata.model_extra or {}).get("generated") is True for question in run.questions)
-        return build_row(self._key(run), rollouts, generated, self.setting.evaluate.draws)
-
-    def _key(self, run: Run) -> RowKey:
         corpus = self.setting.corpus_of(run.dataset)
-        return RowKey(
+        key = RowKey(
             model=self.model,
             checkpoint=self.checkpoint,
             dataset=run.dataset,
@@ -206,3 +202,4 @@ class _Evaluator:
             seed=self.setting.seed,
             variant=self.setting.variant,
         )
+        return build_row(key, rollouts, generated, self.setting.evaluate.draws)

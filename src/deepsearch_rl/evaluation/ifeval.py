@@ -177,20 +177,17 @@ def evaluate_ifeval(model: str, endpoint: Endpoint, config: IfevalConfig, seed: 
     prompts = sorted(load_prompts(config), key=lambda prompt: prompt.key)
     responses = _score_all(prompts, asyncio.run(_ask_all(prompts, endpoint, config)), seed)
     lengths = [len(prompt.instruction_id_list) for prompt in prompts]
-
-    def mean(metric: str, weights: Sequence[int] | None = None) -> float:
-        return round(float(np.average([getattr(response, metric) for response in responses], weights=weights)), 6)
-
+    weights_of = {"prompt_strict": None, "prompt_loose": None, "inst_strict": lengths, "inst_loose": lengths}
     score = IfevalScore(
         model=model,
         prompts=config.prompts,
         n=len(responses),
         instructions=sum(lengths),
         instruction_ids=len({name for prompt in prompts for name in prompt.instruction_id_list}),
-        prompt_strict=mean("prompt_strict"),
-        prompt_loose=mean("prompt_loose"),
-        inst_strict=mean("inst_strict", lengths),
-        inst_loose=mean("inst_loose", lengths),
+        **{
+            name: float(np.average([getattr(response, name) for response in responses], weights=weights))
+            for name, weights in weights_of.items()
+        },
     )
     with atomic_directory(out) as folder:
         write_jsonl(folder / "responses.jsonl", responses)
@@ -236,16 +233,8 @@ def _score_all(prompts: Sequence[IfevalPrompt], texts: Sequence[str], seed: int)
         except Exception as error:  # noqa: BLE001 - a checker lets through whatever its libraries raise
             failures[prompt.key] = error
             continue
-        response = IfevalResponse(
-            key=prompt.key,
-            prompt=prompt.prompt,
-            response=text,
-            prompt_strict=shares["prompt_level_strict"],
-            prompt_loose=shares["prompt_level_loose"],
-            inst_strict=shares["inst_level_strict"],
-            inst_loose=shares["inst_level_loose"],
-        )
-        responses.append(response)
+        named = {name.replace("_level", ""): share for name, share in shares.items()}
+        responses.append(IfevalResponse(key=prompt.key, prompt=prompt.prompt, response=text, **named))
     if failures:
         first = next(iter(failures.values()))
         raise CheckFailedError(

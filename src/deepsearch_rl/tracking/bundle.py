@@ -291,22 +291,19 @@ def flatten(params: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple
     A setting that is named like a secret is left out, and so are user and password of an address in any text.
     """
     for name, value in sorted(params.items()):
-        dotted = f"{prefix}{name}"
         if is_secret(name):
             continue
         if isinstance(value, dict):
-            yield from flatten(value, f"{dotted}.")
+            yield from flatten(value, f"{prefix}{name}.")
         else:
-            yield dotted, str(_public(value))[:MAX_PARAM_CHARACTERS]
+            yield f"{prefix}{name}", mask_users(str(_without_secrets(value)))[:MAX_PARAM_CHARACTERS]
 
 
-def _public(value: JsonValue) -> JsonValue:
-    if isinstance(value, str):
-        return mask_users(value)
+def _without_secrets(value: JsonValue) -> JsonValue:
     if isinstance(value, list):
-        return [_public(entry) for entry in value]
+        return [_without_secrets(entry) for entry in value]
     if isinstance(value, dict):
-        return {name: _public(entry) for name, entry in value.items() if not is_secret(name)}
+        return {name: _without_secrets(entry) for name, entry in value.items() if not is_secret(name)}
     return value
 
 

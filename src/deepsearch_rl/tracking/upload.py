@@ -22,7 +22,6 @@ from typing import TypeVar
 
 import pandas as pd
 from mlflow import entities
-from mlflow.exceptions import MlflowException
 from mlflow.tracing.client import TracingClient
 from mlflow.tracking import MlflowClient
 
@@ -135,13 +134,7 @@ def _experiment_id(client: MlflowClient, name: str, uri: str) -> str:
     if experiment is not None:
         return experiment.experiment_id
     beside = Path(uri.removeprefix(SQLITE)).resolve().with_name("artifacts")
-    try:
-        return client.create_experiment(name, beside.as_uri() if uri.startswith(SQLITE) else None)
-    except MlflowException:
-        experiment = client.get_experiment_by_name(name)  # somebody else may have made it meanwhile
-        if experiment is None:
-            raise
-        return experiment.experiment_id
+    return client.create_experiment(name, beside.as_uri() if uri.startswith(SQLITE) else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ Field names are the trainers' (docs/contracts.md, section 2). Conversations come
 questions. What a trainer would refuse an hour into a run is refused here by pandera, by row and column.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,11 +136,7 @@ def _require_tool_calls(trajectory: Trajectory, to: str) -> None:
             "made of it would teach to answer without searching."
         )
     for call in (call for message in trajectory.messages for call in message.tool_calls):
-        try:
-            is_object = isinstance(json.loads(call.arguments), dict)
-        except (ValueError, RecursionError):
-            is_object = False
-        if not is_object:
+        if call.parsed is None:
             raise CheckFailedError(
                 f"trajectory {trajectory.id}, {call.id}: its arguments are no JSON object, and a row for {to} needs "
                 "one; leave this trajectory out."
@@ -157,11 +152,7 @@ def _trl_row(trajectory: Trajectory) -> ExportRow:
     for message, chat_message in zip(trajectory.messages, messages, strict=True):
         if message.tool_calls:
             chat_message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": json.loads(call.arguments)},
-                }
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.parsed}}
                 for call in message.tool_calls
             ]
     return ExportRow({"messages": [*messages], "tools": [RETRIEVE_TOOL]})

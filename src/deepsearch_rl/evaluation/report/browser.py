@@ -83,12 +83,9 @@ def shown_rollouts(runs: Iterable[RunRollouts], questions: Mapping[str, Mapping[
 
 def _query(call: ToolCall) -> str:
     """Return the query of a search, or the call as written where it is anything else."""
-    try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):  # the page shows it as the model wrote it
-        arguments = None
-    if isinstance(arguments, dict) and list(arguments) == ["query"] and isinstance(arguments["query"], str):
-        return arguments["query"]
+    match call.parsed:
+        case {"query": str(query), **others} if not others:
+            return query
     return f"{call.name}({call.arguments})"
 
 

@@ -4,7 +4,6 @@ A prediction row is ``{"id", "question", "golden_answers", "pred"}``, with ``sam
 several times and ``question_type`` (its own or its metadata's) where types are known; other keys are ignored.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,24 +98,12 @@ def _read_predictions(path: Path) -> Iterator[tuple[int, Prediction]]:
     if not path.is_file():
         raise ArtifactError(f"{path} does not exist; give a JSON Lines file of predictions or trajectories.")
     with path.open("rb") as lines:
-        first_line = next((line for line in lines if line.strip()), b"{}")
-    try:
-        first = json.loads(first_line)
-    except (ValueError, RecursionError):
-        first = None  # the reader of predictions names the line
-    if not isinstance(first, dict) or "stop_reason" not in first or "pred" in first:
+        first_line = next((line for line in lines if line.strip()), b"")
+    if b'"stop_reason"' not in first_line or b'"pred"' in first_line:
         yield from numbered_records(path, Prediction)
         return
     for number, trajectory in numbered_records(path, Trajectory):
         if not trajectory.golden_answers:
             raise RecordError(path, number, "golden_answers", "there is none, so the answer cannot be scored")
-        prediction = Prediction(
-            id=trajectory.question_id,
-            question=trajectory.question,
-            golden_answers=trajectory.golden_answers,
-            pred=trajectory.answer,
-            sample=trajectory.sample,
-            question_type=trajectory.question_type,
-            failed=trajectory.failed,
-        )
-        yield number, prediction
+        same = trajectory.model_dump(include={"question", "golden_answers", "sample", "question_type"})
+        yield number, Prediction(id=trajectory.question_id, pred=trajectory.answer, failed=trajectory.failed, **same)
