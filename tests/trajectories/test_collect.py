@@ -12,7 +12,7 @@ import pytest
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, RecordError
+from deepsearch_rl.errors import ConfigError, EndpointError, RecordError
 from deepsearch_rl.files import only_writer, read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, StopReason, Trajectory
@@ -159,13 +159,6 @@ def test_a_cut_last_line_is_told_and_only_its_rollout_is_made_again(log: Path, c
     assert list(run(agent, log)) == whole
     assert agent.asked == [last.id]
     assert str(log) in caplog.text
-
-
-def test_two_questions_of_one_id_are_refused_before_anything_is_asked(log: Path):
-    agent = ScriptedAgent()
-    with pytest.raises(ArtifactError, match="questions 3 and 5 have the same id 'q2'"):
-        run(agent, log, [*QUESTIONS[:4], QUESTIONS[2]])
-    assert agent.asked == []
 
 
 def test_a_log_in_which_a_rollout_is_done_twice_is_refused(log: Path):

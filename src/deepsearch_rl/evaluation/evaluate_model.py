@@ -16,11 +16,12 @@ from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
 from deepsearch_rl.evaluation.plan import Evaluation, Run, plan_runs, settings_of
-from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation, RowKey
+from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation, RowKey, run_file
 from deepsearch_rl.evaluation.scoring.score import build_control, build_row
 from deepsearch_rl.files import (
     atomic_directory,
     file_digests,
+    read_distinct,
     read_json,
     read_jsonl,
     sha256_file,
@@ -38,10 +39,8 @@ from deepsearch_rl.trajectories.collect import TrajectoryFile, collect
 def checkpoint_name(folder: Path) -> str:
     """Return the weights' name in the tables: the folder, and the kept training step where its manifest names one.
 
-    For a model behind an endpoint: the requested model and the address, from the environment variables of the moment.
-
-    Raises:
-        ConfigError: such a variable is not set.
+    For a model behind an endpoint: the requested model and the address, from the environment variables of the moment;
+    raise ConfigError where one is not set.
     """
     remote = read_remote(folder)
     if remote is not None:
@@ -102,7 +101,7 @@ def _read_questions(data: Path, setting: Evaluation) -> dict[str, list[Question]
     for name in setting.evaluate.sets:
         setting.corpus_of(name)
         path = _questions_path(data, setting, name)
-        questions[name] = list(read_jsonl(path, Question))
+        questions[name] = list(read_distinct(path, Question))
         if not questions[name]:
             raise ArtifactError(f"{path} holds no question; run the download stage again.")
     return questions
@@ -169,6 +168,7 @@ class _Evaluator:
     def _rollouts(self, run: Run, retrieval_url: str, gold: GoldPassages) -> TrajectoryFile:
         """Return every rollout of a run, by id: those in the log, and the missing ones made now."""
         agent, seed, name = self.setting.agent, self.setting.seed, self.name_in_rollouts
+        file = run_file(run.dataset, run.condition, run.temperature, run.variant)
 
         def open_agent() -> AbstractAsyncContextManager[SearchAgent | ControlAgent]:
             if run.condition == "search":
@@ -180,10 +180,10 @@ class _Evaluator:
             run.questions,
             samples=run.samples,
             make_agent=open_agent,
-            log=self.logs[run.dataset] / run.file,
+            log=self.logs[run.dataset] / file,
             concurrency=agent.concurrency,
             label=f"{self.model} {run.dataset} {run.variant or run.condition} T={run.temperature:g}",
-            out=self.out / run.file,
+            out=self.out / file,
         )
 
     def _row(self, run: Run, rollouts: TrajectoryFile) -> F1TableRow:

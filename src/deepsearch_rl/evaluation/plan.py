@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.corpora.chunking import ChunkConfig
 from deepsearch_rl.errors import look_up
-from deepsearch_rl.evaluation.scoring.f1_row import Condition, run_file
+from deepsearch_rl.evaluation.scoring.f1_row import Condition
 from deepsearch_rl.files import sha256_json
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import NonEmpty, Question, Record
@@ -117,8 +117,7 @@ class Evaluation:
 def settings_of(setting: Evaluation, model: str) -> list[Evaluation]:
     """Return the profile's own setting, then every variant that the model answers, each as an evaluation by itself.
 
-    Raises:
-        UnknownNameError: a variant names a set or a prompt that does not exist.
+    Raise UnknownNameError where a variant names a set or a prompt that does not exist.
     """
     own = replace(setting, evaluate=setting.evaluate.model_copy(update={"variants": {}}))
     settings = [own]
@@ -148,16 +147,11 @@ class Run:
     temperature: float
     samples: int
     questions: tuple[Question, ...]
-    variant: str = ""
-
-    @property
-    def file(self) -> str:
-        """Name of the file with its rollouts."""
-        return run_file(self.dataset, self.condition, self.temperature, self.variant)
+    variant: str
 
 
 def plan_runs(
-    dataset: str, questions: Sequence[Question], plan: SetPlan, temperature: float, variant: str = ""
+    dataset: str, questions: Sequence[Question], plan: SetPlan, temperature: float, variant: str
 ) -> Iterator[Run]:
     """Yield the runs over one set, without the gold-passage control where no question's evidence is known."""
     planned = tuple(questions[: plan.questions])

@@ -39,9 +39,7 @@ class Standalone:
         """Return the SHA-256 of the model, its server, the set's source and every setting that decides an answer.
 
         The number of questions, samples and concurrent rollouts is no part of it: more of them are the same evaluation.
-
-        Raises:
-            ConfigError: an environment variable of the endpoint is not set.
+        Raise ConfigError where an environment variable of the endpoint is not set.
         """
         setting = self.setting
         sections = [section.model_dump(mode="json") for section in (self.source, setting.chunk, self.index)]

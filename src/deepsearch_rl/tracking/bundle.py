@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.evaluation.report.tables import F1Table, Metrics
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
+from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, Share
 from deepsearch_rl.files import (
     atomic_directory,
     read_jsonl,
@@ -114,8 +114,8 @@ class Prediction(Record):
     question: NonEmpty
     answer: str
     golden_answers: tuple[str, ...]
-    f1: float = Field(ge=0, le=1)
-    em: float = Field(ge=0, le=1)
+    f1: Share
+    em: Share
     stop_reason: StopReason
     run: NonEmpty = Field(description="question set, and what sets the run apart from the main one, e.g. greedy")
     rollout: NonEmpty = Field(description="<question id>#<sample>")
@@ -199,8 +199,7 @@ def row_scores(row: F1TableRow) -> dict[str, float]:
 def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, seed: int, out: Path) -> TrackedReport:
     """Write the bundle of a report into the folder ``out`` and return what it holds.
 
-    Raises:
-        ArtifactError, RecordError: a result is missing or malformed.
+    Raise ArtifactError or RecordError where a result is missing or malformed.
     """
     table = read_record(results.reports / "f1_table.json", F1Table)
     ifeval = read_record(results.reports / "metrics.json", Metrics).root.get("ifeval", {})
@@ -269,16 +268,13 @@ def _rollouts(table: F1Table, results: Results, share: float, at_most: int | Non
 def _prediction(shown: ShownRollout) -> Prediction:
     rollout = shown.trajectory
     scores = score_rollout(rollout)
+    same = rollout.model_dump(include={"question", "answer", "golden_answers", "stop_reason", "question_type"})
     return Prediction(
-        question=rollout.question,
-        answer=rollout.answer,
-        golden_answers=rollout.golden_answers,
-        f1=round(scores.f1, 6),
-        em=round(scores.em, 6),
-        stop_reason=rollout.stop_reason,
+        **same,
+        f1=scores.f1,
+        em=scores.em,
         run=shown.run,
         rollout=rollout.id,
-        question_type=rollout.question_type,
         searches=len(rollout.retrievals),
         completion_tokens=rollout.completion_tokens,
         model=shown.model,

@@ -31,8 +31,7 @@ def local_store(folder: Path) -> str:
 def public_uri(uri: str) -> str:
     """Return where a store is, as everybody may read it: a server without user, password and query, or a database file.
 
-    Raises:
-        ConfigError: the address cannot be read.
+    Raise ConfigError where the address cannot be read.
     """
     if uri.startswith(SQLITE):
         return uri.removeprefix(SQLITE)

@@ -68,11 +68,7 @@ class FailedUpload:
 
 
 def put_into_outbox(bundle: Path, outbox: Path) -> Path:
-    """Copy a bundle into the outbox, and return its folder there.
-
-    Raises:
-        ArtifactError: the bundle is missing or malformed.
-    """
+    """Copy a bundle into the outbox, and return its folder there; raises as :func:`read_bundle`."""
     copy = outbox / read_bundle(bundle).digest
     if bundle.resolve() != copy.resolve():
         with atomic_directory(copy) as partial:

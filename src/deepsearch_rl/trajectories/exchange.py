@@ -5,7 +5,6 @@ questions. What a trainer would refuse an hour into a run is refused here by pan
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,15 +24,6 @@ from deepsearch_rl.trajectories.results import UNKNOWN
 
 CellCheck: TypeAlias = Callable[[pd.Series], pd.Series]
 ExportRow = RootModel[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Set and split of the questions of RL rows, and their prompt; None: the one of :data:`PROMPTS`."""
-
-    dataset: str
-    split: str
-    prompt: str | None
 
 
 def _roles_are(*roles: str) -> CellCheck:
@@ -80,12 +70,13 @@ PROMPTS: Mapping[str, str] = {"search-r1": "search_tags", "verl": "multihoprag_n
 """The prompt that fits how a trainer's model searches: by tags in its text, or by tool calls."""
 
 
-def export_rows(source_path: Path, out: Path, to: str, source: Source) -> int:
+def export_rows(source: Path, out: Path, to: str, *, dataset: str, split: str, prompt: str | None) -> int:
     """Write rows for another trainer and return how many there are.
 
     ms-swift, ms-swift-turns (a row per turn of the model, without the reasoning before it) and trl take a file of
     trajectories and leave failed ones out; the others take a file of questions. search-r1 and verl are Parquet files,
-    the others JSON Lines.
+    the others JSON Lines. ``dataset`` and ``split`` are those of the questions; no ``prompt`` is that of
+    :data:`PROMPTS`.
 
     Raises:
         UnknownNameError: there is no such format or prompt.
@@ -96,9 +87,9 @@ def export_rows(source_path: Path, out: Path, to: str, source: Source) -> int:
     if to not in SCHEMAS:
         raise UnknownNameError("format", to, FORMATS)
     from_trajectories = to in ("ms-swift", "ms-swift-turns", "trl")
-    rows = list(_conversations(source_path, to) if from_trajectories else _rl_rows(source_path, to, source))
+    rows = list(_conversations(source, to) if from_trajectories else _rl_rows(source, to, dataset, split, prompt))
     if not rows:
-        raise CheckFailedError(f"{source_path} gives no rows for {to}.")
+        raise CheckFailedError(f"{source} gives no rows for {to}.")
     frame = check_frame(pd.DataFrame([row.model_dump(mode="json") for row in rows]), SCHEMAS[to], out.name)
     if to not in PROMPTS:
         return write_jsonl(out, rows)
@@ -158,28 +149,28 @@ def _trl_row(trajectory: Trajectory) -> ExportRow:
     return ExportRow({"messages": [*messages], "tools": [RETRIEVE_TOOL]})
 
 
-def _rl_rows(path: Path, to: str, source: Source) -> Iterator[ExportRow]:
-    instruction = load_prompt(source.prompt or PROMPTS[to]) if to in PROMPTS else ""
+def _rl_rows(path: Path, to: str, dataset: str, split: str, prompt: str | None) -> Iterator[ExportRow]:
+    instruction = load_prompt(prompt or PROMPTS[to]) if to in PROMPTS else ""
     for index, question in enumerate(read_distinct(path, Question)):
         if to == "rlinf":
             yield ExportRow({"prompt": question.question, "solutions": [*question.golden_answers]})
             continue
         text, ground_truth = question.question, {"target": [*question.golden_answers]}
-        extra_info: dict[str, Any] = {"split": source.split, "index": index}
+        extra_info: dict[str, Any] = {"split": split, "index": index}
         if to == "search-r1":
-            data_source = source.dataset
-            prompt = [{"role": "user", "content": f"{instruction}\n\nQuestion: {text}"}]
+            data_source = dataset
+            messages = [{"role": "user", "content": f"{instruction}\n\nQuestion: {text}"}]
         else:  # veRL calls its tool `search`, so the instruction does too, and the tool takes these arguments
-            data_source = f"searchR1_{source.dataset}"
+            data_source = f"searchR1_{dataset}"
             renamed = instruction.replace(f"`{RETRIEVE_TOOL_NAME}`", "`search`")
-            prompt = [{"role": "system", "content": renamed}, {"role": "user", "content": text}]
+            messages = [{"role": "system", "content": renamed}, {"role": "user", "content": text}]
             arguments = {"ground_truth": ground_truth, "question": text, "data_source": data_source}
             tools = {"search": {"create_kwargs": arguments}}
             extra_info |= {"need_tools_kwargs": True, "question": text, "tools_kwargs": tools}
         yield ExportRow(
             {
                 "data_source": data_source,
-                "prompt": prompt,
+                "prompt": messages,
                 "ability": "fact-reasoning",
                 "reward_model": {"style": "rule", "ground_truth": ground_truth},
                 "extra_info": extra_info,

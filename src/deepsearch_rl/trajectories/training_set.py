@@ -43,11 +43,7 @@ LAST_TURN = "last_round"
 
 
 class FilterConfig(Record):
-    """Section ``filter``.
-
-    Raises:
-        UnknownNameError: a predicate does not exist.
-    """
+    """Section ``filter``; raise UnknownNameError where a predicate does not exist."""
 
     dataset: NonEmpty = Field(description="the question set that the teacher answered")
     split: NonEmpty
@@ -152,10 +148,8 @@ def _report(trajectories: list[Trajectory], dropped: dict[str, int], rows: list[
 class TokenProof:
     """Checks rows against one Hugging Face folder with tokenizer, chat template and config.
 
-    The names are ms-swift's: of the chat template, the rendering of tools and the tokens that carry loss.
-
-    Raises:
-        ConfigError: ms-swift does not know one of the names.
+    The names are ms-swift's: of the chat template, the rendering of tools and the tokens that carry loss. Raise
+    ConfigError where ms-swift does not know one of them.
     """
 
     def __init__(self, folder: Path, template: str, agent_template: str, loss_scale: str) -> None:
@@ -182,10 +176,7 @@ class TokenProof:
         """Prove the row of a trajectory (``swift_row`` with the same target) and return its length in tokens.
 
         ``target`` is the position of the one message to train, after a prompt without reasoning; None: every assistant
-        turn, each after a prompt with reasoning.
-
-        Raises:
-            CheckFailedError: tokens or loss mask differ; says where and shows both sides.
+        turn, each after a prompt with reasoning. Raise CheckFailedError where tokens or loss mask differ.
         """
         messages = chat_messages(trajectory.messages, with_reasoning=True)
         targets = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]

@@ -15,9 +15,8 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from deepsearch_rl.evaluation.report.browser import ShownRollout, pack
-from deepsearch_rl.evaluation.report.plots import colour_of, f1_figure, inline_svg, rl_figure
-from deepsearch_rl.evaluation.report.sources import OF_EACH_OUTCOME, RlRun, RunRollouts
+from deepsearch_rl.evaluation.report.plots import RlRun, colour_of, f1_figure, inline_svg, rl_figure
+from deepsearch_rl.evaluation.report.rollouts import OF_EACH_OUTCOME, RunRollouts, ShownRollout, pack
 from deepsearch_rl.evaluation.report.tables import (
     CONTROL_TITLES,
     DATASET_ORDER,

@@ -131,10 +131,8 @@ def build_table(
     """Collect every model's rows and compare ``pairs`` of models wherever both answered the same set.
 
     Variants appear as rows only: what was answered under the profile's own setting is compared. ``folders`` holds every
-    model's evaluation; ``draws`` is the number of resamples, and of sign patterns, of each comparison.
-
-    Raises:
-        UnknownNameError: a pair names a model that was not evaluated.
+    model's evaluation; ``draws`` is the number of resamples, and of sign patterns, of each comparison. Raise
+    UnknownNameError where a pair names a model that was not evaluated.
     """
     for name in (name for pair in pairs for name in pair):
         look_up("model in report.comparisons", name, folders)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from deepsearch_rl.evaluation.report.browser import shown_rollouts
 from deepsearch_rl.evaluation.report.page import Report, render_page
-from deepsearch_rl.evaluation.report.plots import f1_figure, rl_figure, save_figure
-from deepsearch_rl.evaluation.report.sources import read_questions, read_rl_run, read_runs
+from deepsearch_rl.evaluation.report.plots import f1_figure, read_rl_run, rl_figure, save_figure
+from deepsearch_rl.evaluation.report.rollouts import read_questions, read_runs, shown_rollouts
 from deepsearch_rl.evaluation.report.tables import F1_BARS, RL_CURVE, build_table, write_frame, write_table
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.files import atomic_file, read_json, read_record, sha256_file

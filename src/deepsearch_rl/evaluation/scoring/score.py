@@ -75,8 +75,7 @@ class QuestionScores:
 def score_questions(trajectories: Iterable[Trajectory], samples: int) -> QuestionScores:
     """Average each question's rollouts, which are read once; only their scores stay in memory.
 
-    Raises:
-        CheckFailedError: there is no rollout, or a question has not exactly the samples 0 to ``samples - 1``.
+    Raise CheckFailedError where there is no rollout, or a question has not exactly the samples 0 to ``samples - 1``.
     """
     scored: dict[str, list[tuple[int, AnswerScores]]] = defaultdict(list)
     types: dict[str, str] = {}
@@ -117,10 +116,8 @@ def paired_differences(
     """Return ``run`` minus ``other``, question by question, for each metric.
 
     Under the null hypothesis each question's difference may as well have the other sign; the p-value is the share of
-    random sign patterns (the observed one included) whose mean is at least as far from zero.
-
-    Raises:
-        CheckFailedError: the two runs answered different questions.
+    random sign patterns (the observed one included) whose mean is at least as far from zero. Raise CheckFailedError
+    where the two runs answered different questions.
     """
     if run.question_ids != other.question_ids:
         raise CheckFailedError("two runs over different questions cannot be compared question by question.")

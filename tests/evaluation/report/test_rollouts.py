@@ -13,8 +13,16 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from deepsearch_rl.evaluation.report.browser import ShownMessage, ShownRollout, pack, shown_rollouts
-from deepsearch_rl.evaluation.report.sources import OF_EACH_OUTCOME, positions_to_show, read_questions, read_runs
+from deepsearch_rl.evaluation.report.rollouts import (
+    OF_EACH_OUTCOME,
+    ShownMessage,
+    ShownRollout,
+    pack,
+    positions_to_show,
+    read_questions,
+    read_runs,
+    shown_rollouts,
+)
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
 from deepsearch_rl.files import read_record
