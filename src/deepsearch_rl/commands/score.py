@@ -11,8 +11,8 @@ from pydantic import Field
 from deepsearch_rl import answers
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.scoring.constant import ConstantAnswers
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore
+from deepsearch_rl.evaluation.scoring.overlap import ConstantAnswers
 from deepsearch_rl.evaluation.scoring.predictions import ScoredFile, score_predictions
 from deepsearch_rl.evaluation.scoring.score import (
     PairedDifference,

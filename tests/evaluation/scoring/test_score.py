@@ -4,7 +4,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.scoring.constant import best_constant
+from deepsearch_rl.evaluation.scoring.overlap import best_constant
 from deepsearch_rl.evaluation.scoring.score import (
     Interval,
     PairedDifference,

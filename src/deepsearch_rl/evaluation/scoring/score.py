@@ -23,8 +23,8 @@ from pydantic import Field
 from deepsearch_rl import answers
 from deepsearch_rl.answers import AnswerScores, score_rollout
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.scoring.constant import best_constant
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, ControlScore, F1TableRow, RowKey, TypeScore
+from deepsearch_rl.evaluation.scoring.overlap import best_constant
 from deepsearch_rl.records import Record, Trajectory
 
 Scores = NDArray[np.float64]
