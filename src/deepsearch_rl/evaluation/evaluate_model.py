@@ -1,9 +1,8 @@
 """Evaluation of one model: every question set, answered over the real retrieval server.
 
-The model server is started once; retrieval servers one after the other, one per corpus and number of passages.
-Rollouts are logged as they finish, in a folder named by everything that they depend on, so that a killed evaluation
-continues where it was and never reuses the rollouts of other weights. Every question set and every variant has its own
-folder: asking for one more repeats nothing.
+The model server is started once, a retrieval server per corpus and setting. Rollouts are logged as they finish, in a
+folder per question set and setting that is named by all that they depend on: a killed evaluation continues where it
+was, one question set more repeats nothing, and rollouts of other weights are never reused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,12 +56,8 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
     ``data`` holds the profile's questions, chunks and indexes; ``work`` the logs of running evaluations. The folder may
     describe a model behind an endpoint (:mod:`deepsearch_rl.serving.remote`).
 
-    Raises:
-        UnknownNameError: a set is not in section ``datasets``, or a variant's prompt does not exist.
-        ConfigError: an environment variable of an endpoint is not set.
-        ArtifactError: an input is missing, or a question set is empty.
-        UnavailableError: the model server needs a GPU or a package that is missing.
-        EndpointError: the model or retrieval server does not start.
+    Raise ArtifactError where an input is missing or a question set is empty, and as :func:`settings_of`,
+    :func:`checkpoint_name`, :func:`serve_model`, :func:`serve_index` and :func:`collect`.
     """
     remote = read_remote(folder)
     if remote is None:
@@ -137,7 +132,7 @@ class _Evaluator:
     def rows(self, question_sets: Mapping[str, list[Question]]) -> Iterator[F1TableRow]:
         """Yield the rows of the question sets, corpus by corpus."""
         plans = self.setting.evaluate.sets
-        for corpus in self.setting.corpora:
+        for corpus in sorted({self.setting.corpus_of(name) for name in question_sets}):
             sets = {name: of_set for name, of_set in question_sets.items() if self.setting.corpus_of(name) == corpus}
             controlled = [question for name, of_set in sets.items() if plans[name].controls for question in of_set]
             chunks = self.data / "chunks" / f"{corpus}.jsonl"

@@ -3,11 +3,8 @@
 Accuracies are those of the official scorer (Zhou et al. 2023, arXiv 2311.07911): per prompt (all its instructions
 followed) and per instruction, strict (the response as it is) and loose (also without its first or last line and
 without asterisks). Reasoning between think tags is no part of a response. Every prompt must be answered and scored, or
-there is no score at all.
-
-Prompts have the official form. The generated ones need no download: they use the instructions whose checkers are plain
-string code (and langdetect, which carries its own profiles), so two of the 25 official kinds are left out. Every
-instruction is worded by its checker's own ``build_description``, so that wording and check agree.
+there is no score at all. Generated prompts have the official form and need no download: two of the 25 official kinds of
+instruction, whose checkers need NLTK's data, are left out.
 """
 
 import asyncio

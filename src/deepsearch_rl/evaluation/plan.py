@@ -104,11 +104,6 @@ class Evaluation:
         served = self.serving.digest_of_answers() if served_here else None
         return sha256_json([self.seed, self.agent.rollout_fingerprint(), self.retrieval.search_fingerprint(), served])
 
-    @property
-    def corpora(self) -> list[str]:
-        """The corpora of the planned question sets, sorted; raises as :meth:`corpus_of`."""
-        return sorted({self.corpus_of(name) for name in self.evaluate.sets})
-
     def corpus_of(self, dataset: str) -> str:
         """Return the corpus of a question set; :class:`UnknownNameError` if section ``datasets`` has no such set."""
         return look_up("dataset", dataset, self.datasets).corpus

@@ -51,9 +51,7 @@ class Standalone:
 def evaluate(request: Standalone, cache: Path, out: Path, work: Path) -> ModelEvaluation:
     """Make the data that the cache lacks, evaluate, and write rollouts and ``rows.json`` into ``out``.
 
-    Raises:
-        ConfigError: ``out`` is a file, or a folder with anything other than an evaluation.
-        DeepsearchError: as the stages download, chunk, index and evaluate do.
+    Raise ConfigError where ``out`` is a file, or a folder with anything other than an evaluation.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / "rows.json").is_file()):
         raise ConfigError(

@@ -6,12 +6,10 @@
     files/             the table and figures as files, attached as they are
 
 A bundle is recognised by the digest of its results: settings and provenance are no part of its identity. Its rollouts
-are drawn by a hash of seed and id: every model's run over the same questions shows the same ones, so that tables and
-traces can be compared across models, and a longer run keeps those that a shorter one showed.
+are drawn by a hash of seed and id, so that every model's run over the same questions shows the same ones.
 
 In MLflow ``f1/multihoprag`` is the main figure of a set, ``f1_greedy/multihoprag`` that of greedy answers, and
-``f1/multihoprag.top5`` that of the variant ``top5``. Names keep to what every MLflow store takes: letters, digits,
-``_ - . /`` and spaces.
+``f1/multihoprag.top5`` that of the variant ``top5``. Names keep to letters, digits and ``_ - . /``.
 """
 
 import hashlib

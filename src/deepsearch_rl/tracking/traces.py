@@ -1,9 +1,8 @@
 """A recorded rollout as an MLflow trace: the agent, under it every model call and every search.
 
-Traces are made from records after the fact. Their times are those that the machine which made the rollout noted beside
-its log. Where there are none (results of another machine), the trace begins when it is sent, nothing in it takes any
-time, and its tag ``times`` says so. A message that took no model call and no search has no duration either. F1 and
-exact match stand beside the trace as feedback, the golden answers as what was expected.
+Traces are made from records after the fact, with the times that the machine of the rollout noted beside its log. Where
+there are none (results of another machine), the trace begins when it is sent, nothing in it takes any time, and its tag
+``times`` says so. F1 and exact match stand beside it as feedback, the golden answers as what was expected.
 """
 
 import hashlib

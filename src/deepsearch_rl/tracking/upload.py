@@ -5,10 +5,8 @@
                             and the logged model that scores and traces are linked to
 
 The report's own run is finished last: its status proves that all is there. What a kill or a dead server left unfinished
-is removed, with its traces and logged models, before the report is sent again.
-
-A stage must not fail because a server is away: its bundle then waits in the outbox until it is uploaded, in a folder
-named by its digest, so that no report takes another's place.
+is removed, with its traces and logged models, before the report is sent again. The bundle of a report that no server
+took waits in the outbox, in a folder named by its digest.
 """
 
 import re
@@ -18,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pandas as pd
 from mlflow import entities
@@ -51,16 +49,14 @@ _NOT_IN_A_MODEL_NAME = re.compile(r"[/:.%\"']")
 ItemT = TypeVar("ItemT")
 
 
-@dataclass(frozen=True, slots=True)
-class Uploaded:
+class Uploaded(NamedTuple):
     """A report that the store has: its name, and whether it arrived now or before."""
 
     name: str
     now: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FailedUpload:
+class FailedUpload(NamedTuple):
     """A bundle that the store does not have: its folder, and why."""
 
     folder: Path
@@ -101,9 +97,7 @@ def upload_all(bundle: Path, outbox: Path, uri: str, timeout_s: float) -> list[U
 def upload(folder: Path, uri: str, timeout_s: float) -> bool:
     """Upload the bundle in ``folder``; False where the store has it already.
 
-    Raises:
-        ArtifactError, RecordError: the bundle is missing or malformed.
-        EndpointError: the store does not answer, refuses or breaks off.
+    Raise ArtifactError or RecordError where the bundle is missing or malformed, and as :func:`connected`.
     """
     bundle = read_bundle(folder)
     with connected(uri, timeout_s) as client:

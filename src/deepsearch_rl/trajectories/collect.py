@@ -107,10 +107,8 @@ def collect(
     ``log`` and appended to it; the caller removes it. The agent is not made where the log holds everything. ``label``
     names the progress line.
 
-    Raises:
-        ConfigError: another process is writing this log.
-        EndpointError: a server failed many rollouts in a row.
-        RecordError: a line of the log is not a trajectory, or repeats the rollout of another.
+    Raise EndpointError where a server failed many rollouts in a row, and as :func:`only_writer` and
+    :meth:`RolloutLog.replay`.
     """
     figures = RunningFigures()
     with only_writer(log), AppendLog(log) as lines, AppendLog(times_path(log)) as times:
@@ -119,7 +117,7 @@ def collect(
             figures.add(trajectory, resumed=True)
         if figures.finished < len(rollouts):
             with ProgressBar(label, len(rollouts), "rollouts", done=figures.finished) as meter:
-                asyncio.run(_Collection(rollouts, times, figures, meter).run(make_agent, concurrency))
+                asyncio.run(_answer_missing(rollouts, make_agent, concurrency, times, figures, meter))
         artifact = TrajectoryFile(out, write_jsonl(out, rollouts.rollouts()), figures.server_failures)
     if artifact.server_failures:
         counts = f"{artifact.server_failures} of {artifact.count} rollouts"
@@ -230,41 +228,39 @@ class RunningFigures:
         return f"F1 {self._f1_sum / max(1, self.finished):.3f}, {failures}, {speed} tokens/s"
 
 
-@dataclass(slots=True)
-class _Collection:
-    """A run over the rollouts that the log does not hold yet."""
+async def _answer_missing(
+    rollouts: RolloutLog,
+    make_agent: MakeAgent,
+    concurrency: int,
+    times: AppendLog,
+    figures: RunningFigures,
+    meter: ProgressBar,
+) -> None:
+    """Make the rollouts that the log does not hold yet, ``concurrency`` at once."""
+    missing, failures_in_a_row = rollouts.missing(), 0
 
-    rollouts: RolloutLog
-    times: AppendLog
-    figures: RunningFigures
-    meter: ProgressBar
-    failures_in_a_row: int = 0
-
-    async def run(self, make_agent: MakeAgent, concurrency: int) -> None:
-        """Answer what is missing, ``concurrency`` questions at once."""
-        missing = self.rollouts.missing()
-        async with make_agent() as agent:
-            count = min(concurrency, len(self.rollouts))
-            workers = [asyncio.create_task(self._work(agent, missing)) for _ in range(count)]
-            try:  # no TaskGroup: Python 3.11's leaves this task marked as cancelled, which ends the agent's session
-                await asyncio.gather(*workers)
-            finally:
-                for worker in workers:
-                    worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
-
-    async def _work(self, agent: Agent, missing: Iterator[tuple[Question, int]]) -> None:
+    async def work(agent: Agent) -> None:
+        nonlocal failures_in_a_row
         for question, sample in missing:
             stopwatch = Stopwatch()
             trajectory = await agent.answer(question, sample)
-            self.times.append(stopwatch.stop(trajectory))  # first: a rollout whose line is whole has its times
-            self.rollouts.append(trajectory)
-            self.figures.add(trajectory)
-            self.meter.advance(note=self.figures.note(self.meter.elapsed_s))
-            self.failures_in_a_row = self.failures_in_a_row + 1 if trajectory.stop_reason in SERVER_FAILURES else 0
-            nothing_else = self.figures.server_failures == self.figures.finished == len(self.rollouts)
-            if self.failures_in_a_row >= FAILURES_IN_A_ROW or nothing_else:
+            times.append(stopwatch.stop(trajectory))  # first: a rollout whose line is whole has its times
+            rollouts.append(trajectory)
+            figures.add(trajectory)
+            meter.advance(note=figures.note(meter.elapsed_s))
+            failures_in_a_row = failures_in_a_row + 1 if trajectory.stop_reason in SERVER_FAILURES else 0
+            nothing_else = figures.server_failures == figures.finished == len(rollouts)
+            if failures_in_a_row >= FAILURES_IN_A_ROW or nothing_else:
                 raise EndpointError(
-                    f"{self.failures_in_a_row} rollouts in a row ended in {trajectory.stop_reason} "
-                    f"({trajectory.error}); start the server again and repeat the command, finished rollouts are kept."
+                    f"{failures_in_a_row} rollouts in a row ended in {trajectory.stop_reason} ({trajectory.error}); "
+                    "start the server again and repeat the command, finished rollouts are kept."
                 )
+
+    async with make_agent() as agent:
+        workers = [asyncio.create_task(work(agent)) for _ in range(min(concurrency, len(rollouts)))]
+        try:  # no TaskGroup: Python 3.11's leaves this task marked as cancelled, which ends the agent's session
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)

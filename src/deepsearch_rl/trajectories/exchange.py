@@ -51,7 +51,7 @@ _RL = {
     ),
     "extra_info": _ANYTHING,
 }
-_COLUMNS: Mapping[str, dict[str, pa.Column]] = {
+_COLUMNS = {
     "ms-swift": {"tools": _TEXT, "messages": _CONVERSATION},
     "ms-swift-turns": {
         "tools": _TEXT,

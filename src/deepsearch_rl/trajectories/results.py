@@ -30,15 +30,26 @@ class ForeignMetadata(BaseModel):
     question_type: str | None = None
 
 
-class _ResultRow(BaseModel):
-    """A row of FlashRAG's ``intermediate_data.json`` or of DeepSearch-RL's ``results.jsonl``."""
+class ForeignRow(BaseModel):
+    """A question with its golden answers in a row of another system; keys that are not used here are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
 
     id: NonEmpty
-    question: NonEmpty
+    question: str
     golden_answers: tuple[str, ...] = Field(min_length=1)
     metadata: ForeignMetadata | None = None
+
+    @property
+    def type_in_metadata(self) -> str:
+        """The question's type; empty where it is not known."""
+        return (self.metadata and self.metadata.question_type) or ""
+
+
+class _ResultRow(ForeignRow):
+    """A row of FlashRAG's ``intermediate_data.json`` or of DeepSearch-RL's ``results.jsonl``."""
+
+    question: NonEmpty
     output: _Output
 
     def trajectory(self, model: str) -> Trajectory:
@@ -52,7 +63,7 @@ class _ResultRow(BaseModel):
             sample=0,
             question=self.question,
             golden_answers=self.golden_answers,
-            question_type=(self.metadata and self.metadata.question_type) or "",
+            question_type=self.type_in_metadata,
             model=model,
             prompt=UNKNOWN,
             temperature=0.0,

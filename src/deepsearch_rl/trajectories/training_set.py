@@ -1,7 +1,7 @@
 """Training rows from trajectories, every row proved: the tokens trained are the tokens served.
 
-``filter.flatten`` says whether rows hold the reasoning of earlier turns. It must fit ``agent.history_reasoning``, so
-that a model is trained on the prompts that it will be served. Two renderings of every row must agree, token by token:
+``filter.flatten`` must fit ``agent.history_reasoning``, so that a model is trained on the prompts that it will be
+served. Two renderings of every row must agree, token by token:
 
 - ms-swift's training encoding of the row: the tokens and the loss mask that ``swift sft`` computes;
 - the chat template in the model's tokenizer, which every server and the RL trainer use: all tokens of the conversation,

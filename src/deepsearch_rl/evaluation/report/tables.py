@@ -132,7 +132,7 @@ def build_table(
 
     Variants appear as rows only: what was answered under the profile's own setting is compared. ``folders`` holds every
     model's evaluation; ``draws`` is the number of resamples, and of sign patterns, of each comparison. Raise
-    UnknownNameError where a pair names a model that was not evaluated.
+    UnknownNameError where a pair names a model that was not evaluated, and as :func:`paired_differences`.
     """
     for name in (name for pair in pairs for name in pair):
         look_up("model in report.comparisons", name, folders)

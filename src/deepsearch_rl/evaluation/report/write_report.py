@@ -55,10 +55,7 @@ class Sources:
 def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int, out: Path) -> Report:
     """Write ``f1_table.{json,md,csv}``, ``metrics.json``, ``plots/`` and ``index.html`` into ``out``.
 
-    Raises:
-        UnknownNameError: a comparison names a model that was not evaluated.
-        ArtifactError: a source is missing or does not fit.
-        CheckFailedError: two models to be compared answered different questions.
+    Raise ArtifactError where a source is missing or does not fit, and as :func:`build_table`.
     """
     table = build_table(profile, sources.evaluate, config.comparisons, seed, config.draws)
     questions = read_questions(sources.questions)

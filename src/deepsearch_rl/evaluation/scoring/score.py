@@ -142,7 +142,6 @@ def paired_differences(
 class _RunCounts:
     """Counts of the rollouts that pass through, and the golden answers of their questions."""
 
-    rollouts: int = 0
     rounds: int = 0
     tool_calls: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -151,7 +150,6 @@ class _RunCounts:
     def count(self, rollouts: Iterable[Trajectory]) -> Iterator[Trajectory]:
         """Yield the rollouts again, counting them."""
         for rollout in rollouts:
-            self.rollouts += 1
             self.rounds += rollout.rounds
             self.tool_calls += rollout.tool_calls
             if rollout.failed:
@@ -172,6 +170,7 @@ def build_row(key: RowKey, rollouts: Iterable[Trajectory], generated: bool, draw
     """
     counts = _RunCounts()
     scores = score_questions(counts.count(rollouts), key.samples)
+    rollout_count = len(scores.question_ids) * key.samples
     of_types = {kind: scores.of_type(kind) for kind in scores.type_names}
     return F1TableRow(
         **key.model_dump(),
@@ -179,8 +178,8 @@ def build_row(key: RowKey, rollouts: Iterable[Trajectory], generated: bool, draw
         acc=scores.mean("acc"),
         precision=scores.mean("precision"),
         recall=scores.mean("recall"),
-        mean_rounds=counts.rounds / counts.rollouts,
-        mean_tool_calls=counts.tool_calls / counts.rollouts,
+        mean_rounds=counts.rounds / rollout_count,
+        mean_tool_calls=counts.tool_calls / rollout_count,
         failures=dict(sorted(counts.failures.items())),
         generated=generated,
         constant=counts.constant(scores),
