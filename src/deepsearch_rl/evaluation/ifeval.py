@@ -129,11 +129,8 @@ def generated_prompts(count: int) -> list[IfevalPrompt]:
 def read_prompts(path: Path) -> list[IfevalPrompt]:
     """Read a JSON Lines file in the official form, plain or gzipped.
 
-    Without NLTK's sentence model evalscope would try a download in the middle of the run, and the checker would fail.
-
-    Raises:
-        ArtifactError: the file is missing, empty, or asks for checkers whose NLTK data is not installed.
-        RecordError: a line does not fit, or names an instruction without a checker.
+    Raise RecordError where a line does not fit or names an instruction without a checker; ArtifactError where the file
+    is missing, empty, or needs NLTK data that is not installed (evalscope would try a download in the middle of a run).
     """
     prompts = list(read_rows(path, IfevalPrompt))
     if not prompts:
@@ -165,11 +162,8 @@ def load_prompts(config: IfevalConfig) -> list[IfevalPrompt]:
 def evaluate_ifeval(model: str, endpoint: Endpoint, config: IfevalConfig, seed: int, out: Path) -> IfevalScore:
     """Ask and score every prompt; write ``responses.jsonl`` (by key) and ``scores.json`` into ``out``.
 
-    ``model`` is its name in the tables; ``seed`` is that of the checkers' language detection.
-
-    Raises:
-        CheckFailedError: a checker failed, so that fewer prompts were scored than asked.
-        EndpointError: the model's endpoint failed.
+    ``model`` is its name in the tables; ``seed`` is that of the checkers' language detection. Raise CheckFailedError
+    where a checker failed, EndpointError where the model's endpoint did.
     """
     prompts = sorted(load_prompts(config), key=lambda prompt: prompt.key)
     responses = _score_all(prompts, asyncio.run(_ask_all(prompts, endpoint, config)), seed)

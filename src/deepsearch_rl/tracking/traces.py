@@ -117,21 +117,16 @@ def _root(rollout: Trajectory) -> _Event:
         "prompt": rollout.prompt,
         "protocol": rollout.protocol,
     }
-    if not _counted_by_call(rollout):
+    if len(rollout.usage) != rollout.rounds:
         attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(rollout)
     inputs: JsonValue = {"question": rollout.question}
     error = (rollout.error or "") if rollout.failed else None
     return _Event("search agent", SpanType.AGENT, inputs, {"answer": rollout.answer}, attributes, error)
 
 
-def _counted_by_call(rollout: Trajectory) -> bool:
-    """Return whether ``usage`` has an entry for every assistant turn, in their order."""
-    return len(rollout.usage) == rollout.rounds
-
-
 def _events(rollout: Trajectory) -> Iterator[tuple[int, _Event]]:
     """Yield the model calls and searches of a rollout, in their order, each with the position of its message."""
-    usage = iter(rollout.usage if _counted_by_call(rollout) else ())
+    usage = iter(rollout.usage if len(rollout.usage) == rollout.rounds else ())  # one entry per turn, or none is known
     unused = list(rollout.retrievals)
     calls: dict[str | None, ToolCall] = {}
     chat: list[JsonValue] = [*chat_messages(rollout.messages, with_reasoning=True)]

@@ -145,29 +145,25 @@ class RolloutLog:
         Raise RecordError where a line is not a trajectory of this schema version, its id is not its question's and
         sample's, or an earlier line holds the same rollout.
         """
-        offset = 0
+        end = 0
         with self._log.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip():
-                    trajectory = parse_record(Trajectory, line, self._log.path, number)
-                    if self._replay_line(trajectory, number, offset):
-                        yield trajectory
-                offset += len(line)
-
-    def _replay_line(self, trajectory: Trajectory, number: int, offset: int) -> bool:
-        """Take over one line; return whether it is a rollout of this run that is done."""
-        id_ = f"{trajectory.question_id}#{trajectory.sample}"
-        if trajectory.id != id_:
-            raise RecordError(self._log.path, number, "id", f"{trajectory.id!r} should be {id_!r}")
-        position = self._positions.get(trajectory.question_id)
-        if position is None or trajectory.sample >= self._samples or trajectory.stop_reason in SERVER_FAILURES:
-            return False
-        slot = position * self._samples + trajectory.sample
-        if self._offsets[slot] != _MISSING:
-            problem = f"an earlier line is rollout {id_!r}, too; remove one of them"
-            raise RecordError(self._log.path, number, "id", problem)
-        self._offsets[slot] = offset
-        return True
+                offset, end = end, end + len(line)
+                if not line.strip():
+                    continue
+                trajectory = parse_record(Trajectory, line, self._log.path, number)
+                id_ = f"{trajectory.question_id}#{trajectory.sample}"
+                if trajectory.id != id_:
+                    raise RecordError(self._log.path, number, "id", f"{trajectory.id!r} should be {id_!r}")
+                position = self._positions.get(trajectory.question_id)
+                if position is None or trajectory.sample >= self._samples or trajectory.stop_reason in SERVER_FAILURES:
+                    continue
+                slot = position * self._samples + trajectory.sample
+                if self._offsets[slot] != _MISSING:
+                    problem = f"an earlier line is rollout {id_!r}, too; remove one of them"
+                    raise RecordError(self._log.path, number, "id", problem)
+                self._offsets[slot] = offset
+                yield trajectory
 
     def missing(self) -> Iterator[tuple[Question, int]]:
         """Yield the rollouts that are not done, question by question; each is looked up when it is taken."""

@@ -51,19 +51,19 @@ _RL = {
     ),
     "extra_info": _ANYTHING,
 }
-_COLUMNS = {
-    "ms-swift": {"tools": _TEXT, "messages": _CONVERSATION},
-    "ms-swift-turns": {
-        "tools": _TEXT,
-        "messages": _checked(_ends_in("assistant", "tool_call"), "ends in a turn of the model"),
-    },
-    "trl": {"tools": _ANYTHING, "messages": _CONVERSATION},
-    "search-r1": {**_RL, "prompt": _checked(_roles_are("user"), "one user message")},
-    "verl": {**_RL, "prompt": _checked(_roles_are("system", "user"), "system, then user")},
-    "rlinf": {"prompt": _TEXT, "solutions": pa.Column(object, _NOT_EMPTY)},
-}
 SCHEMAS: Mapping[str, pa.DataFrameSchema] = {
-    name: pa.DataFrameSchema(columns, strict=True) for name, columns in _COLUMNS.items()
+    name: pa.DataFrameSchema(columns, strict=True)
+    for name, columns in {
+        "ms-swift": {"tools": _TEXT, "messages": _CONVERSATION},
+        "ms-swift-turns": {
+            "tools": _TEXT,
+            "messages": _checked(_ends_in("assistant", "tool_call"), "ends in a turn of the model"),
+        },
+        "trl": {"tools": _ANYTHING, "messages": _CONVERSATION},
+        "search-r1": {**_RL, "prompt": _checked(_roles_are("user"), "one user message")},
+        "verl": {**_RL, "prompt": _checked(_roles_are("system", "user"), "system, then user")},
+        "rlinf": {"prompt": _TEXT, "solutions": pa.Column(object, _NOT_EMPTY)},
+    }.items()
 }
 FORMATS = (*SCHEMAS, "trajectories")
 PROMPTS: Mapping[str, str] = {"search-r1": "search_tags", "verl": "multihoprag_nothink"}
@@ -78,11 +78,9 @@ def export_rows(source: Path, out: Path, to: str, *, dataset: str, split: str, p
     the others JSON Lines. ``dataset`` and ``split`` are those of the questions; no ``prompt`` is that of
     :data:`PROMPTS`.
 
-    Raises:
-        UnknownNameError: there is no such format or prompt.
-        ArtifactError, RecordError: the source is missing or malformed.
-        CheckFailedError: the source gives no rows; or a trajectory is of the tag protocol, is another system's result
-            or holds a call that is no JSON; or a row is not what the trainer reads. Names what does not fit.
+    Raise UnknownNameError where there is no such format or prompt; ArtifactError or RecordError where the source is
+    missing or malformed; CheckFailedError where it gives no rows, a trajectory cannot be a row of tool calls, or a row
+    is not what the trainer reads.
     """
     if to not in SCHEMAS:
         raise UnknownNameError("format", to, FORMATS)

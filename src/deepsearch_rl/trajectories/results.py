@@ -77,14 +77,9 @@ class _ResultRow(ForeignRow):
 def import_results(path: Path, out: Path, model: str) -> int:
     """Read another system's results as trajectories of one sample, and return how many there are.
 
-    Their messages are the question and the last text, which is all that results hold. A row with an error, which the
-    other system counts as an empty answer, becomes a failed rollout.
-
-    Raises:
-        ConfigError: ``model`` is empty.
-        ArtifactError, RecordError: the file is missing or malformed, or names a question twice; FlashRAG's array counts
-            entries as lines.
-        CheckFailedError: it holds no results.
+    Their messages are the question and the last text, which is all that results hold. A row with an error becomes a
+    failed rollout. Raise ConfigError where ``model`` is empty; ArtifactError or RecordError where the file is missing,
+    malformed or names a question twice (FlashRAG's array counts entries as lines); CheckFailedError where it is empty.
     """
     if not model.strip():
         raise ConfigError("name the model that made the results (--model).")

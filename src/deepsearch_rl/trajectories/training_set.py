@@ -79,12 +79,9 @@ class Paths:
 def build_training_set(config: FilterConfig, paths: Paths, history_reasoning: bool) -> int:
     """Write the training rows and the report of what was dropped; return the number of rows.
 
-    ``history_reasoning`` is whether the agent sends the reasoning of earlier turns back.
-
-    Raises:
-        ArtifactError: an input is missing.
-        ConfigError: rows would hold prompts that the agent never sends, or the trajectories hold no tool calls.
-        CheckFailedError: nothing is left to train on, or a row's tokens are not the server's.
+    ``history_reasoning`` is whether the agent sends the reasoning of earlier turns back. Raise ArtifactError where an
+    input is missing; ConfigError where rows would hold prompts that the agent never sends, or trajectories hold no tool
+    calls; CheckFailedError where nothing is left to train on, or a row's tokens are not the server's.
     """
     trajectories = list(read_distinct(paths.trajectories, Trajectory))
     questions = read_distinct(paths.questions, Question)

@@ -190,8 +190,7 @@ def inline_svg(figure: Figure, name: str, description: str) -> Markup:
     """Return the figure as an SVG element for a page: no fixed size, its own ids, ink in the page's text colour."""
     svg = _svg(figure, transparent=True)
     svg = svg[svg.index("<svg") :]
-    for size in ("height", "width"):
-        svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r' (?:height|width)="[^"]*"', "", svg, count=2)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'href="#', f'href="#{name}-', svg).replace("url(#", f"url(#{name}-")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -42,20 +42,14 @@ class ScoredFile:
 def score_predictions(path: Path) -> ScoredFile:
     """Score a file; a question that was answered several times counts once, with the mean of its answers' scores.
 
-    Of a row only what scores are made of is kept: with thousands of records in memory, garbage collection takes longer
-    than reading.
-
-    Raises:
-        ArtifactError: the file is missing or empty.
-        RecordError: a row does not fit, repeats another's id and sample, or has other golden answers than an earlier
-            answer to the same question; names file, line and field.
+    Raise ArtifactError where the file is missing or empty; RecordError where a row does not fit, repeats another's id
+    and sample, or has other golden answers than an earlier answer to the same question.
     """
     questions: dict[str, tuple[str, tuple[str, ...]]] = {}  # id -> type and golden answers
     answered: dict[tuple[str, int], tuple[str, bool]] = {}  # id and sample -> answer, and whether it failed
     for number, row in _read_predictions(path):
-        _, golden_answers = questions.setdefault(
-            row.id, (row.question_type or row.type_in_metadata, row.golden_answers)
-        )
+        kind = row.question_type or row.type_in_metadata
+        _, golden_answers = questions.setdefault(row.id, (kind, row.golden_answers))
         if (row.id, row.sample) in answered:
             problem = f"{row.id!r} is answered twice; several answers need different `sample`s"
             raise RecordError(path, number, "id", problem)
