@@ -81,7 +81,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "trajectories convert --to ms-swift": export("ms-swift"),
     "trajectories convert --to trl": export("trl"),
     "filter": lambda path: list(read_distinct(path, Trajectory)),
-    "report": lambda path: read_runs({"sft": path.parent}, [ROW], {}, 2),
+    "report": lambda path: list(read_runs({"sft": path.parent}, [ROW], {}, 2)),
 }
 
 

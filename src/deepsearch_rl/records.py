@@ -227,12 +227,12 @@ class TokenCounts(Record):
 
 
 class FilterReport(Record):
-    """``filter.json``: what became of the teacher's trajectories."""
+    """``filter.json``: what became of the teacher's trajectories, in the order of the filter's work."""
 
     trajectories: int = Field(ge=1)
     f1: float = Field(ge=0, le=1, description="of all of them")
     dropped: dict[str, int] = Field(description="how many each predicate dropped, and how many rows were too long")
     rows: int = Field(ge=1, description="rows that are trained on")
     rows_by_type: dict[str, int]
-    tokens: TokenCounts
     searches: float = Field(ge=0, description="executed searches per trajectory that is trained on")
+    tokens: TokenCounts

@@ -283,10 +283,10 @@ def test_a_variant_cannot_take_the_name_of_the_greedy_row() -> None:
 def test_a_variant_with_a_prompt_or_a_set_that_does_not_exist_names_the_nearest() -> None:
     plan = VariantPlan(models=None, dataset="musiqe", prompt=None, top_k=1, corpus=None, questions=1, samples=1)
     with pytest.raises(UnknownNameError, match="Did you mean 'musique'"):
-        settings_of(setting(SETS, {"a": plan}), "sft")
+        list(settings_of(setting(SETS, {"a": plan}), "sft"))
     plan = plan.model_copy(update={"dataset": "musique", "prompt": "multihoprag_nothnk"})
     with pytest.raises(UnknownNameError, match="Did you mean 'multihoprag_nothink'"):
-        settings_of(setting(SETS, {"a": plan}), "sft")
+        list(settings_of(setting(SETS, {"a": plan}), "sft"))
     assert [
         each.variant for each in settings_of(setting(SETS, {"a": plan.model_copy(update={"models": ("rl",)})}), "sft")
     ] == [""]

@@ -109,19 +109,19 @@ class Evaluation:
         return look_up("dataset", dataset, self.datasets).corpus
 
 
-def settings_of(setting: Evaluation, model: str) -> list[Evaluation]:
-    """Return the profile's own setting, then every variant that the model answers, each as an evaluation by itself.
+def settings_of(setting: Evaluation, model: str) -> Iterator[Evaluation]:
+    """Yield the profile's own setting, then every variant that the model answers, each as an evaluation by itself.
 
     Raise UnknownNameError where a variant names a set or a prompt that does not exist.
     """
     own = replace(setting, evaluate=setting.evaluate.model_copy(update={"variants": {}}))
-    settings = [own]
+    yield own
     for name, plan in setting.evaluate.variants.items():
         if plan.models is not None and model not in plan.models:
             continue
         set_plan = SetPlan(questions=plan.questions, samples=plan.samples, greedy=0, controls=0)
         prompt = {"prompt": plan.prompt or own.agent.prompt}
-        variant = replace(
+        yield replace(
             own,
             evaluate=own.evaluate.model_copy(update={"sets": {plan.dataset: set_plan}}),
             agent=AgentConfig.model_validate(own.agent.model_dump() | prompt),  # a copy would not check the prompt
@@ -129,8 +129,6 @@ def settings_of(setting: Evaluation, model: str) -> list[Evaluation]:
             datasets={plan.dataset: DatasetConfig(corpus=plan.corpus or own.corpus_of(plan.dataset))},
             variant=name,
         )
-        settings.append(variant)
-    return settings
 
 
 @dataclass(frozen=True, slots=True)

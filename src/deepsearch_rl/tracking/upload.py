@@ -66,9 +66,8 @@ class FailedUpload(NamedTuple):
 def put_into_outbox(bundle: Path, outbox: Path) -> Path:
     """Copy a bundle into the outbox, and return its folder there; raises as :func:`read_bundle`."""
     copy = outbox / read_bundle(bundle).digest
-    if bundle.resolve() != copy.resolve():
-        with atomic_directory(copy) as partial:
-            shutil.copytree(bundle, partial, dirs_exist_ok=True)
+    with atomic_directory(copy) as partial:
+        shutil.copytree(bundle, partial, dirs_exist_ok=True)
     return copy
 
 

@@ -109,11 +109,7 @@ def _conversations(path: Path, to: str) -> Iterator[BaseModel]:
 
 
 def _require_tool_calls(trajectory: Trajectory, to: str) -> None:
-    """Refuse a trajectory whose model did not search by tool calls that a row can hold.
-
-    A rollout of the tag protocol is one text that model and search engine wrote in turns. As messages it would be
-    another prompt than the model ever saw, and no part of it would say that it carries no loss.
-    """
+    """Refuse a trajectory whose model did not search by tool calls that a row can hold."""
     if trajectory.protocol != "function_calling":
         raise CheckFailedError(
             f"trajectory {trajectory.id} is of the protocol {trajectory.protocol!r}, and rows for {to} hold tool calls;"

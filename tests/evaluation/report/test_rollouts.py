@@ -38,7 +38,7 @@ def shown_of(finished: Path, model: str, per_run: int) -> list[ShownRollout]:
     sources = sources_in(finished)
     questions = read_questions(sources.questions)
     rows = read_record(sources.evaluate[model] / "rows.json", ModelEvaluation).rows
-    return shown_rollouts(read_runs(sources.evaluate, rows, questions, per_run), questions)
+    return list(shown_rollouts(read_runs(sources.evaluate, rows, questions, per_run), questions))
 
 
 def test_rollouts_are_spread_over_every_run_and_their_outcome_named(finished: Path) -> None:

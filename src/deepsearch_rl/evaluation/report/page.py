@@ -35,8 +35,6 @@ from deepsearch_rl.records import FilterReport
 from deepsearch_rl.trajectories.statistics import CORRECT, TOKENS_BIN, WRONG
 
 TEMPLATES = Path(__file__).with_name("templates")
-FILTER_ORDER = ("trajectories", "f1", "dropped", "rows", "rows_by_type", "searches", "tokens")
-"""Figures of the filter in the order of its work: its input, what it dropped, what is left."""
 SECTIONS = {
     "f1": "F1 by question set",
     "differences": "Differences between models",
@@ -138,7 +136,7 @@ def render_page(report: Report, table_sha256: str) -> str:
             inline_svg(f1_figure(table, [name], 1), f"plot-{name}", f"F1 with 95 % intervals by model on {name}")
             for name in table.datasets
         ],
-        variants=_variant_tables(table),
+        variants=list(_variant_tables(table)),
         differences=_difference_grid(table),
         main_sets=[_main_set(rows) for dataset in table.datasets if (rows := table.main_rows(dataset))],
         behaviour=list(_rollout_behaviour(report)),
@@ -150,12 +148,11 @@ def render_page(report: Report, table_sha256: str) -> str:
     )
 
 
-def _variant_tables(table: F1Table) -> list[Shown]:
-    """Return a table for every question set that has variants, beside the first row under the profile's own setting.
+def _variant_tables(table: F1Table) -> Iterator[Shown]:
+    """Yield a table for every question set that has variants, beside the first row under the profile's own setting.
 
     A line is the variant's name, what it changes, and its row of every model.
     """
-    tables: list[Shown] = []
     for dataset in table.datasets:
         rows = table.rows_of(dataset)
         variants = [row for row in rows if row.variant]
@@ -170,8 +167,7 @@ def _variant_tables(table: F1Table) -> list[Shown]:
             (kind or "own setting", text, [by_model_and_kind.get((model, kind)) for model in models])
             for kind, text in changes.items()
         ]
-        tables.append({"own": own, "models": models, "lines": lines})
-    return tables
+        yield {"own": own, "models": models, "lines": lines}
 
 
 def _difference_grid(table: F1Table) -> Grid[Comparison]:
@@ -208,11 +204,10 @@ def _retrieval(report: Report, dataset: str) -> Shown:
 
 def _filter_figures(report: FilterReport) -> Iterator[tuple[str, str]]:
     """Yield name and value of every figure of the filter."""
-    values = report.model_dump()
-    for name in FILTER_ORDER:
-        figures = values[name] if isinstance(values[name], dict) else {"": values[name]}
-        for key, value in sorted(figures.items()):
-            yield f"{name}, {key}".removesuffix(", ").replace("_", " "), f"{value:g}"
+    for name, value in report.model_dump().items():
+        figures = value if isinstance(value, dict) else {"": value}
+        for key, figure in sorted(figures.items()):
+            yield f"{name}, {key}".removesuffix(", ").replace("_", " "), f"{figure:g}"
 
 
 def _rollout_behaviour(report: Report) -> Iterator[Shown]:

@@ -10,7 +10,7 @@ import base64
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,13 +81,12 @@ def read_questions(paths: Mapping[str, Path]) -> dict[str, dict[str, Question]]:
 
 def read_runs(
     folders: Mapping[str, Path], rows: Iterable[F1TableRow], questions: Mapping[str, Mapping[str, Question]], count: int
-) -> list[RunRollouts]:
-    """Read the run of every row; of each, ``count`` rollouts are to be shown (:func:`positions_to_show`).
+) -> Iterator[RunRollouts]:
+    """Yield the run of every row; of each, ``count`` rollouts are to be shown (:func:`positions_to_show`).
 
     ``folders`` holds every model's evaluation, ``questions`` the questions by set and id, for their gold evidence.
     """
     gold = {name: gold_by_question(of_set.values()) for name, of_set in questions.items()}
-    runs: list[RunRollouts] = []
     for row in rows:
         path, tally, outcomes = folders[row.model] / row.rollouts_file, Tally(gold.get(row.dataset, {})), []
         for rollout in read_distinct(path, Trajectory):
@@ -96,8 +95,7 @@ def read_runs(
         positions = positions_to_show(outcomes, count)
         rollouts = enumerate(read_jsonl(path, Trajectory)) if positions else ()
         samples = tuple(rollout for position, rollout in rollouts if position in positions)
-        runs.append(RunRollouts(row, tally.statistics(), samples))
-    return runs
+        yield RunRollouts(row, tally.statistics(), samples)
 
 
 def positions_to_show(outcomes: Sequence[str], count: int) -> frozenset[int]:
@@ -123,14 +121,15 @@ def _spread(positions: Sequence[int], count: int) -> list[int]:
     return [positions[step * len(positions) // total] for step in range(total)]
 
 
-def shown_rollouts(runs: Iterable[RunRollouts], questions: Mapping[str, Mapping[str, Question]]) -> list[ShownRollout]:
-    """Return the rollouts to show, run by run; ``questions`` are the questions by set and id."""
-    shown: list[ShownRollout] = []
+def shown_rollouts(
+    runs: Iterable[RunRollouts], questions: Mapping[str, Mapping[str, Question]]
+) -> Iterator[ShownRollout]:
+    """Yield the rollouts to show, run by run; ``questions`` are the questions by set and id."""
     for row, rollout in ((run.row, rollout) for run in runs for rollout in run.samples):
         question = questions.get(row.dataset, {}).get(rollout.question_id)
         gold = gold_evidence(question) if question else None
         evidence = question.metadata.evidence_list if question else None
-        entry = ShownRollout(
+        yield ShownRollout(
             id=rollout.id,
             model=row.model,
             dataset=row.run_name,
@@ -153,8 +152,6 @@ def shown_rollouts(runs: Iterable[RunRollouts], questions: Mapping[str, Mapping[
                 for message in rollout.messages
             ),
         )
-        shown.append(entry)
-    return shown
 
 
 def _query(call: ToolCall) -> str:

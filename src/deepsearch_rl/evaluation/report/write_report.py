@@ -38,11 +38,7 @@ class TrainedConfig(Record):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where one profile's results are.
-
-    ``evaluate``, ``ifeval`` and ``rl`` are keyed by model and by start, ``questions`` by question set. ``filter`` may
-    hold ``null``.
-    """
+    """Where a profile's results are, by model (``rl``: by start; ``questions``: by set); ``filter`` may hold null."""
 
     evaluate: Mapping[str, Path]
     ifeval: Mapping[str, Path]
