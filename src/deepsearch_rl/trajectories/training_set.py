@@ -13,7 +13,6 @@ prompt itself opens the thought (``<think>`` and a newline, as for Qwen3's Think
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, Self
@@ -65,43 +64,40 @@ class FilterConfig(Record):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """The inputs of a training set and its outputs."""
-
-    trajectories: Path
-    questions: Path
-    model: Path
-    rows: Path
-    report: Path
-
-
-def build_training_set(config: FilterConfig, paths: Paths, history_reasoning: bool) -> int:
-    """Write the training rows and the report of what was dropped; return the number of rows.
+def build_training_set(
+    config: FilterConfig,
+    history_reasoning: bool,
+    *,
+    trajectories: Path,
+    questions: Path,
+    model: Path,
+    rows: Path,
+    report: Path,
+) -> int:
+    """Write the training ``rows`` and the ``report`` of what was dropped; return the number of rows.
 
     ``history_reasoning`` is whether the agent sends the reasoning of earlier turns back. Raise ArtifactError where an
     input is missing; ConfigError where rows would hold prompts that the agent never sends, or trajectories hold no tool
     calls; CheckFailedError where nothing is left to train on, or a row's tokens are not the server's.
     """
-    trajectories = list(read_distinct(paths.trajectories, Trajectory))
-    questions = read_distinct(paths.questions, Question)
-    kept, dropped = apply_predicates(trajectories, questions, find_predicates(config.predicates))
+    answers = list(read_distinct(trajectories, Trajectory))
+    kept, dropped = apply_predicates(answers, read_distinct(questions, Question), find_predicates(config.predicates))
     for trajectory in kept:
         _require_served_prompts(trajectory, config.flatten, history_reasoning)
-    proof = TokenProof(paths.model, config.template, config.agent_template, config.loss_scale)
+    proof = TokenProof(model, config.template, config.agent_template, config.loss_scale)
     pairs = [(trajectory, target) for trajectory in kept for target in row_targets(trajectory, config.flatten)]
-    rows: list[_ProvedRow] = []
+    proved_rows: list[_ProvedRow] = []
     for trajectory, target in track(pairs, "filter", len(pairs), "rows"):
         row = swift_row(trajectory, target)
         tokens = proof.check(trajectory, row, target)
         if tokens <= config.max_tokens:
-            rows.append(_ProvedRow(trajectory, row, tokens))
-    dropped[TOO_LONG] = len(pairs) - len(rows)
-    if not rows:
+            proved_rows.append(_ProvedRow(trajectory, row, tokens))
+    dropped[TOO_LONG] = len(pairs) - len(proved_rows)
+    if not proved_rows:
         raise CheckFailedError(f"no trajectory is left to train on; dropped were {dropped}.")
-    write_jsonl(paths.rows, (proved.row for proved in rows))
-    write_json(paths.report, _report(trajectories, dropped, rows).model_dump(mode="json"))
-    return len(rows)
+    write_jsonl(rows, (proved.row for proved in proved_rows))
+    write_json(report, _report(answers, dropped, proved_rows).model_dump(mode="json"))
+    return len(proved_rows)
 
 
 def _require_served_prompts(trajectory: Trajectory, flatten: bool, history_reasoning: bool) -> None:
