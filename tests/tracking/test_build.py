@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,7 +77,7 @@ def test_variants_and_greedy_answers_have_names_of_their_own(results: Results) -
 
 
 def test_a_model_without_a_training_log_has_no_curve(results: Results, tmp_path: Path) -> None:
-    build_bundle(replace(results, train_logs={}), PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
+    build_bundle(results._replace(train_logs={}), PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
     bundle = read_bundle(tmp_path / "bundle")
     assert not [metric for model in MODELS for metric in bundle.metrics(model) if metric.key.startswith("train/")]
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import openai
@@ -169,16 +169,17 @@ def evaluate_ifeval(model: str, endpoint: Endpoint, config: IfevalConfig, seed: 
     responses = _score_all(prompts, asyncio.run(_ask_all(prompts, endpoint, config)), seed)
     lengths = [len(prompt.instruction_id_list) for prompt in prompts]
     weights_of = {"prompt_strict": None, "prompt_loose": None, "inst_strict": lengths, "inst_loose": lengths}
+    accuracies: dict[str, Any] = {
+        name: float(np.average([getattr(response, name) for response in responses], weights=weights))
+        for name, weights in weights_of.items()
+    }
     score = IfevalScore(
         model=model,
         prompts=config.prompts,
         n=len(responses),
         instructions=sum(lengths),
         instruction_ids=len({name for prompt in prompts for name in prompt.instruction_id_list}),
-        **{
-            name: float(np.average([getattr(response, name) for response in responses], weights=weights))
-            for name, weights in weights_of.items()
-        },
+        **accuracies,
     )
     with atomic_directory(out) as folder:
         write_jsonl(folder / "responses.jsonl", responses)
@@ -193,7 +194,6 @@ async def _ask_all(prompts: Sequence[IfevalPrompt], endpoint: Endpoint, config: 
     with ProgressBar("ifeval", len(prompts), "prompts") as bar:
 
         async def ask(prompt: IfevalPrompt) -> str:
-            """Return the text of the response to one prompt, without its reasoning."""
             messages: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": prompt.prompt}]
             async with free_requests:
                 completion = await client.chat.completions.create(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field
 
@@ -131,8 +131,7 @@ def settings_of(setting: Evaluation, model: str) -> Iterator[Evaluation]:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """One pass over the questions of a set under one condition."""
 
     dataset: str

@@ -18,9 +18,8 @@ import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mlflow.entities import Metric
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -87,8 +86,7 @@ class TrackedReport(Record):
     traces: int = Field(ge=0, description="rollouts that become traces")
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
+class Results(NamedTuple):
     """Where a profile's results lie: its report, every model's evaluation, and the training logs that there are."""
 
     reports: Path

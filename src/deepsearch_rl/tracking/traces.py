@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlflow import entities
 from mlflow.entities import SpanType
@@ -29,8 +29,7 @@ PREVIEW_CHARACTERS = 900
 _SCORER = entities.AssessmentSource(source_type="CODE", source_id="deepsearch_rl.answers")
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """What a trace belongs to: MLflow's ids of the experiment, the run and the logged model."""
 
     experiment_id: str
@@ -38,8 +37,7 @@ class Owner:
     model_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
+class _Event(NamedTuple):
     """The agent's work, or a step of it; attributes are what MLflow keeps of it beyond inputs and outputs."""
 
     name: str

@@ -85,9 +85,6 @@ class TrajectoryFile:
     server_failures: int = 0
     """How many ended because a server failed; a run with the same log makes them again."""
 
-    def __len__(self) -> int:
-        return self.count
-
     def __iter__(self) -> Iterator[Trajectory]:
         return read_jsonl(self.path, Trajectory)
 

@@ -66,7 +66,7 @@ def synthesize(
     if not artifact.server_failures:
         log.unlink()  # the artifact is complete; a forced run must ask again
         times_path(log).unlink()
-    return len(artifact)
+    return artifact.count
 
 
 def _teacher(

@@ -7,9 +7,8 @@ give an equal page. Figures from generated data are labelled.
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -69,8 +68,7 @@ Shown: TypeAlias = dict[str, Any]
 """What a template shows of one question set, by the names that the template uses."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """Everything that the page shows.
 
     ``rl`` is keyed by the model that RL started from; ``filter`` is None where a profile trains nothing. ``runs`` are
@@ -122,7 +120,7 @@ def render_page(report: Report, table_sha256: str) -> str:
     models = in_order((score.model for score in report.ifeval), MODEL_ORDER)
     optional = {"rl": report.rl, "ifeval": report.ifeval, "retrieval": report.retrieval, "filter": report.filter}
     digests = {name: sha256 for evaluation in report.evaluations for name, sha256 in evaluation.inputs.items()}
-    inputs = {name: digests[name] for name in sorted(digests.keys() - {"model"})}
+    digests.pop("model", None)
     rl_description = "Reward, F1 and searches by step of every reinforcement learning run"
     template = page_templates().get_template("page.html")
     return template.render(
@@ -144,7 +142,7 @@ def render_page(report: Report, table_sha256: str) -> str:
         ifeval=sorted(report.ifeval, key=lambda score: models.index(score.model)),
         retrieval=[_retrieval(report, dataset) for dataset in in_order(report.retrieval, DATASET_ORDER)],
         filter_figures=list(_filter_figures(report.filter)) if report.filter else [],
-        inputs=inputs | {"f1_table.json": table_sha256},
+        inputs=dict(sorted(digests.items())) | {"f1_table.json": table_sha256},
     )
 
 

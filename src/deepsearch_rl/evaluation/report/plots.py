@@ -7,10 +7,9 @@ have equal files. For the page, figures are narrow (readable on a phone) and the
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from markupsafe import Markup
@@ -75,8 +74,7 @@ class RlManifest(BaseModel):
     seed: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RlRun:
+class RlRun(NamedTuple):
     """One RL run: its curve by step, and which checkpoint was kept."""
 
     manifest: RlManifest

@@ -11,8 +11,8 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -33,8 +33,7 @@ OF_EACH_OUTCOME = 5
 """Rollouts of every outcome to show at least, where a run has as many: readers look for the rare failures."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRollouts:
+class RunRollouts(NamedTuple):
     """The run behind a row: statistics over all its rollouts, and the rollouts to show."""
 
     row: F1TableRow

@@ -6,9 +6,8 @@ pandera before it is written.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import pandas as pd
 import pandera.pandas as pa
@@ -117,8 +116,7 @@ class Metrics(RootModel[dict[str, dict[str, dict[str, float]]]]):
     """``metrics.json``: figures by name, dataset (IFEval: accuracy) and model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grid(Generic[CellT]):
+class Grid(NamedTuple, Generic[CellT]):
     """A table with a column per run, each named by one of its rows, and lines of cells; None where there is none."""
 
     columns: list[F1TableRow]

@@ -1,8 +1,8 @@
 """The report of one profile: tables, metrics, plots and a page."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -36,8 +36,7 @@ class TrainedConfig(Record):
     ifeval: Path = Field(description="folder with a folder of IFEval scores per model")
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(NamedTuple):
     """Where a profile's results are, by model (``rl``: by start; ``questions``: by set); ``filter`` may hold null."""
 
     evaluate: Mapping[str, Path]

@@ -12,7 +12,7 @@ that share a feature.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +64,7 @@ def _features(normal: str) -> frozenset[Feature]:
     return frozenset((token, nth) if nth else token for token, count in Counter(tokens).items() for nth in range(count))
 
 
-@dataclass(frozen=True, slots=True)
-class GoldenAnswers:
+class GoldenAnswers(NamedTuple):
     """The golden answers of Q questions as numbers into ``texts``.
 
     ``numbers_G`` and ``question_G`` go question by question; ``first_Q`` is where a question's begin in them. Each has

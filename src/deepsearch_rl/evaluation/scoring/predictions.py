@@ -5,8 +5,8 @@ several times and ``question_type`` (its own or its metadata's) where types are 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -29,8 +29,7 @@ class Prediction(ForeignRow):
     failed: bool = Field(default=False, description="the rollout ended without an answer, so it scores zero")
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredFile:
+class ScoredFile(NamedTuple):
     """The predictions of one file: scores and golden answers per question, in the order of the ids."""
 
     path: Path
