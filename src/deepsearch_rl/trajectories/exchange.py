@@ -70,7 +70,7 @@ PROMPTS: Mapping[str, str] = {"search-r1": "search_tags", "verl": "multihoprag_n
 """The prompt that fits how a trainer's model searches: by tags in its text, or by tool calls."""
 
 
-def export_rows(source: Path, out: Path, to: str, *, dataset: str, split: str, prompt: str | None) -> int:
+def export_rows(source: Path, out: Path, to: str, dataset: str, split: str, prompt: str | None) -> int:
     """Write rows for another trainer and return how many there are.
 
     ms-swift, ms-swift-turns (a row per turn of the model, without the reasoning before it) and trl take a file of
