@@ -64,7 +64,7 @@ lint: environment  ## ruff, pyright, and whether uv.lock fits pyproject.toml
 	@$(BIN)/pyright
 
 readme: environment  ## README's F1 table of the tiny profile and its file tree
-	@$(BIN)/python -m deepsearch_rl.evaluation.report.readme
+	@$(BIN)/python -m scripts.readme
 	@$(BIN)/python scripts/file_tree.py
 
 params: environment  ## every params.yaml, from profiles/*/profile.yaml and the preset tiny (FORCE=1: drop edited values)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.data import make_trajectory, row_key
 from benchmarks.measure import parse_options, publish, status_kb
-from deepsearch_rl.evaluation.scoring.aggregate import build_row
+from deepsearch_rl.evaluation.scoring.score import build_row
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.trajectories.collect import collect
 

@@ -88,7 +88,7 @@ def collect_all(questions: Sequence[Question], servers: Servers, config: AgentCo
         rollouts = collect(questions, 1, make_agent, log, config.concurrency, OURS, out)
         wrong = [rollout.error for rollout in rollouts if rollout.answer != ANSWER or len(rollout.retrievals) != 1]
     if wrong:
-        raise RuntimeError(f"{len(wrong)} of {len(rollouts)} rollouts went wrong, the first with: {wrong[0]}")
+        raise RuntimeError(f"{len(wrong)} of {rollouts.count} rollouts went wrong, the first with: {wrong[0]}")
 
 
 def session_per_question(

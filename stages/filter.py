@@ -3,7 +3,7 @@
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.profile import Profile
-from deepsearch_rl.trajectories.training_set import FilterConfig, Paths, build_training_set
+from deepsearch_rl.trajectories.training_set import FilterConfig, build_training_set
 from stages.entry import run
 
 
@@ -12,14 +12,15 @@ def main(profile: Profile) -> None:
     config, agent = profile.section("filter", FilterConfig), profile.section("agent", AgentConfig)
     questions = profile.data / "questions"
     datasets = {folder.name: folder for folder in questions.glob("*")} or {config.dataset: questions / config.dataset}
-    paths = Paths(
+    build_training_set(
+        config,
+        agent.history_reasoning,
         trajectories=profile.data / "trajectories" / "teacher.jsonl",
         questions=look_up("dataset", config.dataset, datasets) / f"{config.split}.jsonl",
         model=profile.models / "base",
         rows=profile.data / "sft" / "train.jsonl",
         report=profile.reports / "filter.json",
     )
-    build_training_set(config, paths, agent.history_reasoning)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ import pytest
 from deepsearch_rl.answers import extract_answer
 from deepsearch_rl.cli import main
 from deepsearch_rl.errors import RecordError
-from deepsearch_rl.evaluation.report.sources import read_runs
+from deepsearch_rl.evaluation.report.rollouts import read_runs
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, F1TableRow
 from deepsearch_rl.evaluation.scoring.predictions import score_predictions
 from deepsearch_rl.files import read_distinct, read_jsonl, write_jsonl
 from deepsearch_rl.records import Message, StopReason, Trajectory
-from deepsearch_rl.trajectories.exchange import Source, export_rows
+from deepsearch_rl.trajectories.exchange import export_rows
 from deepsearch_rl.trajectories.results import import_results
 from deepsearch_rl.trajectories.statistics import read_statistics
 
@@ -57,7 +57,8 @@ def trajectory(number: int, answer: str = "Port Vale", gold: str = "Port Vale") 
 
 def export(to: str) -> Callable[[Path], object]:
     """Converts to a format."""
-    return lambda path: export_rows(path, path.with_name("out.jsonl"), to, Source("world", "train", "tiny"))
+    source = {"dataset": "world", "split": "train", "prompt": "tiny"}
+    return lambda path: export_rows(path, path.with_name("out.jsonl"), to, **source)
 
 
 ROW = F1TableRow(
@@ -80,7 +81,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "trajectories convert --to ms-swift": export("ms-swift"),
     "trajectories convert --to trl": export("trl"),
     "filter": lambda path: list(read_distinct(path, Trajectory)),
-    "report": lambda path: read_runs({"sft": path.parent}, [ROW], {}, 2),
+    "report": lambda path: list(read_runs({"sft": path.parent}, [ROW], {}, 2)),
 }
 
 

@@ -17,7 +17,7 @@ from deepsearch_rl.commands.summary import TIMINGS, latest_runs
 from deepsearch_rl.corpora import flashrag, flashrag_sets, graphrag_bench
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.evaluation.ifeval import read_prompts
-from deepsearch_rl.evaluation.report.sources import read_rl_run
+from deepsearch_rl.evaluation.report.plots import read_rl_run
 from deepsearch_rl.evaluation.report.tables import F1Table, Metrics
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.evaluation.scoring.predictions import score_predictions

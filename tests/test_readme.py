@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.evaluation.report import readme
-from deepsearch_rl.evaluation.report.readme import BEGIN, END, with_table
 from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, F1TableRow
 from deepsearch_rl.records import StopReason
 from deepsearch_rl.training.rl.rewards import REWARDS
+from scripts import readme
 from scripts.file_tree import with_tree
 from scripts.imports import parse
+from scripts.readme import BEGIN, END, with_table
 
 DOCUMENTS = (
     "README.md",

@@ -4,6 +4,7 @@ All are frozen and refuse unknown fields; ``metadata`` is the one open place, fo
 carries beyond the common fields.
 """
 
+import json
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Literal, TypeVar
@@ -123,6 +124,15 @@ class ToolCall(Record):
     name: str
     arguments: str
 
+    @property
+    def parsed(self) -> dict[str, JsonValue] | None:
+        """The arguments as an object; None where they are anything else."""
+        try:
+            arguments = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return None
+        return arguments if isinstance(arguments, dict) else None
+
 
 class Message(Record):
     """One message of a conversation in the Chat Completions sense."""
@@ -217,12 +227,12 @@ class TokenCounts(Record):
 
 
 class FilterReport(Record):
-    """``filter.json``: what became of the teacher's trajectories."""
+    """``filter.json``: what became of the teacher's trajectories, in the order of the filter's work."""
 
     trajectories: int = Field(ge=1)
     f1: float = Field(ge=0, le=1, description="of all of them")
     dropped: dict[str, int] = Field(description="how many each predicate dropped, and how many rows were too long")
     rows: int = Field(ge=1, description="rows that are trained on")
     rows_by_type: dict[str, int]
-    tokens: TokenCounts
     searches: float = Field(ge=0, description="executed searches per trajectory that is trained on")
+    tokens: TokenCounts

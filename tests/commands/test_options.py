@@ -223,9 +223,9 @@ CONVERT = Command(
     "deepsearch_rl.trajectories.exchange.export_rows",
     {
         "--to": ("verl", "2", "verl"),
-        "--dataset": ("musique", "3.dataset", "musique"),
-        "--split": ("dev", "3.split", "dev"),
-        "--prompt": ("tiny", "3.prompt", "tiny"),
+        "--dataset": ("musique", "3", "musique"),
+        "--split": ("dev", "4", "dev"),
+        "--prompt": ("tiny", "5", "tiny"),
     },
 )
 IMPORT = Command(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.evaluation.report.write_report import Sources
-from deepsearch_rl.evaluation.scoring.aggregate import build_control, build_row
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation, RowKey, run_file
+from deepsearch_rl.evaluation.scoring.score import build_control, build_row
 from deepsearch_rl.files import write_json, write_jsonl
 from deepsearch_rl.records import Evidence, Message, Question, QuestionMetadata, StopReason, ToolCall, Trajectory
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from deepsearch_rl.agent import prompts as prompts_module
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.corpora.chunking import ChunkConfig, ChunkVariant
-from deepsearch_rl.errors import ArtifactError, EndpointError, UnknownNameError
+from deepsearch_rl.errors import ArtifactError, EndpointError, RecordError, UnknownNameError
 from deepsearch_rl.evaluation.evaluate_model import checkpoint_name, evaluate_model
 from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation, SetPlan, VariantPlan, plan_runs, settings_of
 from deepsearch_rl.files import read_jsonl, write_json, write_jsonl
@@ -283,10 +283,10 @@ def test_a_variant_cannot_take_the_name_of_the_greedy_row() -> None:
 def test_a_variant_with_a_prompt_or_a_set_that_does_not_exist_names_the_nearest() -> None:
     plan = VariantPlan(models=None, dataset="musiqe", prompt=None, top_k=1, corpus=None, questions=1, samples=1)
     with pytest.raises(UnknownNameError, match="Did you mean 'musique'"):
-        settings_of(setting(SETS, {"a": plan}), "sft")
+        list(settings_of(setting(SETS, {"a": plan}), "sft"))
     plan = plan.model_copy(update={"dataset": "musique", "prompt": "multihoprag_nothnk"})
     with pytest.raises(UnknownNameError, match="Did you mean 'multihoprag_nothink'"):
-        settings_of(setting(SETS, {"a": plan}), "sft")
+        list(settings_of(setting(SETS, {"a": plan}), "sft"))
     assert [
         each.variant for each in settings_of(setting(SETS, {"a": plan.model_copy(update={"models": ("rl",)})}), "sft")
     ] == [""]
@@ -337,10 +337,19 @@ def test_an_unknown_set_names_the_nearest_and_an_empty_one_is_refused(data: Path
         evaluate_model("sft", model, plan, tmp_path, tmp_path / "out", tmp_path / "work")
 
 
+@pytest.mark.usefixtures("named")
+def test_two_questions_of_one_id_are_refused_before_anything_is_asked(data: Path, tmp_path: Path) -> None:
+    [question, *_] = read_jsonl(data / "questions" / "musique" / "val.jsonl", Question)
+    write_jsonl(tmp_path / "questions" / "musique" / "val.jsonl", [question, question])
+    model = model_at("http://127.0.0.1:9/v1", tmp_path / "model")
+    with pytest.raises(RecordError, match=r"val\.jsonl, line 2: field 'id'"):
+        evaluate_model("sft", model, setting({"musique": SETS["musique"]}), tmp_path, tmp_path / "out", tmp_path)
+
+
 def test_the_gold_passage_control_needs_known_evidence() -> None:
     unknown = [Question(id="q", question="Where?", golden_answers=("Stoke",))]
     plan = SetPlan(questions=None, samples=3, greedy=0, controls=1)
-    assert [run.condition for run in plan_runs("musique", unknown, plan, 0.7)] == ["search", "no_search"]
+    assert [run.condition for run in plan_runs("musique", unknown, plan, 0.7, "")] == ["search", "no_search"]
 
 
 def test_a_checkpoint_is_named_by_its_folder_and_the_step_that_was_kept(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.evaluation.report.tables import build_table, write_table
-from deepsearch_rl.evaluation.scoring.aggregate import build_row
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation, RowKey
+from deepsearch_rl.evaluation.scoring.score import build_row
 from deepsearch_rl.files import write_json, write_jsonl
 from deepsearch_rl.records import Message, Retrieval, StopReason, TokenUsage, ToolCall, Trajectory
 from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance, Results, TrackConfig

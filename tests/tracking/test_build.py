@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from deepsearch_rl.tracking.bundle import (
     Results,
     ShownRollout,
     build_bundle,
-    columns,
     flatten,
     read_bundle,
     row_scores,
@@ -79,7 +77,7 @@ def test_variants_and_greedy_answers_have_names_of_their_own(results: Results) -
 
 
 def test_a_model_without_a_training_log_has_no_curve(results: Results, tmp_path: Path) -> None:
-    build_bundle(replace(results, train_logs={}), PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
+    build_bundle(results._replace(train_logs={}), PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
     bundle = read_bundle(tmp_path / "bundle")
     assert not [metric for model in MODELS for metric in bundle.metrics(model) if metric.key.startswith("train/")]
 
@@ -109,9 +107,9 @@ def test_params_hold_no_user_and_password_of_an_address_and_no_secret_in_a_list(
     }
 
 
-def test_a_table_artifact_has_a_column_per_field(results: Results, tmp_path: Path) -> None:
+def test_a_row_of_a_table_artifact_holds_texts_and_numbers_alone(results: Results, tmp_path: Path) -> None:
     build_bundle(results, PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
-    found = columns(read_predictions(tmp_path / "bundle", "base"))
-    assert set(found["golden_answers"]) == {"Port Vale | Vale"}
-    assert {len(column) for column in found.values()} == {10}
-    assert columns([]) == {}
+    rows = [row.table_row() for row in read_predictions(tmp_path / "bundle", "base")]
+    assert len(rows) == 10
+    assert {row["golden_answers"] for row in rows} == {"Port Vale | Vale"}
+    assert all(list(row) == list(Prediction.model_fields) for row in rows)

@@ -21,11 +21,11 @@ from deepsearch_rl.errors import CheckFailedError, RecordError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Question, StopReason, ToolCall, Trajectory
 from deepsearch_rl.trajectories.convert import SwiftRow
-from deepsearch_rl.trajectories.exchange import Source, export_rows
+from deepsearch_rl.trajectories.exchange import export_rows
 from deepsearch_rl.trajectories.results import UNKNOWN, import_results
 from tests.trajectories.test_convert import ONE_CALL, conversation
 
-SOURCE = Source(dataset="multihoprag", split="train", prompt="multihoprag_nothink")
+SOURCE = {"dataset": "multihoprag", "split": "train", "prompt": "multihoprag_nothink"}
 PARALLEL = conversation(("", ["one", 'two "quoted" Zoë']), ("I look.", ["three"])).model_copy(update={"id": "q#1"})
 FAILED = ONE_CALL.model_copy(update={"id": "q#2", "stop_reason": StopReason.DEADLINE})
 QUESTIONS = [
@@ -49,7 +49,7 @@ def questions(tmp_path: Path) -> Path:
 def test_trl_renders_the_rows_as_the_server_renders_the_conversation(
     trajectories: Path, tmp_path: Path, model_folder: Path
 ) -> None:
-    assert export_rows(trajectories, tmp_path / "out.jsonl", "trl", SOURCE) == 2
+    assert export_rows(trajectories, tmp_path / "out.jsonl", "trl", **SOURCE) == 2
     rows = datasets.load_dataset(
         "json", data_files=str(tmp_path / "out.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
     )
@@ -77,7 +77,7 @@ def test_ms_swifts_loader_reads_every_row_as_it_was_written(
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     out = tmp_path / "out.jsonl"
-    assert export_rows(trajectories, out, "ms-swift", SOURCE) == 2
+    assert export_rows(trajectories, out, "ms-swift", **SOURCE) == 2
     rows = swift_rows(out)
     assert [len(row["messages"]) for row in rows] == [5, 10]
     written = [row.model_dump() for row in read_jsonl(out, SwiftRow)]
@@ -89,7 +89,7 @@ def test_ms_swifts_loader_reads_every_row_as_it_was_written(
 
 def test_ms_swift_has_a_row_per_turn_where_it_is_asked_for(trajectories: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    assert export_rows(trajectories, out, "ms-swift-turns", SOURCE) == 2 + 3
+    assert export_rows(trajectories, out, "ms-swift-turns", **SOURCE) == 2 + 3
     rows = list(read_jsonl(out, SwiftRow))
     ends = [row.messages[-1].role for row in rows]
     assert ends == ["tool_call", "assistant", "tool_call", "tool_call", "assistant"]
@@ -107,7 +107,7 @@ THINKING = ONE_CALL.model_copy(
 
 def test_reasoning_goes_along_with_every_turn_of_a_trl_row(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "t.jsonl", [THINKING])
-    export_rows(tmp_path / "t.jsonl", tmp_path / "out.jsonl", "trl", SOURCE)
+    export_rows(tmp_path / "t.jsonl", tmp_path / "out.jsonl", "trl", **SOURCE)
     [row] = datasets.load_dataset(
         "json", data_files=str(tmp_path / "out.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
     )
@@ -120,7 +120,7 @@ def test_a_conversation_of_the_tag_protocol_is_refused_by_its_id(tmp_path: Path,
     tagged = ONE_CALL.model_copy(update={"id": "tagged#0", "protocol": "search_tags"})
     write_jsonl(tmp_path / "t.jsonl", [ONE_CALL, tagged])
     with pytest.raises(CheckFailedError, match=r"tagged#0 is of the protocol 'search_tags'"):
-        export_rows(tmp_path / "t.jsonl", tmp_path / "out", to, SOURCE)
+        export_rows(tmp_path / "t.jsonl", tmp_path / "out", to, **SOURCE)
     assert not (tmp_path / "out").exists()
 
 
@@ -136,13 +136,13 @@ def test_a_call_that_is_no_json_and_another_systems_result_are_refused_by_their_
     ):
         write_jsonl(tmp_path / "t.jsonl", [one])
         with pytest.raises(CheckFailedError, match=words):
-            export_rows(tmp_path / "t.jsonl", tmp_path / "out", to, SOURCE)
+            export_rows(tmp_path / "t.jsonl", tmp_path / "out", to, **SOURCE)
 
 
 def test_verl_reads_prompt_golden_answers_and_tool_arguments_as_its_dataset_does(
     questions: Path, tmp_path: Path, model_folder: Path
 ) -> None:
-    export_rows(questions, tmp_path / "verl.parquet", "verl", SOURCE)
+    export_rows(questions, tmp_path / "verl.parquet", "verl", **SOURCE)
     cache = str(tmp_path / "cache")
     rows = datasets.load_dataset("parquet", data_files=str(tmp_path / "verl.parquet"), cache_dir=cache)["train"]
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
@@ -159,7 +159,7 @@ def test_verl_reads_prompt_golden_answers_and_tool_arguments_as_its_dataset_does
 
 def test_search_r1_and_verl_rows_come_back_from_parquet_with_their_fields(questions: Path, tmp_path: Path) -> None:
     for to in ("search-r1", "verl"):
-        assert export_rows(questions, tmp_path / f"{to}.parquet", to, SOURCE) == 2
+        assert export_rows(questions, tmp_path / f"{to}.parquet", to, **SOURCE) == 2
     search_r1, verl = (pd.read_parquet(tmp_path / f"{to}.parquet") for to in ("search-r1", "verl"))
     first = search_r1.iloc[0]
     assert (first.data_source, first.ability) == ("multihoprag", "fact-reasoning")
@@ -179,7 +179,7 @@ def test_search_r1_and_verl_rows_come_back_from_parquet_with_their_fields(questi
 
 
 def test_search_r1_rows_begin_as_the_agents_conversations_of_its_protocol(questions: Path, tmp_path: Path) -> None:
-    export_rows(questions, tmp_path / "rows.parquet", "search-r1", Source("multihoprag", "train", None))
+    export_rows(questions, tmp_path / "rows.parquet", "search-r1", **SOURCE | {"prompt": None})
     opening = SearchTags(load_prompt("search_tags")).opening(QUESTIONS[0].question)
     assert list(pd.read_parquet(tmp_path / "rows.parquet").prompt[0]) == [
         {"role": "user", "content": opening[0].content}
@@ -187,7 +187,7 @@ def test_search_r1_rows_begin_as_the_agents_conversations_of_its_protocol(questi
 
 
 def test_rlinf_lines_have_prompt_and_solutions(questions: Path, tmp_path: Path) -> None:
-    export_rows(questions, tmp_path / "out.jsonl", "rlinf", SOURCE)
+    export_rows(questions, tmp_path / "out.jsonl", "rlinf", **SOURCE)
     lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(lines[1]) == {"prompt": "Wo liegt Zürich?", "solutions": ["Switzerland"]}
 
@@ -196,16 +196,16 @@ def test_rows_that_a_trainer_would_refuse_are_refused_before_the_file_appears(tm
     cut = ONE_CALL.model_copy(update={"messages": ONE_CALL.messages[:-1]})
     write_jsonl(tmp_path / "t.jsonl", [cut])
     with pytest.raises(CheckFailedError, match="ends in an assistant's answer"):
-        export_rows(tmp_path / "t.jsonl", tmp_path / "out.jsonl", "trl", SOURCE)
+        export_rows(tmp_path / "t.jsonl", tmp_path / "out.jsonl", "trl", **SOURCE)
     write_jsonl(tmp_path / "t.jsonl", [FAILED])
     with pytest.raises(CheckFailedError, match="no rows"):
-        export_rows(tmp_path / "t.jsonl", tmp_path / "out.jsonl", "ms-swift", SOURCE)
+        export_rows(tmp_path / "t.jsonl", tmp_path / "out.jsonl", "ms-swift", **SOURCE)
     assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_an_unknown_format_is_answered_with_the_known_ones(trajectories: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="'verl'"):
-        export_rows(trajectories, tmp_path / "out", "verll", SOURCE)
+        export_rows(trajectories, tmp_path / "out", "verll", **SOURCE)
 
 
 RESULTS = [

@@ -1,6 +1,7 @@
 """From a teacher's trajectories to training rows and the report."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
@@ -11,19 +12,24 @@ from deepsearch_rl.profile import Profile, load_profile
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.training.sft import SftConfig
 from deepsearch_rl.trajectories.convert import SwiftRow, swift_row
-from deepsearch_rl.trajectories.training_set import FilterConfig, Paths, build_training_set
+from deepsearch_rl.trajectories.training_set import FilterConfig, build_training_set
 from tests.conftest import ROOT
 from tests.trajectories.test_filters import QUESTION, trajectory
 
 
 @pytest.fixture
-def paths(tmp_path: Path, model_folder: Path) -> Paths:
+def paths(tmp_path: Path, model_folder: Path) -> SimpleNamespace:
     write_jsonl(tmp_path / "questions.jsonl", [QUESTION])
     made = [trajectory(), trajectory(answer="Nobody"), trajectory(queries=())]
     named = [one.model_copy(update={"id": f"q#{number}", "sample": number}) for number, one in enumerate(made)]
     write_jsonl(tmp_path / "teacher.jsonl", named)
-    rows, report = tmp_path / "sft" / "train.jsonl", tmp_path / "filter.json"
-    return Paths(tmp_path / "teacher.jsonl", tmp_path / "questions.jsonl", model_folder, rows, report)
+    return SimpleNamespace(
+        trajectories=tmp_path / "teacher.jsonl",
+        questions=tmp_path / "questions.jsonl",
+        model=model_folder,
+        rows=tmp_path / "sft" / "train.jsonl",
+        report=tmp_path / "filter.json",
+    )
 
 
 @pytest.fixture
@@ -31,8 +37,8 @@ def config(smoke: Profile) -> FilterConfig:
     return smoke.section("filter", FilterConfig)
 
 
-def test_the_report_counts_every_drop(paths: Paths, config: FilterConfig):
-    assert build_training_set(config, paths, False) == len(list(read_jsonl(paths.rows, SwiftRow))) == 1
+def test_the_report_counts_every_drop(paths: SimpleNamespace, config: FilterConfig):
+    assert build_training_set(config, False, **vars(paths)) == len(list(read_jsonl(paths.rows, SwiftRow))) == 1
     report = read_json(paths.report)
     assert report["dropped"] == {
         "answered": 0, "success": 1, "searched": 1, "no_repeated_query": 0, "evidence_found": 0, "too_long": 0,
@@ -40,16 +46,18 @@ def test_the_report_counts_every_drop(paths: Paths, config: FilterConfig):
     assert (report["trajectories"], report["rows"]) == (3, 1)
 
 
-def test_rows_that_are_too_long_are_dropped_and_an_empty_training_set_is_refused(paths: Paths, config: FilterConfig):
+def test_rows_that_are_too_long_are_dropped_and_an_empty_training_set_is_refused(
+    paths: SimpleNamespace, config: FilterConfig
+):
     with pytest.raises(CheckFailedError, match="too_long"):
-        build_training_set(config.model_copy(update={"max_tokens": 10}), paths, False)
+        build_training_set(config.model_copy(update={"max_tokens": 10}), False, **vars(paths))
     assert not paths.rows.exists()
 
 
-def test_a_missing_input_names_the_file(paths: Paths, config: FilterConfig):
+def test_a_missing_input_names_the_file(paths: SimpleNamespace, config: FilterConfig):
     paths.trajectories.unlink()
     with pytest.raises(ArtifactError, match=r"teacher\.jsonl"):
-        build_training_set(config, paths, False)
+        build_training_set(config, False, **vars(paths))
 
 
 def test_an_unknown_predicate_is_refused(config: FilterConfig):
@@ -57,10 +65,10 @@ def test_an_unknown_predicate_is_refused(config: FilterConfig):
         FilterConfig(**(dict(config) | {"predicates": ("succes",)}))
 
 
-def test_a_question_set_that_is_not_the_teachers_is_refused(paths: Paths, config: FilterConfig):
+def test_a_question_set_that_is_not_the_teachers_is_refused(paths: SimpleNamespace, config: FilterConfig):
     write_jsonl(paths.questions, [Question(id="other", question="Who?", golden_answers=("Mary",))])
     with pytest.raises(ArtifactError, match="question"):
-        build_training_set(config, paths, False)
+        build_training_set(config, False, **vars(paths))
 
 
 def thoughtful(**fields: object) -> Trajectory:
@@ -74,42 +82,44 @@ def thoughtful(**fields: object) -> Trajectory:
 
 
 @pytest.fixture
-def thinking_paths(paths: Paths) -> Paths:
+def thinking_paths(paths: SimpleNamespace) -> SimpleNamespace:
     write_jsonl(paths.trajectories, [thoughtful()])
     return paths
 
 
 @pytest.mark.parametrize(("flatten", "setting"), [(False, "agent.history_reasoning: true"), (True, "filter.flatten")])
 def test_rows_with_prompts_that_the_agent_never_sends_are_refused(
-    thinking_paths: Paths, config: FilterConfig, flatten: bool, setting: str
+    thinking_paths: SimpleNamespace, config: FilterConfig, flatten: bool, setting: str
 ) -> None:
     chosen = config.model_copy(update={"flatten": flatten, "loss_scale": "last_round" if flatten else "default"})
     with pytest.raises(ConfigError, match=setting):
-        build_training_set(chosen, thinking_paths, history_reasoning=flatten)
+        build_training_set(chosen, flatten, **vars(thinking_paths))
     assert not thinking_paths.rows.exists()
 
 
 @pytest.mark.parametrize("flatten", [False, True])
 def test_reasoning_that_the_models_template_does_not_render_is_refused(
-    thinking_paths: Paths, config: FilterConfig, flatten: bool
+    thinking_paths: SimpleNamespace, config: FilterConfig, flatten: bool
 ) -> None:
     chosen = config.model_copy(update={"flatten": flatten, "loss_scale": "last_round" if flatten else "default"})
     with pytest.raises(CheckFailedError, match="training tokens differ"):
-        build_training_set(chosen, thinking_paths, history_reasoning=not flatten)
+        build_training_set(chosen, not flatten, **vars(thinking_paths))
 
 
 @pytest.mark.parametrize("history_reasoning", [False, True])
 def test_without_reasoning_rows_are_the_same_whatever_is_sent_back(
-    paths: Paths, config: FilterConfig, history_reasoning: bool
+    paths: SimpleNamespace, config: FilterConfig, history_reasoning: bool
 ) -> None:
-    build_training_set(config, paths, history_reasoning)
+    build_training_set(config, history_reasoning, **vars(paths))
     [row] = read_jsonl(paths.rows, SwiftRow)
     assert row == swift_row(trajectory())
 
 
-def test_flattened_rows_train_one_turn_each_and_are_counted_as_rows(paths: Paths, config: FilterConfig) -> None:
+def test_flattened_rows_train_one_turn_each_and_are_counted_as_rows(
+    paths: SimpleNamespace, config: FilterConfig
+) -> None:
     flat = config.model_copy(update={"flatten": True, "loss_scale": "last_round"})
-    assert build_training_set(flat, paths, False) == 2
+    assert build_training_set(flat, False, **vars(paths)) == 2
     assert [len(row.messages) for row in read_jsonl(paths.rows, SwiftRow)] == [2, 4]
     report = read_json(paths.report)
     assert (report["rows"], report["searches"], report["trajectories"]) == (2, 1, 3)
@@ -121,10 +131,10 @@ def test_a_loss_that_does_not_fit_the_rows_is_refused(config: FilterConfig, flat
         FilterConfig(**(dict(config) | {"flatten": flatten, "loss_scale": scale}))
 
 
-def test_trajectories_of_tags_are_refused(paths: Paths, config: FilterConfig) -> None:
+def test_trajectories_of_tags_are_refused(paths: SimpleNamespace, config: FilterConfig) -> None:
     write_jsonl(paths.trajectories, [trajectory().model_copy(update={"protocol": "search_tags"})])
     with pytest.raises(ConfigError, match=r"agent\.protocol"):
-        build_training_set(config, paths, False)
+        build_training_set(config, False, **vars(paths))
 
 
 @pytest.mark.parametrize("path", [ROOT / "params.yaml", *sorted(ROOT.glob("profiles/*/params.yaml"))])

@@ -11,8 +11,8 @@ from pydantic import Field
 from deepsearch_rl import answers
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.scoring.constant import ConstantAnswers
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore
+from deepsearch_rl.evaluation.scoring.overlap import ConstantAnswers
 from deepsearch_rl.evaluation.scoring.predictions import ScoredFile, score_predictions
 from deepsearch_rl.evaluation.scoring.score import (
     PairedDifference,
@@ -129,7 +129,7 @@ def _group(scores: QuestionScores, constant: ConstantScore, seed: int, draws: in
     )
     return ScoreGroup(
         n=len(values_QM),
-        metrics={name: float(scores.metrics[name].mean()) for name in answers.METRICS},
+        metrics={name: scores.mean(name) for name in answers.METRICS},
         intervals=dict(zip(answers.METRICS, bounds, strict=True)) if draws else None,
         constant=constant,
     )

@@ -49,7 +49,7 @@ def convert_command(
         deepsearch trajectories convert data/tiny/questions/multihoprag/train.jsonl train.parquet --to verl
         deepsearch trajectories convert results.jsonl trajectories.jsonl --to trajectories --model kimi-k2
     """
-    from deepsearch_rl.trajectories.exchange import Source, export_rows  # noqa: PLC0415 - pandera
+    from deepsearch_rl.trajectories.exchange import export_rows  # noqa: PLC0415 - pandera
     from deepsearch_rl.trajectories.results import import_results  # noqa: PLC0415
 
     if out.exists() and out.samefile(source):
@@ -57,7 +57,7 @@ def convert_command(
     if to == "trajectories":
         count = import_results(source, out, model)
     else:
-        count = export_rows(source, out, to, Source(dataset, split, prompt))
+        count = export_rows(source, out, to, dataset=dataset, split=split, prompt=prompt)
     typer.echo(f"{count} rows in {out}")
 
 

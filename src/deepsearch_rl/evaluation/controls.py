@@ -4,12 +4,9 @@
 from the model's weights or from guessing.
 
 **Gold passages**: the agent's conversation with another search. Before its first turn the model sees a call that it did
-not write, ``retrieve`` with the question as its query, and a result with the chunks that hold the gold facts, in the
-order of the question's evidence and formatted as any result ("No passages found." for a question without evidence).
-The tool stays offered, so that the prompt is the one of training; every further search returns the same passages. Wrong
-answers are not the retriever's fault.
-
-Turns have the usual limits and counts; the inserted turn is not counted.
+not write, ``retrieve`` with the question as its query, and as its result the chunks that hold the gold facts, in the
+order of the question's evidence. The tool stays offered, so that the prompt is the one of training; every further
+search returns the same passages. Wrong answers are not the retriever's fault. The inserted turn is not counted.
 """
 
 from collections.abc import Iterable

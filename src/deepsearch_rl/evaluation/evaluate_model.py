@@ -1,9 +1,8 @@
 """Evaluation of one model: every question set, answered over the real retrieval server.
 
-The model server is started once; retrieval servers one after the other, one per corpus and number of passages.
-Rollouts are logged as they finish, in a folder named by everything that they depend on, so that a killed evaluation
-continues where it was and never reuses the rollouts of other weights. Every question set and every variant has its own
-folder: asking for one more repeats nothing.
+The model server is started once, a retrieval server per corpus and setting. Rollouts are logged as they finish, in a
+folder per question set and setting that is named by all that they depend on: a killed evaluation continues where it
+was, one question set more repeats nothing, and rollouts of other weights are never reused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +15,12 @@ from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
 from deepsearch_rl.evaluation.plan import Evaluation, Run, plan_runs, settings_of
-from deepsearch_rl.evaluation.scoring.aggregate import build_control, build_row
-from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation, RowKey
+from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation, RowKey, run_file
+from deepsearch_rl.evaluation.scoring.score import build_control, build_row
 from deepsearch_rl.files import (
     atomic_directory,
     file_digests,
+    read_distinct,
     read_json,
     read_jsonl,
     sha256_file,
@@ -38,10 +38,8 @@ from deepsearch_rl.trajectories.collect import TrajectoryFile, collect
 def checkpoint_name(folder: Path) -> str:
     """Return the weights' name in the tables: the folder, and the kept training step where its manifest names one.
 
-    For a model behind an endpoint: the requested model and the address, from the environment variables of the moment.
-
-    Raises:
-        ConfigError: such a variable is not set.
+    For a model behind an endpoint: the requested model and the address, from the environment variables of the moment;
+    raise ConfigError where one is not set.
     """
     remote = read_remote(folder)
     if remote is not None:
@@ -58,12 +56,8 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
     ``data`` holds the profile's questions, chunks and indexes; ``work`` the logs of running evaluations. The folder may
     describe a model behind an endpoint (:mod:`deepsearch_rl.serving.remote`).
 
-    Raises:
-        UnknownNameError: a set is not in section ``datasets``, or a variant's prompt does not exist.
-        ConfigError: an environment variable of an endpoint is not set.
-        ArtifactError: an input is missing, or a question set is empty.
-        UnavailableError: the model server needs a GPU or a package that is missing.
-        EndpointError: the model or retrieval server does not start.
+    Raise ArtifactError where an input is missing or a question set is empty, and as :func:`settings_of`,
+    :func:`checkpoint_name`, :func:`serve_model`, :func:`serve_index` and :func:`collect`.
     """
     remote = read_remote(folder)
     if remote is None:
@@ -102,7 +96,7 @@ def _read_questions(data: Path, setting: Evaluation) -> dict[str, list[Question]
     for name in setting.evaluate.sets:
         setting.corpus_of(name)
         path = _questions_path(data, setting, name)
-        questions[name] = list(read_jsonl(path, Question))
+        questions[name] = list(read_distinct(path, Question))
         if not questions[name]:
             raise ArtifactError(f"{path} holds no question; run the download stage again.")
     return questions
@@ -138,7 +132,7 @@ class _Evaluator:
     def rows(self, question_sets: Mapping[str, list[Question]]) -> Iterator[F1TableRow]:
         """Yield the rows of the question sets, corpus by corpus."""
         plans = self.setting.evaluate.sets
-        for corpus in self.setting.corpora:
+        for corpus in sorted({self.setting.corpus_of(name) for name in question_sets}):
             sets = {name: of_set for name, of_set in question_sets.items() if self.setting.corpus_of(name) == corpus}
             controlled = [question for name, of_set in sets.items() if plans[name].controls for question in of_set]
             chunks = self.data / "chunks" / f"{corpus}.jsonl"
@@ -155,6 +149,7 @@ class _Evaluator:
         plan = evaluate.sets[dataset]
         main, *others = plan_runs(dataset, questions, plan, evaluate.temperature, self.setting.variant)
         searched = self._rollouts(main, retrieval_url, gold)
+        row = self._row(main, searched)
         controls: dict[str, ControlScore] = {}
         rows: list[F1TableRow] = []
         for run in others:
@@ -162,14 +157,13 @@ class _Evaluator:
             if run.condition == "search":
                 rows.append(self._row(run, rollouts))
             else:
-                key = self._key(main)
-                controls[run.condition] = build_control(rollouts, searched, run.samples, key, evaluate.draws)
-        return [self._row(main, searched).model_copy(update={"controls": controls}), *rows]
+                controls[run.condition] = build_control(rollouts, searched, run.samples, row, evaluate.draws)
+        return [row.model_copy(update={"controls": controls}), *rows]
 
     def _rollouts(self, run: Run, retrieval_url: str, gold: GoldPassages) -> TrajectoryFile:
         """Return every rollout of a run, by id: those in the log, and the missing ones made now."""
-        agent, seed = self.setting.agent, self.setting.seed
-        name = self.name_in_rollouts
+        agent, seed, name = self.setting.agent, self.setting.seed, self.name_in_rollouts
+        file = run_file(run.dataset, run.condition, run.temperature, run.variant)
 
         def open_agent() -> AbstractAsyncContextManager[SearchAgent | ControlAgent]:
             if run.condition == "search":
@@ -181,19 +175,16 @@ class _Evaluator:
             run.questions,
             samples=run.samples,
             make_agent=open_agent,
-            log=self.logs[run.dataset] / run.file,
+            log=self.logs[run.dataset] / file,
             concurrency=agent.concurrency,
             label=f"{self.model} {run.dataset} {run.variant or run.condition} T={run.temperature:g}",
-            out=self.out / run.file,
+            out=self.out / file,
         )
 
     def _row(self, run: Run, rollouts: TrajectoryFile) -> F1TableRow:
         generated = any((question.metadata.model_extra or {}).get("generated") is True for question in run.questions)
-        return build_row(self._key(run), rollouts, generated, self.setting.evaluate.draws)
-
-    def _key(self, run: Run) -> RowKey:
         corpus = self.setting.corpus_of(run.dataset)
-        return RowKey(
+        key = RowKey(
             model=self.model,
             checkpoint=self.checkpoint,
             dataset=run.dataset,
@@ -206,3 +197,4 @@ class _Evaluator:
             seed=self.setting.seed,
             variant=self.setting.variant,
         )
+        return build_row(key, rollouts, generated, self.setting.evaluate.draws)

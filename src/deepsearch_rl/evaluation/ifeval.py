@@ -3,11 +3,8 @@
 Accuracies are those of the official scorer (Zhou et al. 2023, arXiv 2311.07911): per prompt (all its instructions
 followed) and per instruction, strict (the response as it is) and loose (also without its first or last line and
 without asterisks). Reasoning between think tags is no part of a response. Every prompt must be answered and scored, or
-there is no score at all.
-
-Prompts have the official form. The generated ones need no download: they use the instructions whose checkers are plain
-string code (and langdetect, which carries its own profiles), so two of the 25 official kinds are left out. Every
-instruction is worded by its checker's own ``build_description``, so that wording and check agree.
+there is no score at all. Generated prompts have the official form and need no download: two of the 25 official kinds of
+instruction, whose checkers need NLTK's data, are left out.
 """
 
 import asyncio
@@ -15,7 +12,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import openai
@@ -132,11 +129,8 @@ def generated_prompts(count: int) -> list[IfevalPrompt]:
 def read_prompts(path: Path) -> list[IfevalPrompt]:
     """Read a JSON Lines file in the official form, plain or gzipped.
 
-    Without NLTK's sentence model evalscope would try a download in the middle of the run, and the checker would fail.
-
-    Raises:
-        ArtifactError: the file is missing, empty, or asks for checkers whose NLTK data is not installed.
-        RecordError: a line does not fit, or names an instruction without a checker.
+    Raise RecordError where a line does not fit or names an instruction without a checker; ArtifactError where the file
+    is missing, empty, or needs NLTK data that is not installed (evalscope would try a download in the middle of a run).
     """
     prompts = list(read_rows(path, IfevalPrompt))
     if not prompts:
@@ -168,29 +162,24 @@ def load_prompts(config: IfevalConfig) -> list[IfevalPrompt]:
 def evaluate_ifeval(model: str, endpoint: Endpoint, config: IfevalConfig, seed: int, out: Path) -> IfevalScore:
     """Ask and score every prompt; write ``responses.jsonl`` (by key) and ``scores.json`` into ``out``.
 
-    ``model`` is its name in the tables; ``seed`` is that of the checkers' language detection.
-
-    Raises:
-        CheckFailedError: a checker failed, so that fewer prompts were scored than asked.
-        EndpointError: the model's endpoint failed.
+    ``model`` is its name in the tables; ``seed`` is that of the checkers' language detection. Raise CheckFailedError
+    where a checker failed, EndpointError where the model's endpoint did.
     """
     prompts = sorted(load_prompts(config), key=lambda prompt: prompt.key)
     responses = _score_all(prompts, asyncio.run(_ask_all(prompts, endpoint, config)), seed)
     lengths = [len(prompt.instruction_id_list) for prompt in prompts]
-
-    def mean(metric: str, weights: Sequence[int] | None = None) -> float:
-        return round(float(np.average([getattr(response, metric) for response in responses], weights=weights)), 6)
-
+    weights_of = {"prompt_strict": None, "prompt_loose": None, "inst_strict": lengths, "inst_loose": lengths}
+    accuracies: dict[str, Any] = {
+        name: float(np.average([getattr(response, name) for response in responses], weights=weights))
+        for name, weights in weights_of.items()
+    }
     score = IfevalScore(
         model=model,
         prompts=config.prompts,
         n=len(responses),
         instructions=sum(lengths),
         instruction_ids=len({name for prompt in prompts for name in prompt.instruction_id_list}),
-        prompt_strict=mean("prompt_strict"),
-        prompt_loose=mean("prompt_loose"),
-        inst_strict=mean("inst_strict", lengths),
-        inst_loose=mean("inst_loose", lengths),
+        **accuracies,
     )
     with atomic_directory(out) as folder:
         write_jsonl(folder / "responses.jsonl", responses)
@@ -205,7 +194,6 @@ async def _ask_all(prompts: Sequence[IfevalPrompt], endpoint: Endpoint, config: 
     with ProgressBar("ifeval", len(prompts), "prompts") as bar:
 
         async def ask(prompt: IfevalPrompt) -> str:
-            """Return the text of the response to one prompt, without its reasoning."""
             messages: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": prompt.prompt}]
             async with free_requests:
                 completion = await client.chat.completions.create(
@@ -236,16 +224,8 @@ def _score_all(prompts: Sequence[IfevalPrompt], texts: Sequence[str], seed: int)
         except Exception as error:  # noqa: BLE001 - a checker lets through whatever its libraries raise
             failures[prompt.key] = error
             continue
-        response = IfevalResponse(
-            key=prompt.key,
-            prompt=prompt.prompt,
-            response=text,
-            prompt_strict=shares["prompt_level_strict"],
-            prompt_loose=shares["prompt_level_loose"],
-            inst_strict=shares["inst_level_strict"],
-            inst_loose=shares["inst_level_loose"],
-        )
-        responses.append(response)
+        named = {name.replace("_level", ""): share for name, share in shares.items()}
+        responses.append(IfevalResponse(key=prompt.key, prompt=prompt.prompt, response=text, **named))
     if failures:
         first = next(iter(failures.values()))
         raise CheckFailedError(

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.corpora.chunking import ChunkConfig
 from deepsearch_rl.errors import look_up
-from deepsearch_rl.evaluation.scoring.f1_row import Condition, run_file
+from deepsearch_rl.evaluation.scoring.f1_row import Condition
 from deepsearch_rl.files import sha256_json
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import NonEmpty, Question, Record
@@ -104,30 +104,24 @@ class Evaluation:
         served = self.serving.digest_of_answers() if served_here else None
         return sha256_json([self.seed, self.agent.rollout_fingerprint(), self.retrieval.search_fingerprint(), served])
 
-    @property
-    def corpora(self) -> list[str]:
-        """The corpora of the planned question sets, sorted; raises as :meth:`corpus_of`."""
-        return sorted({self.corpus_of(name) for name in self.evaluate.sets})
-
     def corpus_of(self, dataset: str) -> str:
         """Return the corpus of a question set; :class:`UnknownNameError` if section ``datasets`` has no such set."""
         return look_up("dataset", dataset, self.datasets).corpus
 
 
-def settings_of(setting: Evaluation, model: str) -> list[Evaluation]:
-    """Return the profile's own setting, then every variant that the model answers, each as an evaluation by itself.
+def settings_of(setting: Evaluation, model: str) -> Iterator[Evaluation]:
+    """Yield the profile's own setting, then every variant that the model answers, each as an evaluation by itself.
 
-    Raises:
-        UnknownNameError: a variant names a set or a prompt that does not exist.
+    Raise UnknownNameError where a variant names a set or a prompt that does not exist.
     """
     own = replace(setting, evaluate=setting.evaluate.model_copy(update={"variants": {}}))
-    settings = [own]
+    yield own
     for name, plan in setting.evaluate.variants.items():
         if plan.models is not None and model not in plan.models:
             continue
         set_plan = SetPlan(questions=plan.questions, samples=plan.samples, greedy=0, controls=0)
         prompt = {"prompt": plan.prompt or own.agent.prompt}
-        variant = replace(
+        yield replace(
             own,
             evaluate=own.evaluate.model_copy(update={"sets": {plan.dataset: set_plan}}),
             agent=AgentConfig.model_validate(own.agent.model_dump() | prompt),  # a copy would not check the prompt
@@ -135,12 +129,9 @@ def settings_of(setting: Evaluation, model: str) -> list[Evaluation]:
             datasets={plan.dataset: DatasetConfig(corpus=plan.corpus or own.corpus_of(plan.dataset))},
             variant=name,
         )
-        settings.append(variant)
-    return settings
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """One pass over the questions of a set under one condition."""
 
     dataset: str
@@ -148,16 +139,11 @@ class Run:
     temperature: float
     samples: int
     questions: tuple[Question, ...]
-    variant: str = ""
-
-    @property
-    def file(self) -> str:
-        """Name of the file with its rollouts."""
-        return run_file(self.dataset, self.condition, self.temperature, self.variant)
+    variant: str
 
 
 def plan_runs(
-    dataset: str, questions: Sequence[Question], plan: SetPlan, temperature: float, variant: str = ""
+    dataset: str, questions: Sequence[Question], plan: SetPlan, temperature: float, variant: str
 ) -> Iterator[Run]:
     """Yield the runs over one set, without the gold-passage control where no question's evidence is known."""
     planned = tuple(questions[: plan.questions])

@@ -39,9 +39,7 @@ class Standalone:
         """Return the SHA-256 of the model, its server, the set's source and every setting that decides an answer.
 
         The number of questions, samples and concurrent rollouts is no part of it: more of them are the same evaluation.
-
-        Raises:
-            ConfigError: an environment variable of the endpoint is not set.
+        Raise ConfigError where an environment variable of the endpoint is not set.
         """
         setting = self.setting
         sections = [section.model_dump(mode="json") for section in (self.source, setting.chunk, self.index)]
@@ -53,9 +51,7 @@ class Standalone:
 def evaluate(request: Standalone, cache: Path, out: Path, work: Path) -> ModelEvaluation:
     """Make the data that the cache lacks, evaluate, and write rollouts and ``rows.json`` into ``out``.
 
-    Raises:
-        ConfigError: ``out`` is a file, or a folder with anything other than an evaluation.
-        DeepsearchError: as the stages download, chunk, index and evaluate do.
+    Raise ConfigError where ``out`` is a file, or a folder with anything other than an evaluation.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / "rows.json").is_file()):
         raise ConfigError(

@@ -6,12 +6,10 @@
     files/             the table and figures as files, attached as they are
 
 A bundle is recognised by the digest of its results: settings and provenance are no part of its identity. Its rollouts
-are drawn by a hash of seed and id: every model's run over the same questions shows the same ones, so that tables and
-traces can be compared across models, and a longer run keeps those that a shorter one showed.
+are drawn by a hash of seed and id, so that every model's run over the same questions shows the same ones.
 
 In MLflow ``f1/multihoprag`` is the main figure of a set, ``f1_greedy/multihoprag`` that of greedy answers, and
-``f1/multihoprag.top5`` that of the variant ``top5``. Names keep to what every MLflow store takes: letters, digits,
-``_ - . /`` and spaces.
+``f1/multihoprag.top5`` that of the variant ``top5``. Names keep to letters, digits and ``_ - . /``.
 """
 
 import hashlib
@@ -19,17 +17,16 @@ import heapq
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mlflow.entities import Metric
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table, Metrics, failures_text
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
+from deepsearch_rl.evaluation.report.tables import F1Table, Metrics
+from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, Share
 from deepsearch_rl.files import (
     atomic_directory,
     read_jsonl,
@@ -89,8 +86,7 @@ class TrackedReport(Record):
     traces: int = Field(ge=0, description="rollouts that become traces")
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
+class Results(NamedTuple):
     """Where a profile's results lie: its report, every model's evaluation, and the training logs that there are."""
 
     reports: Path
@@ -114,8 +110,8 @@ class Prediction(Record):
     question: NonEmpty
     answer: str
     golden_answers: tuple[str, ...]
-    f1: float = Field(ge=0, le=1)
-    em: float = Field(ge=0, le=1)
+    f1: Share
+    em: Share
     stop_reason: StopReason
     run: NonEmpty = Field(description="question set, and what sets the run apart from the main one, e.g. greedy")
     rollout: NonEmpty = Field(description="<question id>#<sample>")
@@ -123,6 +119,10 @@ class Prediction(Record):
     searches: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)
     model: NonEmpty
+
+    def table_row(self) -> dict[str, JsonValue]:
+        """Return the row as MLflow's table artifacts want it, with the golden answers as one text."""
+        return self.model_dump(mode="json") | {"golden_answers": " | ".join(self.golden_answers)}
 
 
 class ShownRollout(Record):
@@ -195,8 +195,7 @@ def row_scores(row: F1TableRow) -> dict[str, float]:
 def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, seed: int, out: Path) -> TrackedReport:
     """Write the bundle of a report into the folder ``out`` and return what it holds.
 
-    Raises:
-        ArtifactError, RecordError: a result is missing or malformed.
+    Raise ArtifactError or RecordError where a result is missing or malformed.
     """
     table = read_record(results.reports / "f1_table.json", F1Table)
     ifeval = read_record(results.reports / "metrics.json", Metrics).root.get("ifeval", {})
@@ -265,16 +264,13 @@ def _rollouts(table: F1Table, results: Results, share: float, at_most: int | Non
 def _prediction(shown: ShownRollout) -> Prediction:
     rollout = shown.trajectory
     scores = score_rollout(rollout)
+    same = rollout.model_dump(include={"question", "answer", "golden_answers", "stop_reason", "question_type"})
     return Prediction(
-        question=rollout.question,
-        answer=rollout.answer,
-        golden_answers=rollout.golden_answers,
-        f1=round(scores.f1, 6),
-        em=round(scores.em, 6),
-        stop_reason=rollout.stop_reason,
+        **same,
+        f1=scores.f1,
+        em=scores.em,
         run=shown.run,
         rollout=rollout.id,
-        question_type=rollout.question_type,
         searches=len(rollout.retrievals),
         completion_tokens=rollout.completion_tokens,
         model=shown.model,
@@ -287,41 +283,22 @@ def flatten(params: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple
     A setting that is named like a secret is left out, and so are user and password of an address in any text.
     """
     for name, value in sorted(params.items()):
-        dotted = f"{prefix}{name}"
         if is_secret(name):
             continue
         if isinstance(value, dict):
-            yield from flatten(value, f"{dotted}.")
+            yield from flatten(value, f"{prefix}{name}.")
         else:
-            yield dotted, str(_public(value))[:MAX_PARAM_CHARACTERS]
+            yield f"{prefix}{name}", mask_users(str(_without_secrets(value)))[:MAX_PARAM_CHARACTERS]
 
 
-def _public(value: JsonValue) -> JsonValue:
-    if isinstance(value, str):
-        return mask_users(value)
+def _without_secrets(value: JsonValue) -> JsonValue:
     if isinstance(value, list):
-        return [_public(entry) for entry in value]
+        return [_without_secrets(entry) for entry in value]
     if isinstance(value, dict):
-        return {name: _public(entry) for name, entry in value.items() if not is_secret(name)}
+        return {name: _without_secrets(entry) for name, entry in value.items() if not is_secret(name)}
     return value
 
 
 def read_bundle(folder: Path) -> Bundle:
     """Read a bundle's description; :class:`ArtifactError` if it is missing or does not fit."""
     return read_record(folder / BUNDLE, Bundle)
-
-
-def columns(records: Sequence[Record]) -> dict[str, list[JsonValue]]:
-    """Return records by column, as MLflow's table artifacts want them; a list becomes a text of its entries."""
-    rows = [record.model_dump(mode="json") for record in records]
-    return {
-        name: [" | ".join(map(str, row[name])) if isinstance(row[name], list) else row[name] for row in rows]
-        for name in (rows[0] if rows else ())
-    }
-
-
-def table_columns(rows: Sequence[F1TableRow]) -> dict[str, list[JsonValue]]:
-    """Return the F1 table by column: its key and figures as in ``f1_table.csv``, failures as ``kind=count``."""
-    table = {name: [getattr(row, name) for row in rows] for name in CSV_COLUMNS}
-    table["failures"] = [failures_text(row.failures) for row in rows]
-    return table

@@ -31,8 +31,7 @@ def local_store(folder: Path) -> str:
 def public_uri(uri: str) -> str:
     """Return where a store is, as everybody may read it: a server without user, password and query, or a database file.
 
-    Raises:
-        ConfigError: the address cannot be read.
+    Raise ConfigError where the address cannot be read.
     """
     if uri.startswith(SQLITE):
         return uri.removeprefix(SQLITE)
@@ -55,34 +54,29 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
     """
     place, secrets = public_uri(uri), _secrets(uri)
     try:
-        with _alone_at(uri, timeout_s), _bounded(timeout_s):
+        with _lock(uri, timeout_s), _bounded(timeout_s):
             _check_health(uri, timeout_s)
             yield MlflowClient(tracking_uri=uri)
     except DeepsearchError:
         raise
+    except Timeout as error:
+        raise EndpointDownError(
+            f"the MLflow store {place} was held by another process for {timeout_s:g} s; wait for that process, or end "
+            "it."
+        ) from error
     except Exception as error:  # noqa: BLE001 - whatever an answer, a driver or a full disk breaks in MLflow
         problem = error.message if isinstance(error, MlflowException) else f"{type(error).__name__}: {error}"
         refused = EndpointError(f"MLflow at {place} refused the report: {redact(problem, secrets)}")
         raise refused from None if secrets else error  # a traceback would show the address
 
 
-@contextlib.contextmanager
-def _alone_at(uri: str, timeout_s: float) -> Iterator[None]:
+def _lock(uri: str, timeout_s: float) -> contextlib.AbstractContextManager[object]:
+    """Return what a local store is held by; servers need nothing."""
     if not uri.startswith(SQLITE):
-        yield
-        return
+        return contextlib.nullcontext()
     database = Path(uri.removeprefix(SQLITE))
     database.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(database.with_name(f".{database.name}.lock"), timeout=timeout_s)
-    try:
-        held = lock.acquire()
-    except Timeout as error:
-        raise EndpointDownError(
-            f"the MLflow store {database} was held by another process for {timeout_s:g} s; wait for that process or "
-            "end it."
-        ) from error
-    with held:
-        yield
+    return FileLock(database.with_name(f".{database.name}.lock"), timeout=timeout_s)
 
 
 @contextlib.contextmanager

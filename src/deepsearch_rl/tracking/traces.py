@@ -1,36 +1,35 @@
 """A recorded rollout as an MLflow trace: the agent, under it every model call and every search.
 
-Traces are made from records after the fact. Their times are those that the machine which made the rollout noted beside
-its log. Where there are none (results of another machine), the trace begins when it is sent, nothing in it takes any
-time, and its tag ``times`` says so. A message that took no model call and no search has no duration either. F1 and
-exact match stand beside the trace as feedback, the golden answers as what was expected.
+Traces are made from records after the fact, with the times that the machine of the rollout noted beside its log. Where
+there are none (results of another machine), the trace begins when it is sent, nothing in it takes any time, and its tag
+``times`` says so. F1 and exact match stand beside it as feedback, the golden answers as what was expected.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlflow import entities
 from mlflow.entities import SpanType
 from mlflow.tracing.constant import SpanAttributeKey, TokenUsageKey, TraceMetadataKey, TraceTagKey
 from pydantic import JsonValue
 
+from deepsearch_rl.agent.chat_messages import chat_messages
 from deepsearch_rl.agent.timing import RolloutTimes
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.records import Message, Retrieval, TokenUsage, ToolCall, Trajectory
 from deepsearch_rl.tracking.bundle import ShownRollout
 
-_PASSAGE = r"^(?:<information>)?(?:\[{rank}\] |Doc {rank}\(Title: )"
-"""How the passage of a rank begins for the model: ``[1] Title`` or ``Doc 1(Title: ...)``."""
+_PASSAGE = re.compile(r"^(?=(?:<information>)?(?:\[\d+\] |Doc \d+\(Title: ))", re.MULTILINE)
+"""Where a passage begins for the model: ``[1] Title`` or ``Doc 1(Title: ...)``."""
 NO_TIMES = "not recorded on this machine: durations are zero"
 PREVIEW_CHARACTERS = 900
 _SCORER = entities.AssessmentSource(source_type="CODE", source_id="deepsearch_rl.answers")
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """What a trace belongs to: MLflow's ids of the experiment, the run and the logged model."""
 
     experiment_id: str
@@ -38,8 +37,7 @@ class Owner:
     model_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
+class _Event(NamedTuple):
     """The agent's work, or a step of it; attributes are what MLflow keeps of it beyond inputs and outputs."""
 
     name: str
@@ -117,28 +115,24 @@ def _root(rollout: Trajectory) -> _Event:
         "prompt": rollout.prompt,
         "protocol": rollout.protocol,
     }
-    if not _counted_by_call(rollout):
+    if len(rollout.usage) != rollout.rounds:
         attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(rollout)
     inputs: JsonValue = {"question": rollout.question}
     error = (rollout.error or "") if rollout.failed else None
     return _Event("search agent", SpanType.AGENT, inputs, {"answer": rollout.answer}, attributes, error)
 
 
-def _counted_by_call(rollout: Trajectory) -> bool:
-    """Return whether ``usage`` has an entry for every assistant turn, in their order."""
-    return len(rollout.usage) == rollout.rounds
-
-
 def _events(rollout: Trajectory) -> Iterator[tuple[int, _Event]]:
     """Yield the model calls and searches of a rollout, in their order, each with the position of its message."""
-    usage = iter(rollout.usage if _counted_by_call(rollout) else ())
+    usage = iter(rollout.usage if len(rollout.usage) == rollout.rounds else ())  # one entry per turn, or none is known
     unused = list(rollout.retrievals)
     calls: dict[str | None, ToolCall] = {}
+    chat: list[JsonValue] = [*chat_messages(rollout.messages, with_reasoning=True)]
     for place, message in enumerate(rollout.messages):
         if message.role == "assistant":
             calls |= {call.id: call for call in message.tool_calls}
-            inputs: JsonValue = {"messages": [_chat_message(earlier) for earlier in rollout.messages[:place]]}
-            outputs: JsonValue = {"choices": [{"index": 0, "message": _chat_message(message)}]}
+            inputs: JsonValue = {"messages": chat[:place]}
+            outputs: JsonValue = {"choices": [{"index": 0, "message": chat[place]}]}
             attributes: dict[str, JsonValue] = {
                 "model": rollout.model,  # not MLflow's own key, for which it would fetch a price list from the internet
                 SpanAttributeKey.MESSAGE_FORMAT: "openai",
@@ -152,15 +146,11 @@ def _events(rollout: Trajectory) -> Iterator[tuple[int, _Event]]:
 
 def _search(message: Message, call: ToolCall | None, unused: list[Retrieval]) -> _Event:
     """Return a search with its passages; a call that was answered without searching is a plain tool call."""
-    arguments = call.arguments if call else ""
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        parsed = None
-    query = parsed.get("query") if isinstance(parsed, dict) else None
+    query = (call.parsed or {}).get("query") if call else None
     retrieval = next((candidate for candidate in unused if candidate.query == query), None)
     if retrieval is None:
-        return _Event("retrieve", SpanType.TOOL, {"arguments": arguments}, message.content, {})
+        arguments: JsonValue = {"arguments": call.arguments if call else ""}
+        return _Event("retrieve", SpanType.TOOL, arguments, message.content, {})
     unused.remove(retrieval)
     documents, chunk_ids = _documents(message.content, retrieval.chunk_ids), list[JsonValue](retrieval.chunk_ids)
     return _Event("retrieve", SpanType.RETRIEVER, {"query": query}, documents, {"chunk_ids": chunk_ids})
@@ -171,31 +161,13 @@ def _documents(content: str, chunk_ids: Sequence[str]) -> list[JsonValue]:
 
     There is none where the search found nothing, or where its passages gave way to the request for an answer.
     """
-    starts: list[int] = []
-    for rank in range(1, len(chunk_ids) + 1):
-        mark = re.compile(_PASSAGE.format(rank=rank), re.MULTILINE).search(content, starts[-1] if starts else 0)
-        if mark is None:
-            return [{"page_content": content, "metadata": {"doc_uri": " ".join(chunk_ids)}}]
-        starts.append(mark.start())
+    passages = [part.strip() for part in _PASSAGE.split(content) if part.strip()]
+    if chunk_ids and len(passages) != len(chunk_ids):
+        passages, chunk_ids = [content], [" ".join(chunk_ids)]
     return [
-        {"page_content": content[start:end].strip(), "metadata": {"doc_uri": name}}
-        for start, end, name in zip(starts, [*starts[1:], len(content)], chunk_ids, strict=False)
+        {"page_content": passage, "metadata": {"doc_uri": name}}
+        for passage, name in zip(passages, chunk_ids, strict=False)
     ]
-
-
-def _chat_message(message: Message) -> dict[str, JsonValue]:
-    """Return a message in the Chat Completions form, which MLflow shows as a conversation."""
-    fields: dict[str, JsonValue] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        fields["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        fields["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id:
-        fields["tool_call_id"] = message.tool_call_id
-    return fields
 
 
 def _tokens(counted: Trajectory | TokenUsage) -> JsonValue:

@@ -5,10 +5,8 @@
                             and the logged model that scores and traces are linked to
 
 The report's own run is finished last: its status proves that all is there. What a kill or a dead server left unfinished
-is removed, with its traces and logged models, before the report is sent again.
-
-A stage must not fail because a server is away: its bundle then waits in the outbox until it is uploaded, in a folder
-named by its digest, so that no report takes another's place.
+is removed, with its traces and logged models, before the report is sent again. The bundle of a report that no server
+took waits in the outbox, in a folder named by its digest.
 """
 
 import re
@@ -18,15 +16,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+import pandas as pd
 from mlflow import entities
-from mlflow.exceptions import MlflowException
 from mlflow.tracing.client import TracingClient
 from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.agent.timing import trajectory_digest
 from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointDownError
+from deepsearch_rl.evaluation.report.tables import flat_rows
 from deepsearch_rl.files import atomic_directory, read_jsonl
 from deepsearch_rl.tracking.bundle import (
     FILES,
@@ -36,9 +35,7 @@ from deepsearch_rl.tracking.bundle import (
     DatasetDigest,
     Prediction,
     ShownRollout,
-    columns,
     read_bundle,
-    table_columns,
 )
 from deepsearch_rl.tracking.store import SQLITE, connected
 from deepsearch_rl.tracking.traces import Owner, build_trace
@@ -52,16 +49,14 @@ _NOT_IN_A_MODEL_NAME = re.compile(r"[/:.%\"']")
 ItemT = TypeVar("ItemT")
 
 
-@dataclass(frozen=True, slots=True)
-class Uploaded:
+class Uploaded(NamedTuple):
     """A report that the store has: its name, and whether it arrived now or before."""
 
     name: str
     now: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FailedUpload:
+class FailedUpload(NamedTuple):
     """A bundle that the store does not have: its folder, and why."""
 
     folder: Path
@@ -69,15 +64,10 @@ class FailedUpload:
 
 
 def put_into_outbox(bundle: Path, outbox: Path) -> Path:
-    """Copy a bundle into the outbox, and return its folder there.
-
-    Raises:
-        ArtifactError: the bundle is missing or malformed.
-    """
+    """Copy a bundle into the outbox, and return its folder there; raises as :func:`read_bundle`."""
     copy = outbox / read_bundle(bundle).digest
-    if bundle.resolve() != copy.resolve():
-        with atomic_directory(copy) as partial:
-            shutil.copytree(bundle, partial, dirs_exist_ok=True)
+    with atomic_directory(copy) as partial:
+        shutil.copytree(bundle, partial, dirs_exist_ok=True)
     return copy
 
 
@@ -106,9 +96,7 @@ def upload_all(bundle: Path, outbox: Path, uri: str, timeout_s: float) -> list[U
 def upload(folder: Path, uri: str, timeout_s: float) -> bool:
     """Upload the bundle in ``folder``; False where the store has it already.
 
-    Raises:
-        ArtifactError, RecordError: the bundle is missing or malformed.
-        EndpointError: the store does not answer, refuses or breaks off.
+    Raise ArtifactError or RecordError where the bundle is missing or malformed, and as :func:`connected`.
     """
     bundle = read_bundle(folder)
     with connected(uri, timeout_s) as client:
@@ -135,13 +123,7 @@ def _experiment_id(client: MlflowClient, name: str, uri: str) -> str:
     if experiment is not None:
         return experiment.experiment_id
     beside = Path(uri.removeprefix(SQLITE)).resolve().with_name("artifacts")
-    try:
-        return client.create_experiment(name, beside.as_uri() if uri.startswith(SQLITE) else None)
-    except MlflowException:
-        experiment = client.get_experiment_by_name(name)  # somebody else may have made it meanwhile
-        if experiment is None:
-            raise
-        return experiment.experiment_id
+    return client.create_experiment(name, beside.as_uri() if uri.startswith(SQLITE) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +142,7 @@ class _Upload:
         for model in self.bundle.models:
             self._model(model, run_id)
         self.client.log_inputs(run_id, _inputs(self.bundle.datasets))
-        self.client.log_table(run_id, table_columns(self.bundle.table.rows), "f1_table.json")
+        self.client.log_table(run_id, pd.DataFrame(flat_rows(self.bundle.table.rows)), "f1_table.json")
         for path in sorted((self.folder / FILES).iterdir()):
             self.client.log_artifact(run_id, str(path), artifact_path="report")
         self.client.set_terminated(run_id)
@@ -189,11 +171,11 @@ class _Upload:
         self.client.log_inputs(run_id, datasets, [entities.LoggedModelInput(logged.model_id)])
         for some in _batches(self.bundle.metrics(model, logged.model_id, int(time.time() * 1000)), BATCH * 10):
             self.client.log_batch(run_id, metrics=some)
-        rows = [row for row in self.bundle.table.rows if row.model == model]
-        self.client.log_table(run_id, table_columns(rows), "f1_table.json")
+        rows = flat_rows(row for row in self.bundle.table.rows if row.model == model)
+        self.client.log_table(run_id, pd.DataFrame(rows), "f1_table.json")
         predictions = [row for row in read_jsonl(self.folder / PREDICTIONS, Prediction) if row.model == model]
         if predictions:
-            self.client.log_table(run_id, columns(predictions), "predictions.json")
+            self.client.log_table(run_id, pd.DataFrame(row.table_row() for row in predictions), "predictions.json")
         owner, now_ns = Owner(self.experiment, run_id, logged.model_id), time.time_ns()
         rollouts = [shown for shown in read_jsonl(self.folder / ROLLOUTS, ShownRollout) if shown.model == model]
         digests = [trajectory_digest(shown.trajectory) for shown in rollouts]

@@ -1,14 +1,9 @@
 """Bulk runs: many questions at once, resumed after a kill.
 
-Finished rollouts go to an append-only log under ``work/``. Its name is a digest of all that determines them
-(:func:`log_path`), so that a changed parameter starts anew and an unchanged one resumes. A resumed run repeats the
-rollouts that a server failed; a run stops when many in a row show that a server is gone.
-
-Beside the log lies a file with the times of its rollouts (:func:`times_path`). Times are no part of an artifact.
-
-Memory does not grow with the number of trajectories: a finished rollout is written and forgotten, and the artifact is
-read from the log line by line, by question id and sample. docs/evaluation.md, "Bulk runs", says what every kind of line
-means when the log is opened again.
+Finished rollouts go to an append-only log under ``work/``, named by a digest of all that determines them. A resumed run
+repeats the rollouts that a server failed; a run stops when many in a row show that a server is gone. Memory does not
+grow with the number of trajectories. docs/evaluation.md, "Bulk runs", says what every kind of line means when the log
+is opened again.
 """
 
 import asyncio
@@ -25,7 +20,7 @@ from pydantic import JsonValue
 
 from deepsearch_rl.agent.timing import RolloutTimes, Stopwatch
 from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.errors import ArtifactError, EndpointError, RecordError
+from deepsearch_rl.errors import EndpointError, RecordError
 from deepsearch_rl.files import AppendLog, only_writer, parse_record, read_jsonl, sha256_json, write_jsonl
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, StopReason, Trajectory
@@ -55,17 +50,14 @@ def evaluation_logs(profile: str, model: str) -> Path:
 
 
 def times_path(log: Path) -> Path:
-    """Return the file beside a log that holds the times of its rollouts, one :class:`RolloutTimes` a line."""
+    """Return the file beside a log with its rollouts' times, a :class:`RolloutTimes` a line; no part of an artifact."""
     return log.with_suffix(".times")
 
 
 def read_times(logs: Path, trajectories: Collection[str]) -> dict[str, RolloutTimes]:
     """Return the times of rollouts in all logs of an evaluation, by the digest of their trajectory; the latest counts.
 
-    A last line that a kill cut off is left out.
-
-    Raises:
-        RecordError: another line does not fit; names file, line and field.
+    A last line that a kill cut off is left out; raise RecordError where another does not fit.
     """
     times: dict[str, RolloutTimes] = {}
     for path in logs.glob("*/*.times"):
@@ -93,9 +85,6 @@ class TrajectoryFile:
     server_failures: int = 0
     """How many ended because a server failed; a run with the same log makes them again."""
 
-    def __len__(self) -> int:
-        return self.count
-
     def __iter__(self) -> Iterator[Trajectory]:
         return read_jsonl(self.path, Trajectory)
 
@@ -111,14 +100,12 @@ def collect(
 ) -> TrajectoryFile:
     """Answer every question ``samples`` times and write the trajectories to ``out``, sorted by question id and sample.
 
-    At most ``concurrency`` rollouts run at once. Finished ones are read from ``log`` and appended to it; the caller
-    removes it. The agent is not made where the log holds everything. ``label`` names the progress line.
+    Every question has an id of its own. At most ``concurrency`` rollouts run at once. Finished ones are read from
+    ``log`` and appended to it; the caller removes it. The agent is not made where the log holds everything. ``label``
+    names the progress line.
 
-    Raises:
-        ArtifactError: two questions have the same id.
-        ConfigError: another process is writing this log.
-        EndpointError: a server failed many rollouts in a row.
-        RecordError: a line of the log is not a trajectory, or repeats the rollout of another.
+    Raise EndpointError where a server failed many rollouts in a row, and as :func:`only_writer` and
+    :meth:`RolloutLog.replay`.
     """
     figures = RunningFigures()
     with only_writer(log), AppendLog(log) as lines, AppendLog(times_path(log)) as times:
@@ -127,7 +114,7 @@ def collect(
             figures.add(trajectory, resumed=True)
         if figures.finished < len(rollouts):
             with ProgressBar(label, len(rollouts), "rollouts", done=figures.finished) as meter:
-                asyncio.run(_Collection(rollouts, times, figures, meter).run(make_agent, concurrency))
+                asyncio.run(_answer_missing(rollouts, make_agent, concurrency, times, figures, meter))
         artifact = TrajectoryFile(out, write_jsonl(out, rollouts.rollouts()), figures.server_failures)
     if artifact.server_failures:
         counts = f"{artifact.server_failures} of {artifact.count} rollouts"
@@ -138,22 +125,11 @@ def collect(
 
 
 class RolloutLog:
-    """The rollouts of a run, ``samples`` per question: which are done, and where in the log their lines begin.
-
-    Raises:
-        ArtifactError: two questions have the same id.
-    """
+    """The rollouts of a run, ``samples`` per question: which are done, and where in the log their lines begin."""
 
     def __init__(self, log: AppendLog, questions: Sequence[Question], samples: int) -> None:
         self._log, self._questions, self._samples = log, questions, samples
-        self._positions: dict[str, int] = {}
-        for position, question in enumerate(questions):
-            first = self._positions.setdefault(question.id, position)
-            if first != position:
-                raise ArtifactError(
-                    f"questions {first + 1} and {position + 1} have the same id {question.id!r}, so that their "
-                    "rollouts could not be told apart; give every question of the set an id of its own."
-                )
+        self._positions = {question.id: position for position, question in enumerate(questions)}
         self._offsets = array("q", [_MISSING]) * (len(questions) * samples)
 
     def __len__(self) -> int:
@@ -163,33 +139,28 @@ class RolloutLog:
     def replay(self) -> Iterator[Trajectory]:
         """Read what an earlier run left, and yield every rollout of this run that is done.
 
-        Raises:
-            RecordError: a line is not a trajectory of this schema version, its id is not its question's and
-                sample's, or an earlier line holds the same rollout.
+        Raise RecordError where a line is not a trajectory of this schema version, its id is not its question's and
+        sample's, or an earlier line holds the same rollout.
         """
-        offset = 0
+        end = 0
         with self._log.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip():
-                    trajectory = parse_record(Trajectory, line, self._log.path, number)
-                    if self._replay_line(trajectory, number, offset):
-                        yield trajectory
-                offset += len(line)
-
-    def _replay_line(self, trajectory: Trajectory, number: int, offset: int) -> bool:
-        """Take over one line; return whether it is a rollout of this run that is done."""
-        id_ = f"{trajectory.question_id}#{trajectory.sample}"
-        if trajectory.id != id_:
-            raise RecordError(self._log.path, number, "id", f"{trajectory.id!r} should be {id_!r}")
-        position = self._positions.get(trajectory.question_id)
-        if position is None or trajectory.sample >= self._samples or trajectory.stop_reason in SERVER_FAILURES:
-            return False
-        slot = position * self._samples + trajectory.sample
-        if self._offsets[slot] != _MISSING:
-            problem = f"an earlier line is rollout {id_!r}, too; remove one of them"
-            raise RecordError(self._log.path, number, "id", problem)
-        self._offsets[slot] = offset
-        return True
+                offset, end = end, end + len(line)
+                if not line.strip():
+                    continue
+                trajectory = parse_record(Trajectory, line, self._log.path, number)
+                id_ = f"{trajectory.question_id}#{trajectory.sample}"
+                if trajectory.id != id_:
+                    raise RecordError(self._log.path, number, "id", f"{trajectory.id!r} should be {id_!r}")
+                position = self._positions.get(trajectory.question_id)
+                if position is None or trajectory.sample >= self._samples or trajectory.stop_reason in SERVER_FAILURES:
+                    continue
+                slot = position * self._samples + trajectory.sample
+                if self._offsets[slot] != _MISSING:
+                    problem = f"an earlier line is rollout {id_!r}, too; remove one of them"
+                    raise RecordError(self._log.path, number, "id", problem)
+                self._offsets[slot] = offset
+                yield trajectory
 
     def missing(self) -> Iterator[tuple[Question, int]]:
         """Yield the rollouts that are not done, question by question; each is looked up when it is taken."""
@@ -250,43 +221,39 @@ class RunningFigures:
         return f"F1 {self._f1_sum / max(1, self.finished):.3f}, {failures}, {speed} tokens/s"
 
 
-@dataclass(slots=True)
-class _Collection:
-    """A run over the rollouts that the log does not hold yet."""
+async def _answer_missing(
+    rollouts: RolloutLog,
+    make_agent: MakeAgent,
+    concurrency: int,
+    times: AppendLog,
+    figures: RunningFigures,
+    meter: ProgressBar,
+) -> None:
+    """Make the rollouts that the log does not hold yet, ``concurrency`` at once."""
+    missing, failures_in_a_row = rollouts.missing(), 0
 
-    rollouts: RolloutLog
-    times: AppendLog
-    figures: RunningFigures
-    meter: ProgressBar
-    failures_in_a_row: int = 0
-
-    async def run(self, make_agent: MakeAgent, concurrency: int) -> None:
-        """Answer what is missing, ``concurrency`` questions at once."""
-        missing = self.rollouts.missing()
-        async with make_agent() as agent:
-            count = min(concurrency, len(self.rollouts))
-            workers = [asyncio.create_task(self._work(agent, missing)) for _ in range(count)]
-            try:  # no TaskGroup: Python 3.11's leaves this task marked as cancelled, which ends the agent's session
-                await asyncio.gather(*workers)
-            finally:
-                for worker in workers:
-                    worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
-
-    async def _work(self, agent: Agent, missing: Iterator[tuple[Question, int]]) -> None:
+    async def work(agent: Agent) -> None:
+        nonlocal failures_in_a_row
         for question, sample in missing:
             stopwatch = Stopwatch()
-            self._add(await agent.answer(question, sample), stopwatch)
+            trajectory = await agent.answer(question, sample)
+            times.append(stopwatch.stop(trajectory))  # first: a rollout whose line is whole has its times
+            rollouts.append(trajectory)
+            figures.add(trajectory)
+            meter.advance(note=figures.note(meter.elapsed_s))
+            failures_in_a_row = failures_in_a_row + 1 if trajectory.stop_reason in SERVER_FAILURES else 0
+            nothing_else = figures.server_failures == figures.finished == len(rollouts)
+            if failures_in_a_row >= FAILURES_IN_A_ROW or nothing_else:
+                raise EndpointError(
+                    f"{failures_in_a_row} rollouts in a row ended in {trajectory.stop_reason} ({trajectory.error}); "
+                    "start the server again and repeat the command, finished rollouts are kept."
+                )
 
-    def _add(self, trajectory: Trajectory, stopwatch: Stopwatch) -> None:
-        self.times.append(stopwatch.stop(trajectory))  # first: a rollout whose line is whole has its times
-        self.rollouts.append(trajectory)
-        self.figures.add(trajectory)
-        self.meter.advance(note=self.figures.note(self.meter.elapsed_s))
-        self.failures_in_a_row = self.failures_in_a_row + 1 if trajectory.stop_reason in SERVER_FAILURES else 0
-        nothing_else = self.figures.server_failures == self.figures.finished == len(self.rollouts)
-        if self.failures_in_a_row >= FAILURES_IN_A_ROW or nothing_else:
-            raise EndpointError(
-                f"{self.failures_in_a_row} rollouts in a row ended in {trajectory.stop_reason} ({trajectory.error}); "
-                "start the server again and repeat the command, finished rollouts are kept."
-            )
+    async with make_agent() as agent:
+        workers = [asyncio.create_task(work(agent)) for _ in range(min(concurrency, len(rollouts)))]
+        try:  # no TaskGroup: Python 3.11's leaves this task marked as cancelled, which ends the agent's session
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)

@@ -1,14 +1,11 @@
 """Rows for ms-swift's SFT, with the reasoning of their turns.
 
-ms-swift splits an assistant turn into a message for its text and one ``tool_call`` message per call, and renders them
-one after the other. Chat templates like Qwen's put a newline between text and calls, so the row's text ends in one. The
-text of a turn begins with its reasoning, as Qwen's templates write it, wherever the server had put it
-(``agent/chat_messages.py``). docs/contracts.md, section 2, has the format.
+ms-swift renders the text of an assistant turn and a ``tool_call`` message per call one after the other. Chat templates
+like Qwen's put a newline between text and calls, so the row's text ends in one. The text begins with the turn's
+reasoning, wherever the server had put it. docs/contracts.md, section 2, has the format.
 
-A row must hold the prompts that are served. If the agent sends all reasoning back, the prompt of a turn and the turn
-are the beginning of the next prompt, and one row trains every turn. If it does not, later prompts lack what earlier
-turns were trained to write. Then each turn is a row of its own: the messages before it without reasoning, and the turn
-with its reasoning.
+A row must hold the prompts that are served. If the agent sends all reasoning back, one row trains every turn. If not,
+each turn is a row of its own: the messages before it without reasoning, and the turn with its reasoning.
 """
 
 import json

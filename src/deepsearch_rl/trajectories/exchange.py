@@ -4,9 +4,7 @@ Field names are the trainers' (docs/contracts.md, section 2). Conversations come
 questions. What a trainer would refuse an hour into a run is refused here by pandera, by row and column.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,15 +24,6 @@ from deepsearch_rl.trajectories.results import UNKNOWN
 
 CellCheck: TypeAlias = Callable[[pd.Series], pd.Series]
 ExportRow = RootModel[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Set and split of the questions of RL rows, and their prompt; None: the one of :data:`PROMPTS`."""
-
-    dataset: str
-    split: str
-    prompt: str | None
 
 
 def _roles_are(*roles: str) -> CellCheck:
@@ -62,44 +51,43 @@ _RL = {
     ),
     "extra_info": _ANYTHING,
 }
-_COLUMNS: Mapping[str, dict[str, pa.Column]] = {
-    "ms-swift": {"tools": _TEXT, "messages": _CONVERSATION},
-    "ms-swift-turns": {
-        "tools": _TEXT,
-        "messages": _checked(_ends_in("assistant", "tool_call"), "ends in a turn of the model"),
-    },
-    "trl": {"tools": _ANYTHING, "messages": _CONVERSATION},
-    "search-r1": {**_RL, "prompt": _checked(_roles_are("user"), "one user message")},
-    "verl": {**_RL, "prompt": _checked(_roles_are("system", "user"), "system, then user")},
-    "rlinf": {"prompt": _TEXT, "solutions": pa.Column(object, _NOT_EMPTY)},
-}
 SCHEMAS: Mapping[str, pa.DataFrameSchema] = {
-    name: pa.DataFrameSchema(columns, strict=True) for name, columns in _COLUMNS.items()
+    name: pa.DataFrameSchema(columns, strict=True)
+    for name, columns in {
+        "ms-swift": {"tools": _TEXT, "messages": _CONVERSATION},
+        "ms-swift-turns": {
+            "tools": _TEXT,
+            "messages": _checked(_ends_in("assistant", "tool_call"), "ends in a turn of the model"),
+        },
+        "trl": {"tools": _ANYTHING, "messages": _CONVERSATION},
+        "search-r1": {**_RL, "prompt": _checked(_roles_are("user"), "one user message")},
+        "verl": {**_RL, "prompt": _checked(_roles_are("system", "user"), "system, then user")},
+        "rlinf": {"prompt": _TEXT, "solutions": pa.Column(object, _NOT_EMPTY)},
+    }.items()
 }
 FORMATS = (*SCHEMAS, "trajectories")
 PROMPTS: Mapping[str, str] = {"search-r1": "search_tags", "verl": "multihoprag_nothink"}
 """The prompt that fits how a trainer's model searches: by tags in its text, or by tool calls."""
 
 
-def export_rows(source_path: Path, out: Path, to: str, source: Source) -> int:
+def export_rows(source: Path, out: Path, to: str, dataset: str, split: str, prompt: str | None) -> int:
     """Write rows for another trainer and return how many there are.
 
     ms-swift, ms-swift-turns (a row per turn of the model, without the reasoning before it) and trl take a file of
     trajectories and leave failed ones out; the others take a file of questions. search-r1 and verl are Parquet files,
-    the others JSON Lines.
+    the others JSON Lines. ``dataset`` and ``split`` are those of the questions; no ``prompt`` is that of
+    :data:`PROMPTS`.
 
-    Raises:
-        UnknownNameError: there is no such format or prompt.
-        ArtifactError, RecordError: the source is missing or malformed.
-        CheckFailedError: the source gives no rows; or a trajectory is of the tag protocol, is another system's result
-            or holds a call that is no JSON; or a row is not what the trainer reads. Names what does not fit.
+    Raise UnknownNameError where there is no such format or prompt; ArtifactError or RecordError where the source is
+    missing or malformed; CheckFailedError where it gives no rows, a trajectory cannot be a row of tool calls, or a row
+    is not what the trainer reads.
     """
     if to not in SCHEMAS:
         raise UnknownNameError("format", to, FORMATS)
     from_trajectories = to in ("ms-swift", "ms-swift-turns", "trl")
-    rows = list(_conversations(source_path, to) if from_trajectories else _rl_rows(source_path, to, source))
+    rows = list(_conversations(source, to) if from_trajectories else _rl_rows(source, to, dataset, split, prompt))
     if not rows:
-        raise CheckFailedError(f"{source_path} gives no rows for {to}.")
+        raise CheckFailedError(f"{source} gives no rows for {to}.")
     frame = check_frame(pd.DataFrame([row.model_dump(mode="json") for row in rows]), SCHEMAS[to], out.name)
     if to not in PROMPTS:
         return write_jsonl(out, rows)
@@ -121,11 +109,7 @@ def _conversations(path: Path, to: str) -> Iterator[BaseModel]:
 
 
 def _require_tool_calls(trajectory: Trajectory, to: str) -> None:
-    """Refuse a trajectory whose model did not search by tool calls that a row can hold.
-
-    A rollout of the tag protocol is one text that model and search engine wrote in turns. As messages it would be
-    another prompt than the model ever saw, and no part of it would say that it carries no loss.
-    """
+    """Refuse a trajectory whose model did not search by tool calls that a row can hold."""
     if trajectory.protocol != "function_calling":
         raise CheckFailedError(
             f"trajectory {trajectory.id} is of the protocol {trajectory.protocol!r}, and rows for {to} hold tool calls;"
@@ -137,11 +121,7 @@ def _require_tool_calls(trajectory: Trajectory, to: str) -> None:
             "made of it would teach to answer without searching."
         )
     for call in (call for message in trajectory.messages for call in message.tool_calls):
-        try:
-            is_object = isinstance(json.loads(call.arguments), dict)
-        except (ValueError, RecursionError):
-            is_object = False
-        if not is_object:
+        if call.parsed is None:
             raise CheckFailedError(
                 f"trajectory {trajectory.id}, {call.id}: its arguments are no JSON object, and a row for {to} needs "
                 "one; leave this trajectory out."
@@ -157,38 +137,34 @@ def _trl_row(trajectory: Trajectory) -> ExportRow:
     for message, chat_message in zip(trajectory.messages, messages, strict=True):
         if message.tool_calls:
             chat_message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": json.loads(call.arguments)},
-                }
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.parsed}}
                 for call in message.tool_calls
             ]
     return ExportRow({"messages": [*messages], "tools": [RETRIEVE_TOOL]})
 
 
-def _rl_rows(path: Path, to: str, source: Source) -> Iterator[ExportRow]:
-    instruction = load_prompt(source.prompt or PROMPTS[to]) if to in PROMPTS else ""
+def _rl_rows(path: Path, to: str, dataset: str, split: str, prompt: str | None) -> Iterator[ExportRow]:
+    instruction = load_prompt(prompt or PROMPTS[to]) if to in PROMPTS else ""
     for index, question in enumerate(read_distinct(path, Question)):
         if to == "rlinf":
             yield ExportRow({"prompt": question.question, "solutions": [*question.golden_answers]})
             continue
         text, ground_truth = question.question, {"target": [*question.golden_answers]}
-        extra_info: dict[str, Any] = {"split": source.split, "index": index}
+        extra_info: dict[str, Any] = {"split": split, "index": index}
         if to == "search-r1":
-            data_source = source.dataset
-            prompt = [{"role": "user", "content": f"{instruction}\n\nQuestion: {text}"}]
+            data_source = dataset
+            messages = [{"role": "user", "content": f"{instruction}\n\nQuestion: {text}"}]
         else:  # veRL calls its tool `search`, so the instruction does too, and the tool takes these arguments
-            data_source = f"searchR1_{source.dataset}"
+            data_source = f"searchR1_{dataset}"
             renamed = instruction.replace(f"`{RETRIEVE_TOOL_NAME}`", "`search`")
-            prompt = [{"role": "system", "content": renamed}, {"role": "user", "content": text}]
+            messages = [{"role": "system", "content": renamed}, {"role": "user", "content": text}]
             arguments = {"ground_truth": ground_truth, "question": text, "data_source": data_source}
             tools = {"search": {"create_kwargs": arguments}}
             extra_info |= {"need_tools_kwargs": True, "question": text, "tools_kwargs": tools}
         yield ExportRow(
             {
                 "data_source": data_source,
-                "prompt": prompt,
+                "prompt": messages,
                 "ability": "fact-reasoning",
                 "reward_model": {"style": "rule", "ground_truth": ground_truth},
                 "extra_info": extra_info,

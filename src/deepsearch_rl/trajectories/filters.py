@@ -89,11 +89,7 @@ PREDICATES: Mapping[str, Predicate] = {
 
 
 def find_predicates(names: Sequence[str]) -> dict[str, Predicate]:
-    """Return the predicates of these names, in this order.
-
-    Raises:
-        UnknownNameError: there is no predicate of a name.
-    """
+    """Return the predicates of these names, in this order; raise UnknownNameError where there is none of a name."""
     return {name: look_up("filter predicate", name, PREDICATES) for name in names}
 
 
@@ -102,8 +98,7 @@ def apply_predicates(
 ) -> tuple[list[Trajectory], dict[str, int]]:
     """Return the trajectories that satisfy every predicate, and how many each predicate dropped, in order.
 
-    Raises:
-        ArtifactError: a trajectory answers a question that is not there.
+    Raise ArtifactError where a trajectory answers a question that is not there.
     """
     by_id = {question.id: question for question in questions}
     kept: list[Trajectory] = []

@@ -30,15 +30,26 @@ class ForeignMetadata(BaseModel):
     question_type: str | None = None
 
 
-class _ResultRow(BaseModel):
-    """A row of FlashRAG's ``intermediate_data.json`` or of DeepSearch-RL's ``results.jsonl``."""
+class ForeignRow(BaseModel):
+    """A question with its golden answers in a row of another system; keys that are not used here are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
 
     id: NonEmpty
-    question: NonEmpty
+    question: str
     golden_answers: tuple[str, ...] = Field(min_length=1)
     metadata: ForeignMetadata | None = None
+
+    @property
+    def type_in_metadata(self) -> str:
+        """The question's type; empty where it is not known."""
+        return (self.metadata and self.metadata.question_type) or ""
+
+
+class _ResultRow(ForeignRow):
+    """A row of FlashRAG's ``intermediate_data.json`` or of DeepSearch-RL's ``results.jsonl``."""
+
+    question: NonEmpty
     output: _Output
 
     def trajectory(self, model: str) -> Trajectory:
@@ -52,7 +63,7 @@ class _ResultRow(BaseModel):
             sample=0,
             question=self.question,
             golden_answers=self.golden_answers,
-            question_type=(self.metadata and self.metadata.question_type) or "",
+            question_type=self.type_in_metadata,
             model=model,
             prompt=UNKNOWN,
             temperature=0.0,
@@ -66,14 +77,9 @@ class _ResultRow(BaseModel):
 def import_results(path: Path, out: Path, model: str) -> int:
     """Read another system's results as trajectories of one sample, and return how many there are.
 
-    Their messages are the question and the last text, which is all that results hold. A row with an error, which the
-    other system counts as an empty answer, becomes a failed rollout.
-
-    Raises:
-        ConfigError: ``model`` is empty.
-        ArtifactError, RecordError: the file is missing or malformed, or names a question twice; FlashRAG's array counts
-            entries as lines.
-        CheckFailedError: it holds no results.
+    Their messages are the question and the last text, which is all that results hold. A row with an error becomes a
+    failed rollout. Raise ConfigError where ``model`` is empty; ArtifactError or RecordError where the file is missing,
+    malformed or names a question twice (FlashRAG's array counts entries as lines); CheckFailedError where it is empty.
     """
     if not model.strip():
         raise ConfigError("name the model that made the results (--model).")

@@ -1,13 +1,10 @@
 """Lengths, searches and outcomes of a file of trajectories.
 
-The figures are those of DeepSearch-RL's analysis (rounds, tool calls, tokens of the last turn and of all turns, and the
-distributions of rounds and tool calls), each as mean and population standard deviation, for all rollouts, the successes
-and the rest. Further figures explain a score: why rollouts failed, how often a query was repeated, how much of the gold
-evidence was shown, and how often the model answered although some was missing.
-
-Trajectories are read one by one: of a rollout, only its question's id stays in memory. Means and deviations are updated
-as B. P. Welford, "Note on a method for calculating corrected sums of squares and products", Technometrics 4 (1962),
-which keeps its precision where a sum of squares loses it.
+The figures are those of DeepSearch-RL's analysis, and some that explain a score, each as mean and population standard
+deviation, for all rollouts, the successes and the rest. Trajectories are read one by one: of a rollout, only its
+question's id stays in memory. Means and deviations are updated as B. P. Welford, "Note on a method for calculating
+corrected sums of squares and products", Technometrics 4 (1962), which keeps its precision where a sum of squares loses
+it.
 """
 
 from collections import Counter
@@ -62,9 +59,7 @@ class TrajectoryStatistics(Record):
 def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
     """Return the statistics of a file of trajectories; without ``questions`` those about evidence are left out.
 
-    Raises:
-        ArtifactError: a file is missing, or there are no trajectories.
-        RecordError: a line does not fit, or repeats an id; names file, line and field.
+    Raise ArtifactError where there are no trajectories, and as :func:`read_distinct`.
     """
     tally = Tally(gold_by_question(read_distinct(questions, Question)) if questions else {})
     for trajectory in read_distinct(path, Trajectory):
@@ -116,15 +111,15 @@ class _Group:
     def __init__(self) -> None:
         self._rollouts = 0
         self._figures: dict[str, tuple[int, float, float]] = {}
-        self._rounds, self._tool_calls, self._tokens = Counter[int](), Counter[int](), Counter[int]()
+        self._counts = {name: Counter[int]() for name in ("rounds", "tool_calls", "tokens")}
 
     def add(self, trajectory: Trajectory, figures: Mapping[str, float | None]) -> None:
         self._rollouts += 1
-        self._rounds[trajectory.rounds] += 1
-        self._tool_calls[trajectory.tool_calls] += 1
+        self._counts["rounds"][trajectory.rounds] += 1
+        self._counts["tool_calls"][trajectory.tool_calls] += 1
         if trajectory.usage:
             last = trajectory.usage[-1]
-            self._tokens[(last.prompt_tokens + last.completion_tokens) // TOKENS_BIN * TOKENS_BIN] += 1
+            self._counts["tokens"][(last.prompt_tokens + last.completion_tokens) // TOKENS_BIN * TOKENS_BIN] += 1
         for name, value in figures.items():
             if value is not None:
                 n, mean, squares = self._figures.get(name, (0, 0.0, 0.0))
@@ -139,9 +134,7 @@ class _Group:
                 name: Spread(n=n, mean=mean, std=(squares / n) ** 0.5)
                 for name, (n, mean, squares) in self._figures.items()
             },
-            rounds=dict(sorted(self._rounds.items())),
-            tool_calls=dict(sorted(self._tool_calls.items())),
-            tokens=dict(sorted(self._tokens.items())),
+            **{name: dict(sorted(counts.items())) for name, counts in self._counts.items()},
         )
 
 

@@ -50,32 +50,23 @@ def synthesize(
 ) -> int:
     """Write the teacher's trajectories to ``out``, sorted by id, and return how many there are.
 
-    Raises:
-        ConfigError: the teacher is unknown, has no settings, or cannot answer these questions.
-        ArtifactError: an input is missing or empty.
-        EndpointError: a server does not answer.
+    Raise ConfigError where the teacher is unknown, has no settings, or cannot answer these questions; ArtifactError
+    where an input is missing or empty; and as :func:`serve_index` and :func:`collect`.
     """
     questions = list(islice(read_distinct(source.questions, Question), config.questions))
     if not questions:
         raise ArtifactError(f"{source.questions} holds no questions, so there is nothing to synthesize.")
     teacher, address = _teacher(config, questions, seed)
-    determined_by: list[JsonValue] = [
-        config.model_dump(mode="json"),
-        agent.rollout_fingerprint(),
-        retrieval.search_fingerprint(),
-        digest_index(source.index),
-        sha256_file(source.questions),
-        seed,
-        address,
-    ]
-    log = log_path("synthesize", determined_by)
+    settings = [config.model_dump(mode="json"), agent.rollout_fingerprint(), retrieval.search_fingerprint()]
+    inputs = [digest_index(source.index), sha256_file(source.questions)]
+    log = log_path("synthesize", [*settings, *inputs, seed, address])
     with serve_index(source.index, source.chunks, retrieval) as url:
         agents = partial(SearchAgent, agent, teacher, url, config.temperature, model_name="teacher", seed=seed)
         artifact = collect(questions, config.samples, agents, log, agent.concurrency, "synthesize", out)
     if not artifact.server_failures:
         log.unlink()  # the artifact is complete; a forced run must ask again
         times_path(log).unlink()
-    return len(artifact)
+    return artifact.count
 
 
 def _teacher(

@@ -1,7 +1,7 @@
 """Training rows from trajectories, every row proved: the tokens trained are the tokens served.
 
-``filter.flatten`` says whether rows hold the reasoning of earlier turns. It must fit ``agent.history_reasoning``, so
-that a model is trained on the prompts that it will be served. Two renderings of every row must agree, token by token:
+``filter.flatten`` must fit ``agent.history_reasoning``, so that a model is trained on the prompts that it will be
+served. Two renderings of every row must agree, token by token:
 
 - ms-swift's training encoding of the row: the tokens and the loss mask that ``swift sft`` computes;
 - the chat template in the model's tokenizer, which every server and the RL trainer use: all tokens of the conversation,
@@ -13,7 +13,6 @@ prompt itself opens the thought (``<think>`` and a newline, as for Qwen3's Think
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, Self
@@ -43,11 +42,7 @@ LAST_TURN = "last_round"
 
 
 class FilterConfig(Record):
-    """Section ``filter``.
-
-    Raises:
-        UnknownNameError: a predicate does not exist.
-    """
+    """Section ``filter``; raise UnknownNameError where a predicate does not exist."""
 
     dataset: NonEmpty = Field(description="the question set that the teacher answered")
     split: NonEmpty
@@ -69,46 +64,40 @@ class FilterConfig(Record):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """The inputs of a training set and its outputs."""
+def build_training_set(
+    config: FilterConfig,
+    history_reasoning: bool,
+    *,
+    trajectories: Path,
+    questions: Path,
+    model: Path,
+    rows: Path,
+    report: Path,
+) -> int:
+    """Write the training ``rows`` and the ``report`` of what was dropped; return the number of rows.
 
-    trajectories: Path
-    questions: Path
-    model: Path
-    rows: Path
-    report: Path
-
-
-def build_training_set(config: FilterConfig, paths: Paths, history_reasoning: bool) -> int:
-    """Write the training rows and the report of what was dropped; return the number of rows.
-
-    ``history_reasoning`` is whether the agent sends the reasoning of earlier turns back.
-
-    Raises:
-        ArtifactError: an input is missing.
-        ConfigError: rows would hold prompts that the agent never sends, or the trajectories hold no tool calls.
-        CheckFailedError: nothing is left to train on, or a row's tokens are not the server's.
+    ``history_reasoning`` is whether the agent sends the reasoning of earlier turns back. Raise ArtifactError where an
+    input is missing; ConfigError where rows would hold prompts that the agent never sends, or trajectories hold no tool
+    calls; CheckFailedError where nothing is left to train on, or a row's tokens are not the server's.
     """
-    trajectories = list(read_distinct(paths.trajectories, Trajectory))
-    questions = read_distinct(paths.questions, Question)
-    kept, dropped = apply_predicates(trajectories, questions, find_predicates(config.predicates))
+    answers = list(read_distinct(trajectories, Trajectory))
+    kept, dropped = apply_predicates(answers, read_distinct(questions, Question), find_predicates(config.predicates))
     for trajectory in kept:
         _require_served_prompts(trajectory, config.flatten, history_reasoning)
-    proof = TokenProof(paths.model, config.template, config.agent_template, config.loss_scale)
+    proof = TokenProof(model, config.template, config.agent_template, config.loss_scale)
     pairs = [(trajectory, target) for trajectory in kept for target in row_targets(trajectory, config.flatten)]
-    rows: list[_ProvedRow] = []
+    proved_rows: list[_ProvedRow] = []
     for trajectory, target in track(pairs, "filter", len(pairs), "rows"):
         row = swift_row(trajectory, target)
         tokens = proof.check(trajectory, row, target)
         if tokens <= config.max_tokens:
-            rows.append(_ProvedRow(trajectory, row, tokens))
-    dropped[TOO_LONG] = len(pairs) - len(rows)
-    if not rows:
+            proved_rows.append(_ProvedRow(trajectory, row, tokens))
+    dropped[TOO_LONG] = len(pairs) - len(proved_rows)
+    if not proved_rows:
         raise CheckFailedError(f"no trajectory is left to train on; dropped were {dropped}.")
-    write_jsonl(paths.rows, (proved.row for proved in rows))
-    write_json(paths.report, _report(trajectories, dropped, rows).model_dump(mode="json"))
-    return len(rows)
+    write_jsonl(rows, (proved.row for proved in proved_rows))
+    write_json(report, _report(answers, dropped, proved_rows).model_dump(mode="json"))
+    return len(proved_rows)
 
 
 def _require_served_prompts(trajectory: Trajectory, flatten: bool, history_reasoning: bool) -> None:
@@ -152,10 +141,8 @@ def _report(trajectories: list[Trajectory], dropped: dict[str, int], rows: list[
 class TokenProof:
     """Checks rows against one Hugging Face folder with tokenizer, chat template and config.
 
-    The names are ms-swift's: of the chat template, the rendering of tools and the tokens that carry loss.
-
-    Raises:
-        ConfigError: ms-swift does not know one of the names.
+    The names are ms-swift's: of the chat template, the rendering of tools and the tokens that carry loss. Raise
+    ConfigError where ms-swift does not know one of them.
     """
 
     def __init__(self, folder: Path, template: str, agent_template: str, loss_scale: str) -> None:
@@ -182,10 +169,7 @@ class TokenProof:
         """Prove the row of a trajectory (``swift_row`` with the same target) and return its length in tokens.
 
         ``target`` is the position of the one message to train, after a prompt without reasoning; None: every assistant
-        turn, each after a prompt with reasoning.
-
-        Raises:
-            CheckFailedError: tokens or loss mask differ; says where and shows both sides.
+        turn, each after a prompt with reasoning. Raise CheckFailedError where tokens or loss mask differ.
         """
         messages = chat_messages(trajectory.messages, with_reasoning=True)
         targets = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]

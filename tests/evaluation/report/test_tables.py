@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.evaluation.report.page_rollouts import bin_width
+from deepsearch_rl.evaluation.report.page import bin_width
 from deepsearch_rl.evaluation.report.tables import F1Table, markdown
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from deepsearch_rl import answers
-from deepsearch_rl.evaluation.scoring.constant import ConstantAnswers, best_constant
-from deepsearch_rl.evaluation.scoring.overlap import number_golds
+from deepsearch_rl.evaluation.scoring.overlap import ConstantAnswers, best_constant, number_golds
 
 WORDS = ("port", "vale", "the", "yes", "no", "Yes.", "noanswer", "stoke", "port vale", "vale vale", "")
 

@@ -4,13 +4,14 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.scoring.aggregate import build_control, build_row
-from deepsearch_rl.evaluation.scoring.constant import best_constant
+from deepsearch_rl.evaluation.scoring.overlap import best_constant
 from deepsearch_rl.evaluation.scoring.score import (
     Interval,
     PairedDifference,
     QuestionScores,
     bootstrap_intervals,
+    build_control,
+    build_row,
     paired_differences,
     score_questions,
 )

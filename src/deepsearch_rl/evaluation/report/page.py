@@ -5,17 +5,17 @@ trajectory browser needs its script. The page depends on the report alone (no da
 give an equal page. Figures from generated data are labelled.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from deepsearch_rl.evaluation.report.browser import ShownRollout, pack
-from deepsearch_rl.evaluation.report.page_rollouts import rollout_behaviour
-from deepsearch_rl.evaluation.report.plots import colour_of, f1_figure, inline_svg, rl_figure
-from deepsearch_rl.evaluation.report.sources import OF_EACH_OUTCOME, RlRun, RunRollouts
+from deepsearch_rl.evaluation.report.plots import RlRun, colour_of, f1_figure, inline_svg, rl_figure
+from deepsearch_rl.evaluation.report.rollouts import OF_EACH_OUTCOME, RunRollouts, ShownRollout, pack
 from deepsearch_rl.evaluation.report.tables import (
     CONTROL_TITLES,
     DATASET_ORDER,
@@ -29,12 +29,11 @@ from deepsearch_rl.evaluation.report.tables import (
     score_text,
     signed,
 )
-from deepsearch_rl.evaluation.scoring.f1_row import Control, F1TableRow, IfevalScore, ModelEvaluation, TypeScore
+from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, IfevalScore, ModelEvaluation
 from deepsearch_rl.records import FilterReport
+from deepsearch_rl.trajectories.statistics import CORRECT, TOKENS_BIN, WRONG
 
 TEMPLATES = Path(__file__).with_name("templates")
-FILTER_ORDER = ("trajectories", "f1", "dropped", "rows", "rows_by_type", "searches", "tokens")
-"""Figures of the filter in the order of its work: its input, what it dropped, what is left."""
 SECTIONS = {
     "f1": "F1 by question set",
     "differences": "Differences between models",
@@ -49,10 +48,27 @@ SECTIONS = {
     "provenance": "Provenance",
 }
 """Template and anchor of each section -> its title, in the order of the page."""
+COUNTS = {
+    "turns": "rounds",
+    "searches": "tool_calls",
+    "repeated searches": "repeated_queries",
+    "tokens read": "prompt_tokens",
+    "tokens written": "completion_tokens",
+}
+SHARES = {"gold evidence shown": "evidence_shown", "answered without all of it": "answered_without_evidence"}
+"""Column titles and the statistics under them; a column that no run has is left out."""
+DISTRIBUTIONS = (
+    ("turns", "rounds", 1),
+    ("searches", "tool_calls", 1),
+    ("tokens of the whole conversation", "tokens", TOKENS_BIN),
+)
+"""What rollouts are counted by, where the statistics have it, and how far its values are apart."""
+MOST_BINS = 8
+Shown: TypeAlias = dict[str, Any]
+"""What a template shows of one question set, by the names that the template uses."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """Everything that the page shows.
 
     ``rl`` is keyed by the model that RL started from; ``filter`` is None where a profile trains nothing. ``runs`` are
@@ -67,42 +83,6 @@ class Report:
     filter: FilterReport | None
     runs: tuple[RunRollouts, ...]
     rollouts: tuple[ShownRollout, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RetrievalQuality:
-    """Scores of every retriever on one question set, by retriever and metric."""
-
-    dataset: str
-    generated: bool
-    questions: float
-    metrics: list[str]
-    retrievers: Mapping[str, Mapping[str, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class VariantTable:
-    """The variants of one question set beside the profile's own setting.
-
-    Each line has the variant's name, what it changes, and its row of every model.
-    """
-
-    own: F1TableRow
-    models: list[str]
-    lines: list[tuple[str, str, list[F1TableRow | None]]]
-
-
-@dataclass(frozen=True, slots=True)
-class MainSet:
-    """The main figures of a question set; ``controlled`` are the rows of the models that answered under controls.
-
-    ``types`` maps a question type to the scores of the first model that has it, ``controls`` a control to its title.
-    """
-
-    rows: list[F1TableRow]
-    controlled: list[F1TableRow]
-    types: dict[str, TypeScore]
-    controls: dict[Control, str]
 
 
 def page_templates() -> Environment:
@@ -140,7 +120,7 @@ def render_page(report: Report, table_sha256: str) -> str:
     models = in_order((score.model for score in report.ifeval), MODEL_ORDER)
     optional = {"rl": report.rl, "ifeval": report.ifeval, "retrieval": report.retrieval, "filter": report.filter}
     digests = {name: sha256 for evaluation in report.evaluations for name, sha256 in evaluation.inputs.items()}
-    inputs = {name: digests[name] for name in sorted(digests.keys() - {"model"})}
+    digests.pop("model", None)
     rl_description = "Reward, F1 and searches by step of every reinforcement learning run"
     template = page_templates().get_template("page.html")
     return template.render(
@@ -154,21 +134,23 @@ def render_page(report: Report, table_sha256: str) -> str:
             inline_svg(f1_figure(table, [name], 1), f"plot-{name}", f"F1 with 95 % intervals by model on {name}")
             for name in table.datasets
         ],
-        variants=_variant_tables(table),
+        variants=list(_variant_tables(table)),
         differences=_difference_grid(table),
         main_sets=[_main_set(rows) for dataset in table.datasets if (rows := table.main_rows(dataset))],
-        behaviour=rollout_behaviour(table, report.runs),
+        behaviour=list(_rollout_behaviour(report)),
         rl_plot=inline_svg(rl_figure(report.rl), "plot-rl", rl_description),
         ifeval=sorted(report.ifeval, key=lambda score: models.index(score.model)),
         retrieval=[_retrieval(report, dataset) for dataset in in_order(report.retrieval, DATASET_ORDER)],
         filter_figures=list(_filter_figures(report.filter)) if report.filter else [],
-        inputs=inputs | {"f1_table.json": table_sha256},
+        inputs=dict(sorted(digests.items())) | {"f1_table.json": table_sha256},
     )
 
 
-def _variant_tables(table: F1Table) -> list[VariantTable]:
-    """Return a table for every question set that has variants."""
-    tables: list[VariantTable] = []
+def _variant_tables(table: F1Table) -> Iterator[Shown]:
+    """Yield a table for every question set that has variants, beside the first row under the profile's own setting.
+
+    A line is the variant's name, what it changes, and its row of every model.
+    """
     for dataset in table.datasets:
         rows = table.rows_of(dataset)
         variants = [row for row in rows if row.variant]
@@ -183,8 +165,7 @@ def _variant_tables(table: F1Table) -> list[VariantTable]:
             (kind or "own setting", text, [by_model_and_kind.get((model, kind)) for model in models])
             for kind, text in changes.items()
         ]
-        tables.append(VariantTable(own, models, lines))
-    return tables
+        yield {"own": own, "models": models, "lines": lines}
 
 
 def _difference_grid(table: F1Table) -> Grid[Comparison]:
@@ -198,34 +179,108 @@ def _difference_grid(table: F1Table) -> Grid[Comparison]:
     return Grid([rows[run] for run in runs], {pair: [entries.get((pair, *run)) for run in runs] for pair in pairs})
 
 
-def _main_set(rows: list[F1TableRow]) -> MainSet:
-    types = {name: score for row in reversed(rows) for name, score in row.types.items()} if rows[0].types else {}
+def _main_set(rows: list[F1TableRow]) -> Shown:
+    """Return the main rows of a set, those with controls, the first model's score of every type, controls by title."""
+    types = {name: score for row in reversed(rows) for name, score in row.types.items()}
     controlled = [row for row in rows if row.controls]
-    controls = controlled[0].controls if controlled else {}
-    return MainSet(
-        rows,
-        controlled,
-        {name: types[name] for name in sorted(types)},
-        {name: title for name, title in CONTROL_TITLES.items() if name in controls},
-    )
+    answered = controlled[0].controls if controlled else {}
+    controls = {name: title for name, title in CONTROL_TITLES.items() if name in answered}
+    return {"rows": rows, "controlled": controlled, "types": dict(sorted(types.items())), "controls": controls}
 
 
-def _retrieval(report: Report, dataset: str) -> RetrievalQuality:
+def _retrieval(report: Report, dataset: str) -> Shown:
     retrievers = report.retrieval[dataset]
     names = {name for scores in retrievers.values() for name in scores} - {"n"}
-    return RetrievalQuality(
-        dataset=dataset,
-        generated=any(row.generated for row in report.table.rows if row.dataset == dataset),
-        questions=max((scores.get("n", 0) for scores in retrievers.values()), default=0),
-        metrics=sorted(names, key=lambda name: (name.partition("@")[0], int(name.partition("@")[2] or 0))),
-        retrievers=retrievers,
-    )
+    return {
+        "dataset": dataset,
+        "generated": any(row.generated for row in report.table.rows_of(dataset)),
+        "questions": max((scores.get("n", 0) for scores in retrievers.values()), default=0),
+        "metrics": sorted(names, key=lambda name: (name.partition("@")[0], int(name.partition("@")[2] or 0))),
+        "retrievers": retrievers,
+    }
 
 
 def _filter_figures(report: FilterReport) -> Iterator[tuple[str, str]]:
     """Yield name and value of every figure of the filter."""
-    values = report.model_dump()
-    for name in FILTER_ORDER:
-        figures = values[name] if isinstance(values[name], dict) else {"": values[name]}
-        for key, value in sorted(figures.items()):
-            yield f"{name}, {key}".removesuffix(", ").replace("_", " "), f"{value:g}"
+    for name, value in report.model_dump().items():
+        figures = value if isinstance(value, dict) else {"": value}
+        for key, figure in sorted(figures.items()):
+            yield f"{name}, {key}".removesuffix(", ").replace("_", " "), f"{figure:g}"
+
+
+def _rollout_behaviour(report: Report) -> Iterator[Shown]:
+    """Yield how the rollouts on every question set went, by the name of the run, without the greedy runs."""
+    for dataset in report.table.datasets:
+        runs = {
+            f"{run.row.model} ({run.row.variant})" if run.row.variant else run.row.model: run
+            for run in report.runs
+            if run.row.dataset == dataset and run.row.kind != "greedy"
+        }
+        if not runs:
+            continue
+        failures = {name for run in runs.values() for name in run.statistics.outcomes} - {CORRECT, WRONG}
+        outcomes = [CORRECT, WRONG, *sorted(failures)]
+        known = {name for run in runs.values() for name in run.figures.figures}
+        titles = {title: name for title, name in (COUNTS | SHARES).items() if name in known}
+        yield {
+            "dataset": dataset,
+            "generated": next(iter(runs.values())).row.generated,
+            "outcomes": outcomes,
+            "counts": {name: [_count(run, outcome) for outcome in outcomes] for name, run in runs.items()},
+            "figures": list(titles),
+            "means": {name: [_mean_texts(run, figure) for figure in titles.values()] for name, run in runs.items()},
+            "distributions": list(_distributions(runs)),
+        }
+
+
+def _count(run: RunRollouts, outcome: str) -> Shown:
+    """Return how many rollouts of a run had an outcome, their share in [0, 1], and where the browser shows them."""
+    row, counts = run.row, run.statistics.outcomes
+    number = counts.get(outcome, 0)
+    return {
+        "rollouts": number,
+        "share": number / sum(counts.values()),
+        "address": "#" + urlencode({"model": row.model, "dataset": row.run_name, "outcome": outcome}),
+        "label": f"{number} rollouts of {row.model} on {row.run_name}: {outcome.replace('_', ' ')}",
+    }
+
+
+def _mean_texts(run: RunRollouts, name: str) -> tuple[str, str]:
+    """Return mean and standard deviation of a figure; empty where unknown."""
+    spread = run.figures.figures.get(name)
+    if spread is None:
+        return "", ""
+    if name in SHARES.values():
+        return f"{spread.mean:.1%}", ""
+    digits = 2 if spread.mean < 100 else 0
+    return f"{spread.mean:,.{digits}f}", f"{spread.std:,.{digits}f}"
+
+
+def _distributions(runs: Mapping[str, RunRollouts]) -> Iterator[Shown]:
+    """Yield the distributions of rollouts: of every bin, each run's colour and share in [0, 1].
+
+    Where there are many values, neighbours share a bin; a run without any is left out.
+    """
+    for what, field, step in DISTRIBUTIONS:
+        counts = {name: getattr(run.figures, field) for name, run in runs.items() if getattr(run.figures, field)}
+        values = {value for of_run in counts.values() for value in of_run}
+        if not values:
+            continue
+        width = bin_width(min(values), max(values), step)
+        bins: dict[str, list[tuple[str, float]]] = {}
+        for start in range(min(values) // width * width, max(values) + 1, width):
+            title = str(start) if width == 1 else f"{start:,} to {start + width - 1:,}"
+            bins[title] = [
+                (
+                    colour_of(runs[name].row.model),
+                    sum(of_run.get(value, 0) for value in range(start, start + width)) / sum(of_run.values()),
+                )
+                for name, of_run in counts.items()
+            ]
+        yield {"what": what, "names": list(counts), "bins": bins}
+
+
+def bin_width(low: int, high: int, step: int) -> int:
+    """Return the smallest of 1, 2, 5, 10, 20, 50, ... times ``step`` with ``low`` to ``high`` in eight bins at most."""
+    widths = (step * factor * 10**decade for decade in itertools.count() for factor in (1, 2, 5))
+    return next(width for width in widths if high // width - low // width < MOST_BINS)

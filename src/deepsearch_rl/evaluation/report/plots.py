@@ -1,4 +1,4 @@
-"""Figures of F1 by model and set, and of the RL curves.
+"""Figures of F1 by model and set, and of the learning curves of RL runs.
 
 matplotlib writes the date and random element ids into SVG files; both are switched off here, so that equal results
 have equal files. For the page, figures are narrow (readable on a phone) and their ink follows the page's colours.
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from markupsafe import Markup
@@ -18,11 +18,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from pydantic import BaseModel, ConfigDict, Field
 
-from deepsearch_rl.evaluation.report.sources import RlRun
 from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
-from deepsearch_rl.files import atomic_file
+from deepsearch_rl.files import atomic_file, read_jsonl, read_record
 
 INK, FAINT = "#1b1e23", "#8a9099"
 COLOURS = {"base": "#7d838c", "sft": "#3f7fd1", "rl": "#bd7414", "sft_rl": "#12876a"}
@@ -44,6 +44,47 @@ STYLE: dict[Any, Any] = {
 PANEL_INCHES = (4.7, 1.9)
 LINE_INCHES = 0.29
 """Height that a line beyond the fourth adds to a panel."""
+
+
+class CurvePoint(BaseModel):
+    """One step of ``train_log.jsonl``; step 0 is the policy before training. Other fields are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    step: int = Field(ge=0)
+    reward: float | None = Field(default=None, description="mean over the step's rollouts")
+    f1: float | None = Field(default=None, description="mean over the step's rollouts, sampled on training questions")
+    dev_f1: float | None = Field(default=None, description="on the dev questions, where it was measured")
+    tool_calls: float | None = Field(default=None, description="searches asked for, mean over the step's rollouts")
+
+
+class RlManifest(BaseModel):
+    """The fields of an RL run's ``manifest.json`` that the report shows."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    steps: int
+    best_step: int
+    best_dev_f1: float
+    sampled_f1_at_start: float | None = None
+    below_gate: bool
+    backend: str = ""
+    device: str = ""
+    dtype: str = ""
+    seed: int | None = None
+
+
+class RlRun(NamedTuple):
+    """One RL run: its curve by step, and which checkpoint was kept."""
+
+    manifest: RlManifest
+    points: tuple[CurvePoint, ...]
+
+
+def read_rl_run(folder: Path) -> RlRun:
+    """Return log and manifest of one RL run; raise ArtifactError or RecordError where one does not fit."""
+    points = tuple(read_jsonl(folder / "train_log.jsonl", CurvePoint))
+    return RlRun(read_record(folder / "manifest.json", RlManifest), points)
 
 
 def colour_of(model: str) -> str:
@@ -147,8 +188,7 @@ def inline_svg(figure: Figure, name: str, description: str) -> Markup:
     """Return the figure as an SVG element for a page: no fixed size, its own ids, ink in the page's text colour."""
     svg = _svg(figure, transparent=True)
     svg = svg[svg.index("<svg") :]
-    for size in ("height", "width"):
-        svg = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r' (?:height|width)="[^"]*"', "", svg, count=2)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'href="#', f'href="#{name}-', svg).replace("url(#", f"url(#{name}-")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -5,19 +5,16 @@ pydantic models. What is flat, and what plots and spreadsheets read, is CSV, whi
 pandera before it is written.
 """
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import pandas as pd
 import pandera.pandas as pa
 from pydantic import Field, RootModel
 
 from deepsearch_rl.errors import look_up
-from deepsearch_rl.evaluation.scoring.f1_row import Control, F1Score, F1TableRow, IfevalScore, ModelEvaluation
+from deepsearch_rl.evaluation.scoring.f1_row import Control, F1Score, F1TableRow, IfevalScore, ModelEvaluation, Rounded
 from deepsearch_rl.evaluation.scoring.score import paired_differences, score_questions
 from deepsearch_rl.files import atomic_file, read_jsonl, read_record, write_json
 from deepsearch_rl.frames import check_frame
@@ -65,10 +62,10 @@ class Comparison(Record):
     model: NonEmpty
     other: NonEmpty
     n: int = Field(ge=1, description="questions")
-    difference: float
-    low: float = Field(description="lower end of the paired 95 % bootstrap interval")
-    high: float
-    p_value: float = Field(description="two-sided paired permutation test")
+    difference: Rounded
+    low: Rounded = Field(description="lower end of the paired 95 % bootstrap interval")
+    high: Rounded
+    p_value: Rounded = Field(description="two-sided paired permutation test")
 
 
 class F1Table(Record):
@@ -119,8 +116,7 @@ class Metrics(RootModel[dict[str, dict[str, dict[str, float]]]]):
     """``metrics.json``: figures by name, dataset (IFEval: accuracy) and model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grid(Generic[CellT]):
+class Grid(NamedTuple, Generic[CellT]):
     """A table with a column per run, each named by one of its rows, and lines of cells; None where there is none."""
 
     columns: list[F1TableRow]
@@ -133,10 +129,8 @@ def build_table(
     """Collect every model's rows and compare ``pairs`` of models wherever both answered the same set.
 
     Variants appear as rows only: what was answered under the profile's own setting is compared. ``folders`` holds every
-    model's evaluation; ``draws`` is the number of resamples, and of sign patterns, of each comparison.
-
-    Raises:
-        UnknownNameError: a pair names a model that was not evaluated.
+    model's evaluation; ``draws`` is the number of resamples, and of sign patterns, of each comparison. Raise
+    UnknownNameError where a pair names a model that was not evaluated, and as :func:`paired_differences`.
     """
     for name in (name for pair in pairs for name in pair):
         look_up("model in report.comparisons", name, folders)
@@ -158,10 +152,8 @@ def build_table(
                 model=model,
                 other=other,
                 n=len(first.question_ids),
-                difference=round(difference.mean, 6),
-                low=round(difference.low, 6),
-                high=round(difference.high, 6),
-                p_value=round(difference.p_value, 6),
+                difference=difference.mean,
+                **difference.model_dump(exclude={"mean"}),
             )
             comparisons.append(comparison)
     comparisons.sort(key=lambda entry: (entry.dataset, -entry.temperature))  # stable: pairs keep their order
@@ -183,32 +175,35 @@ def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> 
     write_json(folder / "f1_table.json", table.model_dump(mode="json"))
     write_json(folder / "metrics.json", metrics(table, ifeval))
     columns = (*CSV_COLUMNS, *BASELINE_COLUMNS)
-    lines: list[list[object]] = []
-    for row in table.rows:
-        values = row.model_dump(mode="json", include=set(CSV_COLUMNS))
-        values |= {"failures": failures_text(row.failures), "constant_f1": row.constant.f1}
-        values |= {f"{name}_f1": control.f1 for name, control in row.controls.items()}
-        lines.append([values.get(name, "") for name in columns])
+    lines = [
+        flat | {"constant_f1": row.constant.f1} | {f"{name}_f1": score.f1 for name, score in row.controls.items()}
+        for row, flat in zip(table.rows, flat_rows(table.rows), strict=True)
+    ]
     write_frame(folder / "f1_table.csv", columns, lines, F1_TABLE)
     with atomic_file(folder / "f1_table.md") as partial:
         partial.write_text(markdown(table), encoding="utf-8")
 
 
-def write_frame(
-    path: Path, header: Sequence[str], lines: Iterable[Sequence[object]], schema: pa.DataFrameSchema
-) -> None:
-    """Write a CSV file by one rename, after reading it back and checking it against ``schema``.
+def flat_rows(rows: Iterable[F1TableRow]) -> list[dict[str, Any]]:
+    """Return key and figures of rows by :data:`CSV_COLUMNS`, failures as ``kind=count`` with semicolons between."""
+    return [
+        {name: getattr(row, name) for name in CSV_COLUMNS}
+        | {"failures": ";".join(f"{kind}={count}" for kind, count in sorted(row.failures.items()))}
+        for row in rows
+    ]
 
-    Raises:
-        CheckFailedError: a column is missing, or a value does not fit; names file, row and field.
-    """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(lines)
-    check_frame(pd.read_csv(io.StringIO(out.getvalue()), keep_default_na=False), schema, path.name)
+
+def write_frame(
+    path: Path,
+    columns: Sequence[str],
+    lines: Sequence[Sequence[object] | Mapping[str, object]],
+    schema: pa.DataFrameSchema,
+) -> None:
+    """Write a CSV file by one rename, once its lines fit ``schema``; raises as :func:`check_frame`."""
+    frame = pd.DataFrame(lines, columns=list(columns), dtype=object)
+    check_frame(frame.infer_objects(), schema, path.name)
     with atomic_file(path) as partial:
-        partial.write_text(out.getvalue(), encoding="utf-8")
+        frame.to_csv(partial, index=False, lineterminator="\n")
 
 
 def metrics(table: F1Table, ifeval: Sequence[IfevalScore]) -> dict[str, dict[str, dict[str, float]]]:
@@ -221,11 +216,6 @@ def metrics(table: F1Table, ifeval: Sequence[IfevalScore]) -> dict[str, dict[str
     for score in ifeval:
         result.setdefault("ifeval", {}).setdefault("prompt_strict", {})[score.model] = round(score.prompt_strict, 4)
     return result
-
-
-def failures_text(failures: Mapping[str, int]) -> str:
-    """Return ``kind=count`` with semicolons between, by kind."""
-    return ";".join(f"{kind}={count}" for kind, count in sorted(failures.items()))
 
 
 def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:

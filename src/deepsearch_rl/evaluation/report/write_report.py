@@ -1,15 +1,14 @@
 """The report of one profile: tables, metrics, plots and a page."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field
 
-from deepsearch_rl.evaluation.report.browser import shown_rollouts
 from deepsearch_rl.evaluation.report.page import Report, render_page
-from deepsearch_rl.evaluation.report.plots import f1_figure, rl_figure, save_figure
-from deepsearch_rl.evaluation.report.sources import read_questions, read_rl_run, read_runs
+from deepsearch_rl.evaluation.report.plots import f1_figure, read_rl_run, rl_figure, save_figure
+from deepsearch_rl.evaluation.report.rollouts import read_questions, read_runs, shown_rollouts
 from deepsearch_rl.evaluation.report.tables import F1_BARS, RL_CURVE, build_table, write_frame, write_table
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.files import atomic_file, read_json, read_record, sha256_file
@@ -37,13 +36,8 @@ class TrainedConfig(Record):
     ifeval: Path = Field(description="folder with a folder of IFEval scores per model")
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where one profile's results are.
-
-    ``evaluate``, ``ifeval`` and ``rl`` are keyed by model and by start, ``questions`` by question set. ``filter`` may
-    hold ``null``.
-    """
+class Sources(NamedTuple):
+    """Where a profile's results are, by model (``rl``: by start; ``questions``: by set); ``filter`` may hold null."""
 
     evaluate: Mapping[str, Path]
     ifeval: Mapping[str, Path]
@@ -56,10 +50,7 @@ class Sources:
 def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int, out: Path) -> Report:
     """Write ``f1_table.{json,md,csv}``, ``metrics.json``, ``plots/`` and ``index.html`` into ``out``.
 
-    Raises:
-        UnknownNameError: a comparison names a model that was not evaluated.
-        ArtifactError: a source is missing or does not fit.
-        CheckFailedError: two models to be compared answered different questions.
+    Raise ArtifactError where a source is missing or does not fit, and as :func:`build_table`.
     """
     table = build_table(profile, sources.evaluate, config.comparisons, seed, config.draws)
     questions = read_questions(sources.questions)

@@ -1,13 +1,15 @@
 """Records of an evaluation: rows of the F1 table, IFEval scores, and what they were made of."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from deepsearch_rl.records import NonEmpty, Record
 
-Share = float
-"""A score in [0, 1], rounded to six decimals so that equal results have equal files."""
+Rounded = Annotated[float, AfterValidator(lambda value: round(value, 6))]
+"""Six decimals, so that equal results have equal files."""
+Share = Rounded
+"""A score in [0, 1]."""
 Control = Literal["no_search", "gold_passage"]
 Condition = Literal["search", "no_search", "gold_passage"]
 """How a question was answered: by the agent with its search tool, without it, or with the gold passages given."""
@@ -25,8 +27,8 @@ class ConstantScore(Record):
     """The best constant answer of a set: what a model that reads nothing can reach."""
 
     answer: str
-    f1: Share
-    em: Share
+    f1: float
+    em: float
 
 
 class F1Score(Record):
@@ -76,8 +78,8 @@ class F1TableRow(F1Score, RowKey):
     acc: Share
     precision: Share
     recall: Share
-    mean_rounds: float = Field(description="assistant turns per rollout")
-    mean_tool_calls: float = Field(description="searches asked for per rollout")
+    mean_rounds: Rounded = Field(description="assistant turns per rollout")
+    mean_tool_calls: Rounded = Field(description="searches asked for per rollout")
     failures: dict[str, int] = Field(description="rollouts that did not end in an answer, by stop reason")
     generated: bool = Field(description="the questions and their corpus are generated, not a published set")
     constant: ConstantScore

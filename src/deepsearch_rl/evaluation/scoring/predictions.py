@@ -4,40 +4,32 @@ A prediction row is ``{"id", "question", "golden_answers", "pred"}``, with ``sam
 several times and ``question_type`` (its own or its metadata's) where types are known; other keys are ignored.
 """
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from deepsearch_rl import answers
 from deepsearch_rl.errors import ArtifactError, RecordError
 from deepsearch_rl.evaluation.scoring.overlap import GoldenAnswers, number_golds, score_rows
 from deepsearch_rl.evaluation.scoring.score import QuestionScores
 from deepsearch_rl.files import numbered_records
-from deepsearch_rl.records import NonEmpty, Trajectory
-from deepsearch_rl.trajectories.results import ForeignMetadata
+from deepsearch_rl.records import Trajectory
+from deepsearch_rl.trajectories.results import ForeignRow
 
 
-class Prediction(BaseModel):
+class Prediction(ForeignRow):
     """One answer to one question."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
-
-    id: NonEmpty
-    question: str
-    golden_answers: tuple[str, ...] = Field(min_length=1)
     pred: str
     sample: int = Field(default=0, ge=0)
     question_type: str | None = None
-    metadata: ForeignMetadata | None = None
     failed: bool = Field(default=False, description="the rollout ended without an answer, so it scores zero")
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredFile:
+class ScoredFile(NamedTuple):
     """The predictions of one file: scores and golden answers per question, in the order of the ids."""
 
     path: Path
@@ -49,49 +41,34 @@ class ScoredFile:
 def score_predictions(path: Path) -> ScoredFile:
     """Score a file; a question that was answered several times counts once, with the mean of its answers' scores.
 
-    Of a row only what scores are made of is kept: with thousands of records in memory, garbage collection takes longer
-    than reading.
-
-    Raises:
-        ArtifactError: the file is missing or empty.
-        RecordError: a row does not fit, repeats another's id and sample, or has other golden answers than an earlier
-            answer to the same question; names file, line and field.
+    Raise ArtifactError where the file is missing or empty; RecordError where a row does not fit, repeats another's id
+    and sample, or has other golden answers than an earlier answer to the same question.
     """
-    places: dict[str, int] = {}
-    kinds: list[str] = []
-    golden_answers: list[tuple[str, ...]] = []
-    answered: set[tuple[str, int]] = set()
-    question_of_row: list[int] = []
-    preds: list[str] = []
-    failed: list[bool] = []
+    questions: dict[str, tuple[str, tuple[str, ...]]] = {}  # id -> type and golden answers
+    answered: dict[tuple[str, int], tuple[str, bool]] = {}  # id and sample -> answer, and whether it failed
     for number, row in _read_predictions(path):
-        place = places.setdefault(row.id, len(places))
-        if place == len(kinds):
-            kinds.append(row.question_type or (row.metadata and row.metadata.question_type) or "")
-            golden_answers.append(row.golden_answers)
+        kind = row.question_type or row.type_in_metadata
+        _, golden_answers = questions.setdefault(row.id, (kind, row.golden_answers))
         if (row.id, row.sample) in answered:
             problem = f"{row.id!r} is answered twice; several answers need different `sample`s"
             raise RecordError(path, number, "id", problem)
-        if row.golden_answers != golden_answers[place]:
+        if row.golden_answers != golden_answers:
             raise RecordError(path, number, "golden_answers", f"{row.id!r} has other golden answers further up")
-        answered.add((row.id, row.sample))
-        question_of_row.append(place)
-        preds.append(row.pred)
-        failed.append(row.failed)
-    if not preds:
+        answered[row.id, row.sample] = row.pred, row.failed
+    if not answered:
         raise ArtifactError(f"{path} holds no predictions.")
-    ids = list(places)
-    order_Q = sorted(range(len(ids)), key=ids.__getitem__)
-    golds = number_golds([golden_answers[place] for place in order_Q])
-    question_N = np.argsort(order_Q)[np.array(question_of_row)]
-    values_NM = score_rows(golds, question_N, preds)
-    values_NM[np.array(failed)] = answers.ZERO
+    ids = sorted(questions)
+    places = {name: place for place, name in enumerate(ids)}
+    golds = number_golds([questions[name][1] for name in ids])
+    question_N = np.array([places[name] for name, _ in answered])
+    values_NM = score_rows(golds, question_N, [pred for pred, _ in answered.values()])
+    values_NM[np.array([failed for _, failed in answered.values()])] = answers.ZERO
     count_Q = np.bincount(question_N)
     metrics = {
         name: np.bincount(question_N, values_NM[:, column]) / count_Q for column, name in enumerate(answers.METRICS)
     }
-    sorted_ids, sorted_kinds = (tuple(names[place] for place in order_Q) for names in (ids, kinds))
-    return ScoredFile(path, len(preds), QuestionScores(sorted_ids, sorted_kinds, metrics), golds)
+    scores = QuestionScores(tuple(ids), tuple(questions[name][0] for name in ids), metrics)
+    return ScoredFile(path, len(answered), scores, golds)
 
 
 def _read_predictions(path: Path) -> Iterator[tuple[int, Prediction]]:
@@ -99,24 +76,12 @@ def _read_predictions(path: Path) -> Iterator[tuple[int, Prediction]]:
     if not path.is_file():
         raise ArtifactError(f"{path} does not exist; give a JSON Lines file of predictions or trajectories.")
     with path.open("rb") as lines:
-        first_line = next((line for line in lines if line.strip()), b"{}")
-    try:
-        first = json.loads(first_line)
-    except (ValueError, RecursionError):
-        first = None  # the reader of predictions names the line
-    if not isinstance(first, dict) or "stop_reason" not in first or "pred" in first:
+        first_line = next((line for line in lines if line.strip()), b"")
+    if b'"stop_reason"' not in first_line or b'"pred"' in first_line:
         yield from numbered_records(path, Prediction)
         return
     for number, trajectory in numbered_records(path, Trajectory):
         if not trajectory.golden_answers:
             raise RecordError(path, number, "golden_answers", "there is none, so the answer cannot be scored")
-        prediction = Prediction(
-            id=trajectory.question_id,
-            question=trajectory.question,
-            golden_answers=trajectory.golden_answers,
-            pred=trajectory.answer,
-            sample=trajectory.sample,
-            question_type=trajectory.question_type,
-            failed=trajectory.failed,
-        )
-        yield number, prediction
+        same = trajectory.model_dump(include={"question", "golden_answers", "sample", "question_type"})
+        yield number, Prediction(id=trajectory.question_id, pred=trajectory.answer, failed=trajectory.failed, **same)

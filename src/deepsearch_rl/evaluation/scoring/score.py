@@ -1,4 +1,4 @@
-"""Scores of an evaluation run: a number per question first, everything else from those numbers.
+"""Scores of an evaluation run: a number per question first, everything else from those numbers, up to the F1 table.
 
 A question that was answered several times counts once, with the mean of its answers' scores, because answers to one
 question are not independent. Intervals and tests then resample *questions*: the 95 % interval is the percentile
@@ -11,9 +11,10 @@ Axes: Q questions in the order of their ids, D bootstrap or permutation draws.
 """
 
 import itertools
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,26 +23,24 @@ from pydantic import Field
 from deepsearch_rl import answers
 from deepsearch_rl.answers import AnswerScores, score_rollout
 from deepsearch_rl.errors import CheckFailedError
+from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, ControlScore, F1TableRow, RowKey, TypeScore
+from deepsearch_rl.evaluation.scoring.overlap import best_constant
 from deepsearch_rl.records import Record, Trajectory
 
 Scores = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean and its 95 % bootstrap interval."""
+class Interval(Record):
+    """A mean over questions and its 95 % bootstrap interval."""
 
     mean: float
     low: float
     high: float
 
 
-class PairedDifference(Record):
+class PairedDifference(Interval):
     """Mean of one run minus the other's, over the same questions."""
 
-    mean: float
-    low: float = Field(description="lower end of the paired 95 % bootstrap interval")
-    high: float
     p_value: float = Field(description="two-sided paired permutation test")
 
 
@@ -61,6 +60,10 @@ class QuestionScores:
         """The known question types, sorted."""
         return sorted(set(self.question_types) - {""})
 
+    def mean(self, metric: str) -> float:
+        """Return the mean of a metric over the questions."""
+        return float(self.metrics[metric].mean())
+
     def of_type(self, question_type: str) -> "QuestionScores":
         """Return the same scores for the questions of one type."""
         of_type_Q = np.array([kind == question_type for kind in self.question_types], dtype=bool)
@@ -72,8 +75,7 @@ class QuestionScores:
 def score_questions(trajectories: Iterable[Trajectory], samples: int) -> QuestionScores:
     """Average each question's rollouts, which are read once; only their scores stay in memory.
 
-    Raises:
-        CheckFailedError: there is no rollout, or a question has not exactly the samples 0 to ``samples - 1``.
+    Raise CheckFailedError where there is no rollout, or a question has not exactly the samples 0 to ``samples - 1``.
     """
     scored: dict[str, list[tuple[int, AnswerScores]]] = defaultdict(list)
     types: dict[str, str] = {}
@@ -104,8 +106,8 @@ def bootstrap_intervals(values_QM: Scores, seed: int, draws: int) -> list[Interv
     means_DM = np.empty((draws, values_QM.shape[1]))
     for draw in range(draws):  # one by one: D x Q indices of a large set would take gigabytes
         means_DM[draw] = np.bincount(generator.integers(0, n, n, dtype=np.int32), minlength=n) @ values_QM / n
-    low_M, high_M = np.percentile(means_DM, (2.5, 97.5), axis=0)
-    return [Interval(*map(float, ends)) for ends in zip(values_QM.mean(axis=0), low_M, high_M, strict=True)]
+    figures_3M = np.stack([values_QM.mean(axis=0), *np.percentile(means_DM, (2.5, 97.5), axis=0)])
+    return [Interval(mean=mean, low=low, high=high) for mean, low, high in figures_3M.T.tolist()]
 
 
 def paired_differences(
@@ -114,10 +116,8 @@ def paired_differences(
     """Return ``run`` minus ``other``, question by question, for each metric.
 
     Under the null hypothesis each question's difference may as well have the other sign; the p-value is the share of
-    random sign patterns (the observed one included) whose mean is at least as far from zero.
-
-    Raises:
-        CheckFailedError: the two runs answered different questions.
+    random sign patterns (the observed one included) whose mean is at least as far from zero. Raise CheckFailedError
+    where the two runs answered different questions.
     """
     if run.question_ids != other.question_ids:
         raise CheckFailedError("two runs over different questions cannot be compared question by question.")
@@ -133,6 +133,82 @@ def paired_differences(
         extreme_M += np.abs(flipped_M) >= np.abs(total_M) - 1e-9
     p_values = (extreme_M / (1 + draws)).tolist()
     return {
-        name: PairedDifference(mean=interval.mean, low=interval.low, high=interval.high, p_value=p_value)
+        name: PairedDifference(**dict(interval), p_value=p_value)
         for name, interval, p_value in zip(metrics, intervals, p_values, strict=True)
     }
+
+
+@dataclass(slots=True)
+class _RunCounts:
+    """Counts of the rollouts that pass through, and the golden answers of their questions."""
+
+    rounds: int = 0
+    tool_calls: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    golds_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def count(self, rollouts: Iterable[Trajectory]) -> Iterator[Trajectory]:
+        """Yield the rollouts again, counting them."""
+        for rollout in rollouts:
+            self.rounds += rollout.rounds
+            self.tool_calls += rollout.tool_calls
+            if rollout.failed:
+                self.failures[str(rollout.stop_reason)] += 1
+            self.golds_of[rollout.question_id] = rollout.golden_answers
+            yield rollout
+
+    def constant(self, scores: QuestionScores) -> ConstantScore:
+        """Return the best constant answer to the questions of ``scores``."""
+        best = best_constant([self.golds_of[question_id] for question_id in scores.question_ids])
+        return best.model_copy(update={"f1": round(best.f1, 6), "em": round(best.em, 6)})
+
+
+def build_row(key: RowKey, rollouts: Iterable[Trajectory], generated: bool, draws: int) -> F1TableRow:
+    """Return the row of a run with search, whose rollouts are read once; raises as :func:`score_questions`.
+
+    ``draws`` bootstrap resamples make each interval.
+    """
+    counts = _RunCounts()
+    scores = score_questions(counts.count(rollouts), key.samples)
+    rollout_count = len(scores.question_ids) * key.samples
+    of_types = {kind: scores.of_type(kind) for kind in scores.type_names}
+    return F1TableRow(
+        **key.model_dump(),
+        **_f1_score(scores, key.seed, draws),
+        acc=scores.mean("acc"),
+        precision=scores.mean("precision"),
+        recall=scores.mean("recall"),
+        mean_rounds=counts.rounds / rollout_count,
+        mean_tool_calls=counts.tool_calls / rollout_count,
+        failures=dict(sorted(counts.failures.items())),
+        generated=generated,
+        constant=counts.constant(scores),
+        types={
+            kind: TypeScore(**_f1_score(of_type, key.seed, draws), constant=counts.constant(of_type))
+            for kind, of_type in of_types.items()
+        },
+    )
+
+
+def build_control(
+    rollouts: Iterable[Trajectory], searched: Iterable[Trajectory], samples: int, key: RowKey, draws: int
+) -> ControlScore:
+    """Return the score of a control run beside that of the run with search (``searched``) on the same questions."""
+    counts = _RunCounts()
+    scores = score_questions(counts.count(rollouts), samples)
+    question_ids = set(scores.question_ids)
+    with_search = score_questions((rollout for rollout in searched if rollout.question_id in question_ids), key.samples)
+    return ControlScore(
+        **_f1_score(scores, key.seed, draws),
+        temperature=key.temperature,
+        samples=samples,
+        searched_f1=with_search.mean("f1"),
+        failures=dict(sorted(counts.failures.items())),
+    )
+
+
+def _f1_score(scores: QuestionScores, seed: int, draws: int) -> dict[str, Any]:
+    """Return the fields of an :class:`F1Score`."""
+    [interval] = bootstrap_intervals(scores.metrics["f1"][:, None], seed, draws)
+    ends = {"f1": interval.mean, "f1_low": interval.low, "f1_high": interval.high}
+    return {"n": len(scores.question_ids), "em": scores.mean("em"), **ends}

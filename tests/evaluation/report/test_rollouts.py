@@ -13,8 +13,16 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from deepsearch_rl.evaluation.report.browser import ShownMessage, ShownRollout, pack, shown_rollouts
-from deepsearch_rl.evaluation.report.sources import OF_EACH_OUTCOME, positions_to_show, read_questions, read_runs
+from deepsearch_rl.evaluation.report.rollouts import (
+    OF_EACH_OUTCOME,
+    ShownMessage,
+    ShownRollout,
+    pack,
+    positions_to_show,
+    read_questions,
+    read_runs,
+    shown_rollouts,
+)
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
 from deepsearch_rl.files import read_record
@@ -30,7 +38,7 @@ def shown_of(finished: Path, model: str, per_run: int) -> list[ShownRollout]:
     sources = sources_in(finished)
     questions = read_questions(sources.questions)
     rows = read_record(sources.evaluate[model] / "rows.json", ModelEvaluation).rows
-    return shown_rollouts(read_runs(sources.evaluate, rows, questions, per_run), questions)
+    return list(shown_rollouts(read_runs(sources.evaluate, rows, questions, per_run), questions))
 
 
 def test_rollouts_are_spread_over_every_run_and_their_outcome_named(finished: Path) -> None:

@@ -1,6 +1,6 @@
 """The results table of README.md: copied from a profile's report, never written by hand.
 
-    python -m deepsearch_rl.evaluation.report.readme        (`make readme`)
+    python -m scripts.readme        (`make readme`)
 
 The table stands between two HTML comments, which no renderer shows. tests/test_readme.py fails where the README and
 ``reports/tiny`` disagree.

@@ -1,0 +1,176 @@
+"""The rollouts behind the F1 table: statistics over all of them, and those that the page's browser shows.
+
+Their files are read line by line, so that memory does not grow with the run. Those to show are packed into the page for
+templates/browser.js: gzipped JSON in base64, each passage once. The page's address holds the filters,
+``#model=sft&dataset=musique&outcome=wrong`` (also ``type`` and ``text``), so that a table can link to its cases. A
+rollout that was opened adds its ``id``, model and set, because an id is unique within its run only.
+"""
+
+import base64
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field
+
+from deepsearch_rl.answers import score_rollout
+from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
+from deepsearch_rl.files import read_distinct, read_jsonl
+from deepsearch_rl.records import Question, Record, ToolCall, Trajectory
+from deepsearch_rl.retrieval.gold import gold_evidence
+from deepsearch_rl.trajectories.statistics import (
+    GroupStatistics,
+    Tally,
+    TrajectoryStatistics,
+    gold_by_question,
+    outcome,
+)
+
+OF_EACH_OUTCOME = 5
+"""Rollouts of every outcome to show at least, where a run has as many: readers look for the rare failures."""
+
+
+class RunRollouts(NamedTuple):
+    """The run behind a row: statistics over all its rollouts, and the rollouts to show."""
+
+    row: F1TableRow
+    statistics: TrajectoryStatistics
+    samples: tuple[Trajectory, ...]
+
+    @property
+    def figures(self) -> GroupStatistics:
+        """The figures of all rollouts together."""
+        return self.statistics.groups["all"]
+
+
+class ShownMessage(Record):
+    """A message of a conversation; ``queries`` are the queries of its searches, or other calls as written."""
+
+    role: str
+    text: str
+    reasoning: str = ""
+    queries: tuple[str, ...] = ()
+
+
+class ShownRollout(Record):
+    """What the page shows of one rollout."""
+
+    id: str
+    model: str
+    dataset: str = Field(description="the set, with what sets the run apart: greedy, or a variant's name")
+    outcome: str = Field(description="correct (F1 of 0.8 or more), wrong, or why it failed")
+    type: str
+    question: str
+    golden: tuple[str, ...]
+    answer: str
+    f1: float
+    error: str
+    facts: tuple[str, ...] = Field(description="gold facts, where they are known")
+    titles: tuple[str, ...] = Field(default=(), description="titles of gold documents, where no fact is known")
+    messages: tuple[ShownMessage, ...]
+
+
+def read_questions(paths: Mapping[str, Path]) -> dict[str, dict[str, Question]]:
+    """Return the questions of every set, by id."""
+    return {name: {question.id: question for question in read_distinct(path, Question)} for name, path in paths.items()}
+
+
+def read_runs(
+    folders: Mapping[str, Path], rows: Iterable[F1TableRow], questions: Mapping[str, Mapping[str, Question]], count: int
+) -> Iterator[RunRollouts]:
+    """Yield the run of every row; of each, ``count`` rollouts are to be shown (:func:`positions_to_show`).
+
+    ``folders`` holds every model's evaluation, ``questions`` the questions by set and id, for their gold evidence.
+    """
+    gold = {name: gold_by_question(of_set.values()) for name, of_set in questions.items()}
+    for row in rows:
+        path, tally, outcomes = folders[row.model] / row.rollouts_file, Tally(gold.get(row.dataset, {})), []
+        for rollout in read_distinct(path, Trajectory):
+            tally.add(rollout)
+            outcomes.append(outcome(rollout))
+        positions = positions_to_show(outcomes, count)
+        rollouts = enumerate(read_jsonl(path, Trajectory)) if positions else ()
+        samples = tuple(rollout for position, rollout in rollouts if position in positions)
+        yield RunRollouts(row, tally.statistics(), samples)
+
+
+def positions_to_show(outcomes: Sequence[str], count: int) -> frozenset[int]:
+    """Return the positions of ``count`` rollouts spread evenly, so that nobody picks the good ones.
+
+    Where an outcome occurs fewer than :data:`OF_EACH_OUTCOME` times among these, as many rollouts with it are added,
+    spread evenly over all that have it. There are no positions if ``count`` is 0.
+    """
+    if not count:
+        return frozenset()
+    by_outcome: defaultdict[str, list[int]] = defaultdict(list)
+    for position, name in enumerate(outcomes):
+        by_outcome[name].append(position)
+    positions = set(_spread(range(len(outcomes)), count))
+    for candidates in by_outcome.values():
+        if len(positions.intersection(candidates)) < OF_EACH_OUTCOME:
+            positions.update(_spread(candidates, OF_EACH_OUTCOME))
+    return frozenset(positions)
+
+
+def _spread(positions: Sequence[int], count: int) -> list[int]:
+    total = min(count, len(positions))
+    return [positions[step * len(positions) // total] for step in range(total)]
+
+
+def shown_rollouts(
+    runs: Iterable[RunRollouts], questions: Mapping[str, Mapping[str, Question]]
+) -> Iterator[ShownRollout]:
+    """Yield the rollouts to show, run by run; ``questions`` are the questions by set and id."""
+    for row, rollout in ((run.row, rollout) for run in runs for rollout in run.samples):
+        question = questions.get(row.dataset, {}).get(rollout.question_id)
+        gold = gold_evidence(question) if question else None
+        evidence = question.metadata.evidence_list if question else None
+        yield ShownRollout(
+            id=rollout.id,
+            model=row.model,
+            dataset=row.run_name,
+            outcome=outcome(rollout),
+            type=rollout.question_type,
+            question=rollout.question,
+            golden=rollout.golden_answers,
+            answer=rollout.answer,
+            f1=round(score_rollout(rollout).f1, 3),
+            error=rollout.error or "",
+            facts=tuple(piece.fact for piece in evidence or () if piece.fact.strip()),
+            titles=gold.items if gold and gold.kind == "titles" else (),
+            messages=tuple(
+                ShownMessage(
+                    role=message.role,
+                    text=message.content,
+                    reasoning=message.reasoning or "",
+                    queries=tuple(map(_query, message.tool_calls)),
+                )
+                for message in rollout.messages
+            ),
+        )
+
+
+def _query(call: ToolCall) -> str:
+    """Return the query of a search, or the call as written where it is anything else."""
+    match call.parsed:
+        case {"query": str(query), **others} if not others:
+            return query
+    return f"{call.name}({call.arguments})"
+
+
+def pack(rollouts: Sequence[ShownRollout]) -> str:
+    """Return rollouts as base64 of gzipped JSON; equal rollouts give equal text.
+
+    The JSON is ``{"passages": [...], "rollouts": [...]}``; the text of a tool message is the list of its paragraphs'
+    positions in ``passages``.
+    """
+    passages: dict[str, int] = {}
+    rows = [rollout.model_dump(mode="json", exclude_defaults=True) for rollout in rollouts]
+    for message in (message for row in rows for message in row["messages"]):
+        if message["role"] == "tool":  # an empty line stands between passages, under either protocol
+            message["text"] = [passages.setdefault(part, len(passages)) for part in message["text"].split("\n\n")]
+    content = json.dumps({"passages": list(passages), "rollouts": rows}, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(content.encode(), mtime=0)).decode("ascii")
