@@ -26,10 +26,9 @@ _PID = re.compile(r'"pid": (\d+)[,}]')
 
 
 def repair_dvc_locks(root: Path) -> list[str]:
-    """Remove every lock file of the project that is unreadable and held by no living process; say so in sentences.
+    """Remove every lock file of the project that is unreadable; say so in sentences.
 
-    Raises:
-        ConfigError: a file is unreadable and a DVC command is still running in this project; names its process.
+    Raises ConfigError if a DVC command is still running in this project; names its process.
     """
     root = root.resolve()
     return [

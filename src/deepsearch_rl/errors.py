@@ -25,8 +25,6 @@ from pathlib import Path
 from typing import TypeVar
 
 ValueT = TypeVar("ValueT")
-
-
 _FULL_DISK = re.compile(
     r"No space left on device|PytorchStreamWriter failed|unexpected pos \d+ vs \d+|\d+ requested and \d+ written"
 )
@@ -52,11 +50,7 @@ class UnknownNameError(ConfigError):
 
 
 def look_up(kind: str, name: str, valid: Mapping[str, ValueT]) -> ValueT:
-    """Return what a name stands for.
-
-    Raises:
-        UnknownNameError: the name is not among the valid ones.
-    """
+    """Return what a name stands for; raise UnknownNameError for any other name."""
     if name not in valid:
         raise UnknownNameError(kind, name, valid)
     return valid[name]
@@ -101,11 +95,7 @@ class StalePolicyError(CheckFailedError):
 
 @contextlib.contextmanager
 def full_disk_named(place: Path | str) -> Iterator[None]:
-    """Turn a system's or a library's error of a full disk, or of a used-up quota, into one that says what to do.
-
-    Raises:
-        ArtifactError: the disk is full; names the file, or ``place`` where the error does not.
-    """
+    """Turn an error of a full disk or quota into an ArtifactError that names the file, or else ``place``."""
     try:
         yield
     except DeepsearchError:

@@ -86,9 +86,7 @@ class ProcessGuard:
         It runs in ``folder`` and ``environment``, ours if not given, and reads ``settings`` from its standard input.
         Standard output and error go to ``output`` as one stream of lines. It has the file descriptors ``inherited``
         under the same numbers. Those of ``kept``, of locks for example, stay open until its last descendant has ended.
-
-        Raises:
-            UnavailableError: another thread has closed the guard.
+        Raises UnavailableError if another thread has closed the guard.
         """
         with self._starting, tempfile.TemporaryFile() as standard_input:
             self.check_open()
@@ -141,11 +139,7 @@ class Server:
     process: "subprocess.Popen[str]"
 
     def wait_until_healthy(self, timeout_s: float) -> None:
-        """Return as soon as the server answers with status 200.
-
-        Raises:
-            EndpointError: it ended, or did not answer in time; with the last lines of its log.
-        """
+        """Return as soon as the server answers with status 200; raise EndpointError if it ended or is too late."""
         deadline = time.monotonic() + timeout_s
         while not is_healthy(f"{self.url}{self.health}"):
             self.raise_if_ended()
@@ -154,7 +148,7 @@ class Server:
             time.sleep(_POLL_S)
 
     def raise_if_ended(self) -> None:
-        """Raise EndpointError with the exit code and the last lines of the log if the process has ended."""
+        """Raise EndpointError with the last lines of the log if the process has ended."""
         if (code := self.process.poll()) is not None:
             raise self._error(f"ended with exit code {code}")
 
@@ -178,10 +172,8 @@ def running_server(
 
     It is healthy when it answers a GET of the path ``health`` with status 200. Errors call it ``name``, e.g. "the model
     server". It reads ``settings`` from its standard input, and has the socket ``listener`` under the same number; that
-    is closed here, so that a server that ends while it starts breaks the connection of the health check.
-
-    Raises:
-        EndpointError: the server ended or did not answer in time; with the last lines of its output.
+    is closed here, so that a server that ends while it starts breaks the connection of the health check. Raises as
+    :meth:`Server.wait_until_healthy`.
     """
     with tempfile.TemporaryDirectory(prefix="deepsearch-") as folder, ProcessGuard() as guard:
         log = Path(folder, "output.log")
@@ -206,11 +198,7 @@ def is_healthy(url: str) -> bool:
 
 
 def free_port(first: int = 0) -> int:
-    """Return a loopback TCP port that nothing listens on now: any, or the first one of 20 from ``first`` on.
-
-    Raises:
-        EndpointError: all of them are in use.
-    """
+    """Return a loopback TCP port that nothing listens on now: any, or the first one of 20 from ``first`` on."""
     for port in range(first, first + PORTS_TRIED) if first else (0,):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -59,37 +59,21 @@ class Profile:
         return Path("work", self.name)
 
     def value(self, name: str) -> Any:
-        """Return a top-level value as it is in the file, e.g. ``seed``.
-
-        Raises:
-            ConfigError: the value is missing.
-        """
+        """Return a top-level value as it is in the file, e.g. ``seed``; raise ConfigError if the value is missing."""
         if name not in self.values:
             raise ConfigError(f"{self.path} has no {name!r}; copy it from params.yaml of the tiny profile.")
         return self.values[name]
 
     def section(self, name: str, config: type[ConfigT]) -> ConfigT:
-        """Return a section as its frozen config.
-
-        Raises:
-            ConfigError: the section is missing, or a field is missing, unknown or out of range.
-        """
+        """Return a section as its frozen config; raise ConfigError if a field is missing, unknown or out of range."""
         return self._validated(name, TypeAdapter(config))
 
     def mapping(self, name: str, kind: type[ValueT]) -> dict[str, ValueT]:
-        """Return a section that maps names to values of one kind, e.g. ``datasets``.
-
-        Raises:
-            ConfigError: the section is missing, or a value does not fit.
-        """
+        """Return a section that maps names to values of one kind, e.g. ``datasets``; raises as :meth:`section`."""
         return self._validated(name, TypeAdapter(dict[str, kind]))  # pyright: ignore[reportInvalidTypeForm]
 
     def with_overrides(self, overrides: Mapping[str, object]) -> "Profile":
-        """Return the profile with other values for some fields, by dotted name: ``{"agent.max_turns": 5}``.
-
-        Raises:
-            UnknownNameError: the profile has no such field; carries the nearest names.
-        """
+        """Return the profile with other values for some of its fields, by dotted name: ``{"agent.max_turns": 5}``."""
         values = copy.deepcopy(self.values)
         for name, value in overrides.items():
             section: Any = {"": values}
@@ -122,12 +106,7 @@ class Profile:
 
 
 def load_profile(path: Path) -> Profile:
-    """Read a profile's params.yaml.
-
-    Raises:
-        UnknownNameError: the path is that of a profile that does not exist.
-        ConfigError: the file is missing or is not a YAML mapping with a ``profile``.
-    """
+    """Read a params.yaml; raise UnknownNameError where there is no such profile, ConfigError if it names none."""
     if not path.is_file() and path.parent.parent.name == "profiles":
         require_profile(path.parent.parent.parent, path.parent.name)
     values = read_values(path)
@@ -137,11 +116,7 @@ def load_profile(path: Path) -> Profile:
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping.
-
-    Raises:
-        ConfigError: the file is missing or is not a YAML mapping.
-    """
+    """Read a YAML mapping; raise ConfigError if the file is missing or is not a YAML mapping."""
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
     except FileNotFoundError as error:
@@ -154,12 +129,7 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def find_profile(root: Path, name: str) -> Profile:
-    """Read a profile of the project at ``root`` by its name.
-
-    Raises:
-        UnknownNameError: there is no such profile; carries the nearest names.
-        ConfigError: its params.yaml is not a YAML mapping with a ``profile``.
-    """
+    """Read a profile of the project at ``root`` by its name; raises as :func:`load_profile`."""
     require_profile(root, name)
     return load_profile((root / dvc_file(name)).with_name(PARAMS))
 
@@ -170,11 +140,7 @@ def profile_names(root: Path) -> list[str]:
 
 
 def require_profile(root: Path, name: str) -> None:
-    """Check that the project at ``root`` has a profile of this name.
-
-    Raises:
-        UnknownNameError: there is no such profile; carries the nearest names.
-    """
+    """Raise UnknownNameError, with the nearest names, if the project at ``root`` has no profile of this name."""
     names = profile_names(root)
     if name not in names:
         raise UnknownNameError("profile", name, names)

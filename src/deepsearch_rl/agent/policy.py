@@ -11,8 +11,7 @@ from typing import Protocol
 
 import openai
 
-from deepsearch_rl.agent.completion import read_completion
-from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.agent.endpoint import Endpoint, read_completion
 from deepsearch_rl.agent.protocols import AgentProtocol
 from deepsearch_rl.records import Message, StopReason, TokenUsage
 
@@ -66,12 +65,7 @@ class EndpointPolicy(RolloutPolicy):
     logprobs: bool = False
 
     async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:
-        """Return the next turn.
-
-        Raises:
-            openai.APIError: the endpoint failed in all attempts.
-            EndpointError: its response is not a completion.
-        """
+        """Return the next turn; raise openai.APIError after all attempts, EndpointError if it is no completion."""
         options = self.protocol.request(messages)
         if self.seed is not None:
             options["seed"] = self.seed

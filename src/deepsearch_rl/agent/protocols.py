@@ -28,9 +28,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from deepsearch_rl.agent.chat_messages import chat_messages, split_thought
-from deepsearch_rl.agent.completion import Completion
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL, search_call
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages, search_call, split_thought
+from deepsearch_rl.agent.endpoint import Completion
 from deepsearch_rl.agent.transcript import RolloutStopped
 from deepsearch_rl.answers import has_answer_tags
 from deepsearch_rl.records import Message, StopReason, ToolCall
@@ -106,10 +105,9 @@ class FunctionCalling:
         return has_answer_tags(split_thought(turn).text)
 
     def correction(self, turn: Message) -> None:
-        """Return what the model reads after a turn that is no valid action; None for a valid one.
+        """Return what the model reads after a turn that is no valid action, None for a valid one.
 
-        Raises:
-            RolloutStopped: the turn ends the rollout.
+        Raises RolloutStopped if the turn ends the rollout.
         """
         text = split_thought(turn).text
         if turn.tool_calls or has_answer_tags(text):

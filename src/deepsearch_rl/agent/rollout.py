@@ -66,12 +66,7 @@ class RolloutModel(Model):
         self._policy, self._protocol, self._config, self._transcript = policy, protocol, config, transcript
 
     async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:  # noqa: ARG002
-        """Return the next turn of the transcript, which is the conversation; the SDK's own input is not read.
-
-        Raises:
-            RolloutStopped: the turn is the last one, and no answer.
-            openai.APIError, EndpointError: the endpoint failed.
-        """
+        """Return the next turn of the transcript, which is the conversation; the SDK's own input is not read."""
         transcript = self._transcript
         transcript.settle()
         while True:
@@ -200,9 +195,6 @@ class SearchAgent:
         seed: a rollout's seed is drawn from it, the question and the sample's number; None leaves it to the server.
         backoff_s: pause before the second attempt of a failing search; doubled for each further one.
         observer: called with every message of every rollout.
-
-    Raises:
-        ConfigError: the protocol is not function_calling, and the model is no endpoint.
     """
 
     config: AgentConfig

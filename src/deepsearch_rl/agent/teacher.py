@@ -15,8 +15,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from deepsearch_rl.agent.chat_messages import search_call
 from deepsearch_rl.agent.policy import Reply, RolloutPolicy
-from deepsearch_rl.agent.tool import search_call
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, find_entities, read_object
 from deepsearch_rl.errors import ConfigError
@@ -39,11 +39,7 @@ class TeacherConfig(Record):
 
 
 def read_plan(question: Question) -> Plan:
-    """Return the plan of a question of the in-domain world: a chain of relation names per entity that it names.
-
-    Raises:
-        ConfigError: the question has none, or its plan has an unknown relation.
-    """
+    """Return a question's plan, a chain of relation names per entity that it names; raise ConfigError without one."""
     try:
         plan = _PLAN.validate_python((question.metadata.model_extra or {}).get("plan"))
     except ValidationError as error:

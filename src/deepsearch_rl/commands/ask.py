@@ -42,11 +42,6 @@ def ask(
     """Answer one question with a model folder; ``observer`` is shown every message as it comes.
 
     ``retrieval_url`` takes the place of the profile's index of ``corpus`` where it is given.
-
-    Raises:
-        ArtifactError: there is no such model or index yet.
-        UnavailableError: the profile's model server cannot run here.
-        EndpointError: a server does not start or does not answer.
     """
     from deepsearch_rl.agent.config import AgentConfig  # noqa: PLC0415 - the agent's libraries take a second
     from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415

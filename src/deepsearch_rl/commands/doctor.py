@@ -106,11 +106,7 @@ def doctor_command() -> None:
 
 
 def inspect(root: Path) -> Report:
-    """Look at the machine, the installed packages and every profile of the project at ``root``.
-
-    Raises:
-        ConfigError: the params.yaml of a profile has no section ``requires`` or ``python`` that fits; names the field.
-    """
+    """Look at the machine, the installed packages and every profile of the project at ``root``."""
     lock = root / "uv.lock"
     parts = with_locked_versions(read_parts(), lock) if lock.is_file() else read_parts()
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

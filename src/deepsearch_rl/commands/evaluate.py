@@ -98,11 +98,7 @@ def evaluate_command(
 
 
 def _describe(name: str, model: Path, dataset: str, data: Path | None, options: Fields) -> "Standalone":
-    """Return the evaluation of a model folder on a set, with the fields that follow from options.
-
-    Raises:
-        ConfigError: a value does not fit.
-    """
+    """Return the evaluation of a model folder on a set, with the fields that follow from options."""
     from deepsearch_rl.corpora.presets import SPLIT, source_of  # noqa: PLC0415 - with the rest below, which loads FAISS
     from deepsearch_rl.evaluation.plan import Evaluation  # noqa: PLC0415
     from deepsearch_rl.evaluation.standalone import Standalone  # noqa: PLC0415
@@ -149,12 +145,7 @@ def _evaluate(request: "Standalone", out: Path | None, as_json: bool) -> None:
 
 
 def _model_folder(model: str, base_url: str, key_variable: str) -> Path:
-    """Return the folder of weights, or one that is made for the endpoint.
-
-    Raises:
-        ConfigError: the name looks like a folder that does not exist, the variable's name looks like a key, name or
-            address are empty, or the address holds a password.
-    """
+    """Return the folder of weights, or one that is made for the endpoint; raise ConfigError for a path or a key."""
     from pydantic import ValidationError  # noqa: PLC0415
 
     from deepsearch_rl.files import first_problem, sha256_json, write_json  # noqa: PLC0415

@@ -136,11 +136,7 @@ def _group(scores: QuestionScores, constant: ConstantScore, seed: int, draws: in
 
 
 def report_comparison(run: ScoredFile, other: ScoredFile, seed: int, draws: int) -> ComparisonReport:
-    """Return ``run`` minus ``other``, question by question, also by the question types of ``run``.
-
-    Raises:
-        CheckFailedError: the files answer different questions, or questions with different golden answers.
-    """
+    """Return ``run`` minus ``other``, by question type of ``run`` too; raise CheckFailedError if the questions differ."""
     first_ids, second_ids = set(run.scores.question_ids), set(other.scores.question_ids)
     if first_ids != second_ids:
         raise CheckFailedError(

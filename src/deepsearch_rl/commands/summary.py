@@ -38,12 +38,7 @@ def summary_command(profile: ProfileName = "tiny") -> None:
 
 
 def read_table(root: Path, profile: str) -> str:
-    """Return the F1 table of a profile in Markdown.
-
-    Raises:
-        UnknownNameError: there is no such profile.
-        ArtifactError: the profile has no report yet.
-    """
+    """Return the F1 table of a profile in Markdown; raise ArtifactError if it has no report yet."""
     require_profile(root, profile)
     table = root / "reports" / profile / "f1_table.md"
     if not table.is_file():

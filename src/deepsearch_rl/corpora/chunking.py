@@ -118,8 +118,7 @@ def _read_documents(path: Path) -> Iterator[Document]:
 def cut_documents(documents: Iterable[Document], counter: TokenCounter, cutting: Cutting) -> Iterator[Chunk]:
     """Yield the chunks of documents, in order; a document without text gives one chunk with its title alone.
 
-    Raises:
-        UnavailableError: chonkie is needed and not installed.
+    Raises UnavailableError if chonkie is needed and not installed.
     """
     if cutting.chunker == "sentences":
         return _cut_at_sentences(documents, counter, cutting)

@@ -113,8 +113,7 @@ def _write(path: Path, records: Iterable[RecordT]) -> int:
 def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:
     """Return the documents of each corpus, read while they are iterated.
 
-    Raises:
-        UnknownNameError: a format that does not exist.
+    Raises UnknownNameError if a format that does not exist.
     """
     return {
         name: look_up("corpus format", source.format, CORPUS_FORMATS)(config.root / source.path)

@@ -14,8 +14,7 @@ with its reasoning.
 import json
 from typing import Literal
 
-from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, RETRIEVE_TOOL, split_thought
 from deepsearch_rl.records import Record, Trajectory
 
 _TOOLS = json.dumps([RETRIEVE_TOOL], ensure_ascii=False)

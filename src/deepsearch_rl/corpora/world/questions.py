@@ -64,8 +64,7 @@ def in_domain_questions(
 def out_of_domain_questions(world: World, size: int, rng: random.Random) -> dict[str, tuple[Question, ...]]:
     """Return the three stand-in sets, ``size`` questions each.
 
-    Raises:
-        ConfigError: the world is too small for so many different questions.
+    Raises ConfigError if the world is too small for so many different questions.
     """
     sets: dict[str, tuple[Question, ...]] = {}
     for dataset, types in OUT_OF_DOMAIN_SETS.items():
