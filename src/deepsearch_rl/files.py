@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def parse_record(model: type[ModelT], line: str | bytes, path: Path | str, number: int) -> ModelT:
-    """Parse one JSON line; raise RecordError, which names ``path``, ``number`` and the first field that does not fit."""
+    """Parse one JSON line; raise RecordError with ``path``, ``number`` and the first field that does not fit."""
     try:
         return model.model_validate_json(line)
     except ValidationError as error:
@@ -91,7 +91,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_record(path: Path, model: type[ModelT]) -> ModelT:
-    """Return the record of a JSON file; raise ArtifactError, which names the first field that does not fit ``model``."""
+    """Return the record of a JSON file; raise ArtifactError with the first field that does not fit ``model``."""
     value = read_json(path)
     try:
         return model.model_validate(value)

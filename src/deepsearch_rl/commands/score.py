@@ -136,7 +136,7 @@ def _group(scores: QuestionScores, constant: ConstantScore, seed: int, draws: in
 
 
 def report_comparison(run: ScoredFile, other: ScoredFile, seed: int, draws: int) -> ComparisonReport:
-    """Return ``run`` minus ``other``, by question type of ``run`` too; raise CheckFailedError if the questions differ."""
+    """Return ``run`` minus ``other``, also by the types of ``run``; raise CheckFailedError if the questions differ."""
     first_ids, second_ids = set(run.scores.question_ids), set(other.scores.question_ids)
     if first_ids != second_ids:
         raise CheckFailedError(

@@ -70,8 +70,7 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
     Raises:
         ArtifactError: there is no corpus, or one is empty.
         RecordError: a document does not fit its schema, or its id is taken.
-        UnknownNameError: a tokenizer, or a corpus in ``passages`` or ``variants``, that does not exist.
-        ConfigError: a variant has the name of a corpus.
+        ConfigError: ``passages`` or ``variants`` do not fit the corpora.
         UnavailableError: the tokenizer cannot be read, or chonkie is not installed.
     """
     counter = load_tokenizer(config.tokenizer)
@@ -87,7 +86,7 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
             total = sum(block.count(b"\n") for block in iter(lambda: lines.read(1 << 20), b""))
         documents = track(_read_documents(path), f"chunk {name}", total, "documents")
         is_whole = name in config.passages
-        cut = map(_whole, documents) if is_whole else cut_documents(documents, counter, cutting)
+        cut = _wholes(documents) if is_whole else cut_documents(documents, counter, cutting)
         counts[name] = write_jsonl(chunks / f"{name}.jsonl", cut)
     return counts
 
@@ -116,10 +115,7 @@ def _read_documents(path: Path) -> Iterator[Document]:
 
 
 def cut_documents(documents: Iterable[Document], counter: TokenCounter, cutting: Cutting) -> Iterator[Chunk]:
-    """Yield the chunks of documents, in order; a document without text gives one chunk with its title alone.
-
-    Raises UnavailableError if chonkie is needed and not installed.
-    """
+    """Yield the chunks of documents, in order; a document without text gives one chunk with its title alone."""
     if cutting.chunker == "sentences":
         return _cut_at_sentences(documents, counter, cutting)
     try:
@@ -138,11 +134,7 @@ def cut_documents(documents: Iterable[Document], counter: TokenCounter, cutting:
 
 
 def _cut_at_sentences(documents: Iterable[Document], counter: TokenCounter, cutting: Cutting) -> Iterator[Chunk]:
-    """Yield the chunks of documents, packed from sentences.
-
-    Short documents are cut together, a long one block by block. The bounds of a document's chunks come first, because
-    each chunk says how many there are; the chunks are made one by one.
-    """
+    """Yield the chunks of documents; short documents are cut together, a long one block by block."""
     for batch in _batches(documents):
         # No sentence crosses a newline, so documents joined by newlines have the same sentences as alone.
         text = "\n".join(document.contents for document in batch)
@@ -186,18 +178,16 @@ def _slices(document: Document, bounds: Sequence[int], start: int) -> Iterator[C
     count = max(1, len(bounds) // 2)
     ends = zip(bounds[::2], bounds[1::2], strict=True) if bounds else [(start, start)]
     for number, (first, last) in enumerate(ends):
-        yield _chunk(document, f"{title}\n{contents[first - start : last - start]}", number, count)
+        passage = f"{title}\n{contents[first - start : last - start]}"
+        where = {"doc_id": document.id, "doc_chunks": count, "doc_chunk_id": number}
+        yield Chunk.model_validate(
+            {"id": f"{document.id}-{number}", "contents": passage, "metadata": {**document.metadata, **where}}
+        )
 
 
-def _whole(document: Document) -> Chunk:
-    return _chunk(document, f"{document.title}\n{document.text}", 0, 1)
-
-
-def _chunk(document: Document, contents: str, number: int, count: int) -> Chunk:
-    where = {"doc_id": document.id, "doc_chunks": count, "doc_chunk_id": number}
-    return Chunk.model_validate(
-        {"id": f"{document.id}-{number}", "contents": contents, "metadata": {**document.metadata, **where}}
-    )
+def _wholes(documents: Iterable[Document]) -> Iterator[Chunk]:
+    for document in documents:
+        yield from _slices(document, (_title_chars(document) + 1, len(document.contents)), 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,6 @@ def source_of(dataset: str, folder: Path | None, fetched: Path) -> DownloadConfi
     """Return where to read a question set and its corpus from; both get the set's name.
 
     It is read from a folder with its files, or fetched from the hub into ``fetched`` where ``folder`` is None.
-
-    Raises:
-        UnknownNameError: there is no such set.
-        ConfigError: the set's corpus is on no hub.
-        ArtifactError: the folder or a file in it is missing, or two files match.
     """
     if dataset not in CARDS or dataset not in QUESTION_FORMATS:
         raise UnknownNameError("question set", dataset, sorted(CARDS.keys() & QUESTION_FORMATS.keys()))

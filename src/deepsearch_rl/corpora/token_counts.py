@@ -5,13 +5,13 @@ import string
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.corpora.spans import Sentences, Span, word_spans
-from deepsearch_rl.errors import ConfigError, UnavailableError, UnknownNameError
+from deepsearch_rl.errors import UnavailableError, UnknownNameError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -21,18 +21,6 @@ MAX_KNOWN_WORDS = 1 << 20
 """Words whose counts are remembered, about 100 MB."""
 _SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
 """White space to Python, but control characters to BERT, which drops them and joins the words around them."""
-
-
-class TokenCounter(Protocol):
-    """The part of a tokenizer that chunking needs."""
-
-    def counts(self, text: str, sentences: Sentences) -> NDArray[np.int64]:
-        """Return the number of tokens of each of the N sentences of a text."""
-        ...
-
-    def spans(self, text: str) -> Iterable[Span]:
-        """Return the offsets of a text's tokens, in order."""
-        ...
 
 
 class WordCounter:
@@ -117,21 +105,19 @@ class _WordCounts(dict[str, int]):
         return count
 
 
+TokenCounter: TypeAlias = WordCounter | HfCounter
+
+
 def load_tokenizer(name: str) -> TokenCounter:
     """Return the tokenizer ``words`` or ``hf:<folder with a tokenizer.json, or hub repository[@revision]>``.
 
-    Raises:
-        UnknownNameError: no such kind of tokenizer.
-        ConfigError: no folder or repository is named.
-        UnavailableError: the folder or repository cannot be read.
+    Raises ConfigError for any other name, UnavailableError if the folder or repository cannot be read.
     """
     if name == "words":
         return WordCounter()
-    kind, _, source = name.partition(":")
-    if kind != "hf":
+    source = name.removeprefix("hf:")
+    if source in ("", name):
         raise UnknownNameError("tokenizer", name, ["words", "hf:<folder or repository>"])
-    if not source:
-        raise ConfigError("tokenizer 'hf:' needs a folder or a repository after it, e.g. 'hf:intfloat/e5-base-v2'.")
     from tokenizers import Tokenizer  # noqa: PLC0415 - only profiles that count by a model's tokens load it
 
     repository, _, revision = source.partition("@")

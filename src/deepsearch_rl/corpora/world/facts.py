@@ -44,9 +44,7 @@ def build_world(grammar: Grammar, counts: Mapping[str, int], missing: float, rng
     """Draw ``counts[kind]`` entities of each kind and one object per relation and subject, and write the articles.
 
     A fact is missing with probability ``missing``. Where a relation has a reverse, both directions are, so that the
-    other entity's article does not state the missing fact.
-
-    Raises ConfigError if an unknown kind, or more entities than the kind has names.
+    other entity's article does not state the missing fact. Raises ConfigError for a kind or number that cannot be.
     """
     entities = {kind: _draw_names(grammar, kind, count, rng) for kind, count in counts.items()}
     years = {YEAR: grammar.kinds[YEAR].word_lists[0]} if YEAR in grammar.kinds else {}

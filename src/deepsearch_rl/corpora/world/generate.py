@@ -31,7 +31,7 @@ class Generated(Record):
 def generate(config: WorldConfig, seed: int) -> Generated:
     """Generate the corpora ``world`` and ``outworld`` and their question sets; equal arguments give equal records.
 
-    Raises ConfigError if sizes that do not fit together, or an unknown kind or question type.
+    Raises ConfigError if sizes do not fit together, or a kind or question type is unknown.
     """
     rng = random.Random(f"in-domain {seed}")
     world = build_world(IN_DOMAIN, config.in_domain, config.missing, rng)

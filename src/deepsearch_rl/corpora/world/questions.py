@@ -43,9 +43,7 @@ def in_domain_questions(
 ) -> dict[str, tuple[Question, ...]]:
     """Return ``sizes[split]`` questions per split of the types in ``mix``; no entity heads questions of two splits.
 
-    Raises:
-        UnknownNameError: ``mix`` names a question type that does not exist.
-        ConfigError: the world is too small for so many different questions.
+    Raises ConfigError if a type is unknown, or the world is too small for so many different questions.
     """
     for question_type in mix:
         if question_type not in {*IN_DOMAIN_HOPS, "comparison"}:
@@ -62,10 +60,7 @@ def in_domain_questions(
 
 
 def out_of_domain_questions(world: World, size: int, rng: random.Random) -> dict[str, tuple[Question, ...]]:
-    """Return the three stand-in sets, ``size`` questions each.
-
-    Raises ConfigError if the world is too small for so many different questions.
-    """
+    """Return the three stand-in sets, ``size`` questions each; raise ConfigError if the world is too small."""
     sets: dict[str, tuple[Question, ...]] = {}
     for dataset, types in OUT_OF_DOMAIN_SETS.items():
         questions: list[Question] = []
@@ -221,7 +216,6 @@ def _earlier_questions(world: World, dataset: str, count: int, rng: random.Rando
     names = sorted(years)
 
     def draw(_done: int) -> tuple[Comparison, Question] | None:
-        """Return the next comparison, None where the two opened in the same year."""
         if len(names) < 2:
             return None
         first, second = rng.sample(names, 2)
