@@ -2,11 +2,9 @@
 
     python -m deepsearch_rl.dvc_lock
 
-DVC notes which process reads and writes which output in ``.dvc/tmp/rwlock``. It writes this JSON file in place, so a
-DVC that is killed with SIGKILL while it writes leaves half a file, and every later command ends with "JSON structure is
-corrupted". Every writer holds a lock (flock(2)) on ``rwlock.lock`` beside it, which the kernel frees with the process;
-we hold the same lock while we look, so a living writer is never disturbed. Nothing but the notes of killed processes is
-lost: DVC itself drops those when it next reads the file.
+DVC writes into ``.dvc/tmp/rwlock``, in place, which process uses which output; a DVC that is killed while it writes
+leaves half a file, which every later command refuses. Every writer holds a lock (flock(2)) on ``rwlock.lock`` beside
+it; we hold it while we look. Only the notes of killed processes are lost.
 """
 
 import contextlib
@@ -26,10 +24,7 @@ _PID = re.compile(r'"pid": (\d+)[,}]')
 
 
 def repair_dvc_locks(root: Path) -> list[str]:
-    """Remove every lock file of the project that is unreadable; say so in sentences.
-
-    Raises ConfigError if a DVC command is still running in this project; names its process.
-    """
+    """Remove every unreadable lock file and say so in sentences; raise ConfigError while a DVC command is running."""
     root = root.resolve()
     return [
         f"removed {path}: a DVC command was killed while it wrote this lock file, and no living process holds it."

@@ -1,19 +1,7 @@
 """The errors that a user can cause or fix.
 
-    DeepsearchError
-    ├── ConfigError               a parameter has a wrong value
-    │   └── UnknownNameError      a name that is not on the list; carries the nearest valid ones
-    ├── RecordError               a malformed line: file, line and field
-    ├── ArtifactError             an artifact is missing, incomplete or belongs to other inputs
-    ├── UnavailableError          a backend cannot run here; says what to install or attach
-    ├── EndpointError             a model, retrieval or tracking server does not answer
-    │   └── EndpointDownError     it failed in all attempts of a request
-    ├── CommandError              another project's program, run by a stage, ended with an error
-    └── CheckFailedError          a stage's proof of its own output failed
-        └── StalePolicyError      the policy that rolls out is not the one just trained
-
-Messages say what is wrong, where, and how to fix it, in one paragraph. Entry points print the message alone;
-a traceback appears only with ``--debug``.
+Messages say what is wrong, where, and how to fix it, in one paragraph. Entry points print the message alone; a
+traceback appears only with ``--debug``.
 """
 
 import contextlib

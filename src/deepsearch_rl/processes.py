@@ -2,11 +2,10 @@
 
     python -m deepsearch_rl.processes DESCRIPTORS COMMAND...     (the supervisor, started by ProcessGuard)
 
-No child outlives the process that started it, however that ends. Every command runs under a small supervisor, whose
-standard input is a pipe that only the :class:`ProcessGuard` can write to. When the guard closes the pipe, or the kernel
-does because our process was killed, the supervisor reads the end of the file and ends the command with all of its
-descendants. A process group would not do: servers start others in sessions of their own. On Linux the supervisor
-adopts orphans (``PR_SET_CHILD_SUBREAPER``, prctl(2)), so that every process that the command started is its descendant.
+No child outlives the process that started it. Every command runs under a small supervisor, whose standard input is a
+pipe that only the :class:`ProcessGuard` can write to. When the guard closes it, or the kernel does because our process
+was killed, the supervisor ends the command with all of its descendants: on Linux it adopts orphans
+(``PR_SET_CHILD_SUBREAPER``, prctl(2)), because servers start others in sessions of their own.
 """
 
 import contextlib
@@ -113,10 +112,7 @@ class ProcessGuard:
 
 
 def stream_lines(process: "subprocess.Popen[str]", on_line: Callable[[str], object]) -> list[str]:
-    """Call ``on_line`` with every line that is not blank, without its end, until the process has ended.
-
-    A carriage return ends a line too, so that progress bars arrive as lines. Returns the last lines.
-    """
+    """Call ``on_line`` with every line (or carriage return) that is not blank; return the last lines at the end."""
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=LAST_LINES)
     with process.stdout as lines:
@@ -208,10 +204,7 @@ def free_port(first: int = 0) -> int:
 
 
 def supervise(descriptors: Sequence[int], command: Sequence[str]) -> int:
-    """Run a command until it ends or our standard input does, end its descendants and return the exit status.
-
-    The first descriptor becomes the command's standard input; it inherits the others as they are.
-    """
+    """Run a command, whose standard input is the first descriptor, until it or ours ends; return the exit status."""
     with contextlib.suppress(OSError, AttributeError):  # not Linux: descendants are found by parentage alone
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     cancelled = threading.Event()

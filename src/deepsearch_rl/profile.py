@@ -1,10 +1,8 @@
 """Profile: the one reader of a params.yaml.
 
-    profile = load_profile(Path("profiles/gpu/params.yaml"))
-    config = profile.section("chunk", ChunkConfig)
+    config = load_profile(Path("profiles/gpu/params.yaml")).section("chunk", ChunkConfig)
 
-A profile is ``params.yaml`` of the project (tiny) or ``profiles/<name>/params.yaml``. Commands without a profile start
-from a packaged preset of the same shape (:mod:`deepsearch_rl.presets`); their options are overrides of its fields.
+Commands without a profile start from a packaged preset of the same shape (:mod:`deepsearch_rl.presets`).
 """
 
 import copy

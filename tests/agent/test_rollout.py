@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent import policy
+from deepsearch_rl.agent import endpoint as endpoint_module
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
@@ -345,7 +345,7 @@ def test_user_and_password_of_an_address_are_never_quoted(chat_server, searches,
 
 
 def test_an_unreachable_model_server_is_a_model_error(searches, agent_config, monkeypatch):
-    monkeypatch.setattr(policy, "MODEL_RETRIES", 0)  # the client waits for seconds between its attempts
+    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 0)  # the client waits for seconds between its attempts
     endpoint = Endpoint("http://127.0.0.1:9/v1", "m")
     assert asyncio.run(_answer(endpoint, searches.url, agent_config())).stop_reason is StopReason.MODEL_ERROR
 

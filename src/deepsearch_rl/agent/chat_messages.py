@@ -66,11 +66,7 @@ def split_thought(message: Message) -> Thought:
 
 
 def chat_messages(messages: Iterable[Message], *, with_reasoning: bool = False) -> list[dict[str, JsonValue]]:
-    """Return messages as requests carry them, assistant turns with their reasoning or without.
-
-    Every assistant turn has a text, even if empty, because some servers refuse a content of ``null``. Without
-    reasoning there is neither a field for it, which some servers refuse, nor a block in the text.
-    """
+    """Return messages as requests carry them: texts may be empty, but not null, which some servers refuse."""
     chat: list[dict[str, JsonValue]] = []
     for message in messages:
         reasoning, text = split_thought(message)

@@ -35,10 +35,7 @@ class AgentConfig(Record):
     concurrency: int = Field(ge=1, description="questions answered at once")
 
     def rollout_fingerprint(self) -> str:
-        """Return the SHA-256 of all that decides an answer: settings, text of the prompt and schema of the tool.
-
-        The number of questions answered at once is not part of it.
-        """
+        """Return the SHA-256 of all that decides an answer: settings but ``concurrency``, prompt and tool schema."""
         settings = self.model_dump(mode="json", exclude={"concurrency"})
         return sha256_json([settings, load_prompt(self.prompt), RETRIEVE_TOOL])
 

@@ -1,31 +1,38 @@
-"""A model server: its address, model name and key, and the fields of its chat completions that the agent uses.
+"""A model server: its address, client and errors, and the fields of its chat completions that the agent uses.
 
 The fields are checked here, because the OpenAI client accepts whatever a server sends.
 """
 
 import base64
+import re
 from dataclasses import dataclass, field
 from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
+import openai
 from openai.types.chat import ChatCompletion
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
-from deepsearch_rl.records import TokenUsage
+from deepsearch_rl.records import StopReason, TokenUsage
 from deepsearch_rl.redaction import redact
 
 NO_KEY = "none"
 """The key for a server that needs none."""
+MODEL_RETRIES = 3
+"""Further attempts of a model call; the client makes them for 408, 409, 429, 5xx, connection errors and time-outs."""
+CONNECT_TIMEOUT_S = 10.0
+_TOO_LONG = re.compile(
+    r"context.?(length|window)|context of \d+ tokens|max_model_len|too long|too many (input )?tokens", re.IGNORECASE
+)
+"""How OpenAI, vLLM, other servers and our own report that a prompt does not fit."""
+_REFUSALS = {400, 413, 422}
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An OpenAI Chat Completions server and the model to ask it for; no secret appears in its repr.
-
-    ``base_url`` goes up to and including ``/v1`` and may hold a user and a password.
-    """
+    """A server and its model; ``base_url`` ends in ``/v1`` and may hold a password, which no repr shows."""
 
     base_url: str = field(repr=False)
     model: str
@@ -36,6 +43,20 @@ class Endpoint:
         user = urlsplit(self.base_url).netloc.rpartition("@")[0]
         as_header = base64.b64encode(unquote(user).encode()).decode()
         return redact(text, (user, as_header, None if self.api_key == NO_KEY else self.api_key))
+
+
+def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
+    """Return a client that retries failed calls with back-off; ``timeout_s`` applies to each call."""
+    timeout = openai.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
+    return openai.AsyncOpenAI(
+        base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=timeout, max_retries=MODEL_RETRIES
+    )
+
+
+def model_failure(error: openai.APIError) -> StopReason:
+    """Return whether the prompt did not fit or the endpoint failed."""
+    refused = isinstance(error, openai.APIStatusError) and error.status_code in _REFUSALS
+    return StopReason.TOKEN_BUDGET if refused and _TOO_LONG.search(str(error)) else StopReason.MODEL_ERROR
 
 
 def replace_lone_surrogates(text: str) -> str:

@@ -156,10 +156,7 @@ async def search_over_mcp(
 
 @asynccontextmanager
 async def open_session(retrieval_url: str, timeout_s: float) -> AsyncIterator[Client]:
-    """Open a session with the retrieval server at ``retrieval_url``; ``timeout_s`` applies to each call.
-
-    Raises EndpointError if no server answers there, or it has no tool ``retrieve``.
-    """
+    """Open a session with a retrieval server, with a time-out per call; raise EndpointError without a search tool."""
     url = f"{retrieval_url.rstrip('/')}/mcp"
     transport = _ErrorsAsResponses(limits=_CONNECTIONS)
     async with httpx2.AsyncClient(transport=transport, timeout=timeout_s) as http, AsyncExitStack() as opened:

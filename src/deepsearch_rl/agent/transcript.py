@@ -49,10 +49,7 @@ class RolloutKey:
 
 @dataclass(slots=True)
 class PromptCount:
-    """The endpoint's count of the last prompt, from which the tokens of further text are estimated.
-
-    Characters are those of a whole request (``AgentProtocol.characters``). Until ``counted``, every number is a guess.
-    """
+    """The endpoint's count of the last prompt, whose characters the protocol counts; a guess until ``counted``."""
 
     tokens: int = 0
     characters: int = 0
@@ -87,10 +84,7 @@ class Transcript:
         self.messages.append(Message(role="tool", content=text))
 
     def keep(self, call: ToolCall, text: str, retrieval: Retrieval | None) -> None:
-        """Hold the result of a call until all calls of the turn have ended: they run at once and end in any order.
-
-        The model reads ``text``; without a search it is a notice.
-        """
+        """Hold what the model reads, a notice if without a search, until all calls of the turn have ended."""
         self._waiting[call.id] = text, retrieval
 
     def settle(self) -> None:
@@ -125,10 +119,7 @@ class Transcript:
         self._observed = len(self.messages)
 
     def finish(self, sample: int, key: RolloutKey, reason: StopReason, error: str | None) -> Trajectory:
-        """Return the record of the rollout, which has ended.
-
-        Calls are numbered from ``call_1``, because servers draw their ids at random.
-        """
+        """Return the record of the rollout; calls are numbered from 1, because servers draw their ids at random."""
         self.show()
         for call in self.messages[-1].tool_calls:  # searches that were executed, but whose passages no turn has read
             _, retrieval = self._waiting.pop(call.id, ("", None))

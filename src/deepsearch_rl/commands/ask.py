@@ -1,8 +1,4 @@
-"""``deepsearch ask``: the agent on one question of yours, shown while it works.
-
-Everything but the question comes from a profile: the model among its ``models``, the index of a question set's corpus,
-the agent's prompt and limits. It is the same agent that is evaluated, so what it does here it does there.
-"""
+"""``deepsearch ask``: the evaluated agent on one question of yours, shown while it works, with a profile's settings."""
 
 import asyncio
 import json
@@ -39,10 +35,7 @@ def ask(
     retrieval_url: str | None,
     observer: Callable[[Message], None],
 ) -> Trajectory:
-    """Answer one question with a model folder; ``observer`` is shown every message as it comes.
-
-    ``retrieval_url`` takes the place of the profile's index of ``corpus`` where it is given.
-    """
+    """Answer one question; ``observer`` is shown every message, ``retrieval_url`` replaces the index of ``corpus``."""
     from deepsearch_rl.agent.config import AgentConfig  # noqa: PLC0415 - the agent's libraries take a second
     from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415
     from deepsearch_rl.retrieval.server.config import RetrievalConfig  # noqa: PLC0415 - FAISS

@@ -1,8 +1,4 @@
-"""``deepsearch evaluate``: one model on one question set, without a profile.
-
-The preset ``evaluate`` fits an API's model on a laptop; options are overrides of its fields. Whoever wants more than
-the options offer (variants, several models, another index) writes a profile, such as profiles/multihoprag.
-"""
+"""``deepsearch evaluate``: one model on one question set, without a profile; options are fields of a preset."""
 
 import re
 from pathlib import Path

@@ -1,9 +1,8 @@
 """Documents cut into chunks of a limited number of tokens.
 
-Every chunk is a verbatim slice of its document below the document's title; the title does not count as tokens.
+Every chunk is a verbatim slice of its document below the document's title, which does not count as tokens.
 ``sentences`` packs sentences in order until the next one would not fit, and cuts a sentence longer than a chunk at
-tokens; a long document is read block by block. ``chonkie_token`` and ``chonkie_recursive`` are the library chonkie's
-(:mod:`deepsearch_rl.corpora.chonkie_spans`).
+tokens; ``chonkie_token`` and ``chonkie_recursive`` are the library chonkie's (:mod:`.chonkie_spans`).
 """
 
 import itertools
@@ -224,10 +223,7 @@ def _units(text: str, sentences: Sentences, counter: TokenCounter, cutting: Cutt
 
 
 def _pack(blocks: Iterable[Units], cutting: Cutting) -> Iterator[Span]:
-    """Yield neighbouring units joined into spans of at most ``chunk_size`` tokens, in linear time.
-
-    A span begins with as many whole units from the end of the one before as fit into ``overlap`` tokens.
-    """
+    """Yield units joined into spans of at most ``chunk_size`` tokens; whole units repeat up to ``overlap`` tokens."""
     starts: list[int] = []
     ends: list[int] = []
     before = [0]  # tokens before each unit, and before the one to come

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from deepsearch_rl.corpora.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.corpora.hub import HubConfig, fetch
-from deepsearch_rl.corpora.world.generate import WorldConfig, generate
+from deepsearch_rl.corpora.world.questions import WorldConfig, generate
 from deepsearch_rl.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Document, Question, Record

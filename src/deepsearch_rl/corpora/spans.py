@@ -2,12 +2,10 @@
 
 A sentence ends at a newline; behind a CJK full stop; and at a full stop, question or exclamation mark (a closing quote
 or bracket may follow) before white space and a capital or digit (behind an opening one, perhaps), unless the stop
-belongs to an initial or an abbreviation. Words are the tokens of the tokenizer ``words``: runs of word characters, and
-every other visible character alone.
+belongs to an initial or an abbreviation. Words are runs of word characters, and every other visible character alone.
 
-The class of a character for these rules fits into a byte. A text becomes an array of such bytes, in which NumPy finds
-words and candidates of sentence ends about ten times faster than a regular expression, in time linear in the text. A
-regular expression checks only what looks like an abbreviation.
+A text becomes an array of bytes, the classes of its characters, in which NumPy finds words and candidates of sentence
+ends about ten times faster than a regular expression, which checks only what looks like an abbreviation.
 """
 
 import re

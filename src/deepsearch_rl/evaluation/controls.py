@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from typing import Self
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.policy import EndpointPolicy, open_client
-from deepsearch_rl.agent.rollout import RolloutModel, open_protocol, rollout_seed, run_rollout
+from deepsearch_rl.agent.endpoint import Endpoint, open_client
+from deepsearch_rl.agent.protocols import EndpointPolicy, open_protocol
+from deepsearch_rl.agent.rollout import RolloutModel, rollout_seed, run_rollout
 from deepsearch_rl.agent.search_tool import SearchTool, ShownPassage
 from deepsearch_rl.agent.transcript import RolloutKey, Transcript
 from deepsearch_rl.records import Chunk, Question, Retrieval, Trajectory

@@ -1,7 +1,7 @@
 """Packaged presets: whole or partial params files that a profile or a command extends.
 
-A file with ``extends: NAME`` holds only the fields that differ from that preset. Mappings are merged; one with the tag
-``!replace`` takes the place of the preset's: ``sets: !replace {...}``. ``tiny`` holds every section and every field.
+A file with ``extends: NAME`` holds the fields that differ from that preset. Mappings are merged; one with the tag
+``!replace`` takes the place of the preset's: ``sets: !replace {...}``.
 """
 
 from functools import cache

@@ -114,10 +114,7 @@ def _write_articles(
 
 
 def _write_paragraphs(facts: Sequence[str], fillers: Sequence[str], rng: random.Random) -> list[str]:
-    """Spread the facts over one to six paragraphs, at most two in each, and add one or two fillers to each.
-
-    An article has no filler twice, so a kind needs as many of them as an article can have paragraphs.
-    """
+    """Spread the facts over one to six paragraphs, at most two in each, and add one or two new fillers to each."""
     count = rng.randint(max(1, -(-len(facts) // 2)), MAX_PARAGRAPHS)
     paragraphs: list[list[str]] = [[] for _ in range(count)]
     places = rng.sample([place for place in range(count) for _ in range(2)], len(facts))

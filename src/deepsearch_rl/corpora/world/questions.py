@@ -1,15 +1,17 @@
-"""Question sets of the generated worlds: questions about chains of facts, and comparisons of two entities."""
+"""Both generated worlds from one config and one seed, and their questions about chains of facts and comparisons."""
 
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from deepsearch_rl import answers
-from deepsearch_rl.corpora.world.facts import World
-from deepsearch_rl.corpora.world.grammar import Grammar
+from deepsearch_rl.corpora.world.facts import World, build_world
+from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, Grammar
 from deepsearch_rl.errors import ConfigError, UnknownNameError
-from deepsearch_rl.records import Evidence, Question, QuestionMetadata
+from deepsearch_rl.records import Document, Evidence, Question, QuestionMetadata, Record
 
 IN_DOMAIN_HOPS: Mapping[str, tuple[int, ...]] = {"1_hop": (1,), "2_hop": (2,), "3_hop": (3,), "null": (1, 2, 3)}
 """Lengths of the chains of each question type, in equal parts."""
@@ -28,23 +30,49 @@ Comparison = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A head and the relations to follow from it, one after the other.
-
-    ``visited`` holds the entities after the head, the answer last; None where a fact of the chain is missing.
-    """
+    """A head, the relations to follow from it and the entities visited; None where a fact of the chain is missing."""
 
     head: str
     relations: tuple[str, ...]
     visited: tuple[str, ...] | None
 
 
+class WorldConfig(Record):
+    """Sizes of the generated worlds."""
+
+    in_domain: dict[str, int] = Field(description="kind -> number of entities of the world trained on")
+    out_of_domain: dict[str, int] = Field(description="kind -> number of entities of the other world")
+    missing: float = Field(ge=0, lt=1, description="probability that a fact is stated nowhere")
+    questions: dict[str, int] = Field(description="split -> number of questions")
+    mix: dict[str, float] = Field(description="question type -> share of every split")
+    out_of_domain_questions: int = Field(ge=1, description="number of questions of each out-of-domain set")
+
+
+class Generated(Record):
+    """Documents by corpus, and questions by question set and split."""
+
+    corpora: dict[str, tuple[Document, ...]]
+    questions: dict[str, dict[str, tuple[Question, ...]]]
+
+
+def generate(config: WorldConfig, seed: int) -> Generated:
+    """Generate the corpora ``world`` and ``outworld`` and their question sets; equal arguments give equal records."""
+    rng = random.Random(f"in-domain {seed}")
+    world = build_world(IN_DOMAIN, config.in_domain, config.missing, rng)
+    splits = in_domain_questions(world, config.questions, config.mix, rng)
+    rng = random.Random(f"out-of-domain {seed}")
+    outworld = build_world(OUT_OF_DOMAIN, config.out_of_domain, config.missing, rng)
+    sets = out_of_domain_questions(outworld, config.out_of_domain_questions, rng)
+    return Generated(
+        corpora={"world": world.documents, "outworld": outworld.documents},
+        questions={"multihoprag": splits, **{dataset: {"val": questions} for dataset, questions in sets.items()}},
+    )
+
+
 def in_domain_questions(
     world: World, sizes: Mapping[str, int], mix: Mapping[str, float], rng: random.Random
 ) -> dict[str, tuple[Question, ...]]:
-    """Return ``sizes[split]`` questions per split of the types in ``mix``; no entity heads questions of two splits.
-
-    Raises ConfigError if a type is unknown, or the world is too small for so many different questions.
-    """
+    """Return ``sizes[split]`` questions per split of the types in ``mix``; no entity heads questions of two splits."""
     for question_type in mix:
         if question_type not in {*IN_DOMAIN_HOPS, "comparison"}:
             raise UnknownNameError("question type", question_type, [*IN_DOMAIN_HOPS, "comparison"])
@@ -130,10 +158,7 @@ def _draw_chains(
 
 
 def _chains(world: World, heads: Sequence[str], kind: str, hops: int) -> Iterator[Chain]:
-    """Yield every chain of ``hops`` relations from the heads that visits no entity twice.
-
-    Others would ask for what the question names ("the spouse of the spouse of ...").
-    """
+    """Yield every chain of ``hops`` relations from the heads that visits no entity twice."""
     shapes = list(_chain_shapes(world.grammar, kind, hops))
     reverse_pairs = {(relation.name, relation.reverse) for relation in world.grammar.relations.values()}
     for head in heads:
