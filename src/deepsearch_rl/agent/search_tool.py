@@ -40,10 +40,7 @@ from deepsearch_rl.retries import retry
 from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
 
 _LOG = logging.getLogger(__name__)
-_CONNECTIONS = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-"""No limit: ``agent.concurrency`` and the calls of one turn limit the searches at once."""
 ATTEMPTS = 3
-"""How often a failing search is tried."""
 NO_SEARCHES_LEFT = "No searches left. Answer now."
 """What the model reads instead of passages once its searches are used up; calling again ends the rollout."""
 
@@ -158,7 +155,8 @@ async def search_over_mcp(
 async def open_session(retrieval_url: str, timeout_s: float) -> AsyncIterator[Client]:
     """Open a session with a retrieval server, with a time-out per call; raise EndpointError without a search tool."""
     url = f"{retrieval_url.rstrip('/')}/mcp"
-    transport = _ErrorsAsResponses(limits=_CONNECTIONS)
+    # ``agent.concurrency`` and the calls of one turn limit the searches at once.
+    transport = _ErrorsAsResponses(limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None))
     async with httpx2.AsyncClient(transport=transport, timeout=timeout_s) as http, AsyncExitStack() as opened:
         session = Client(streamable_http_client(url, http_client=http), read_timeout_seconds=timeout_s)
         try:

@@ -73,8 +73,7 @@ def timed(kind: Literal["model_call", "search"], message: int) -> Iterator[None]
     finally:
         if stopwatch:
             duration_ns = stopwatch.elapsed_ns() - start_ns
-            step = TimedStep(kind=kind, message=message, start_ns=start_ns, duration_ns=duration_ns)
-            stopwatch.steps.append(step)
+            stopwatch.steps.append(TimedStep(kind=kind, message=message, start_ns=start_ns, duration_ns=duration_ns))
 
 
 def trajectory_digest(trajectory: Trajectory) -> str:

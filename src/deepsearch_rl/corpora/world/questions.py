@@ -11,7 +11,7 @@ from deepsearch_rl import answers
 from deepsearch_rl.corpora.world.facts import World, build_world
 from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, Grammar
 from deepsearch_rl.errors import ConfigError, UnknownNameError
-from deepsearch_rl.records import Document, Evidence, Question, QuestionMetadata, Record
+from deepsearch_rl.records import Document, Evidence, Question, Record
 
 IN_DOMAIN_HOPS: Mapping[str, tuple[int, ...]] = {"1_hop": (1,), "2_hop": (2,), "3_hop": (3,), "null": (1, 2, 3)}
 """Lengths of the chains of each question type, in equal parts."""
@@ -203,11 +203,8 @@ def _question(
         "hops": sum(map(len, plan)),
         "plan": [list(chain) for chain in plan],
     }
-    return Question(
-        id="unnumbered",
-        question=text,
-        golden_answers=(answer,),
-        metadata=QuestionMetadata.model_validate(metadata),
+    return Question.model_validate(
+        {"id": "unnumbered", "question": text, "golden_answers": (answer,), "metadata": metadata}
     )
 
 
