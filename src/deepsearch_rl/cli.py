@@ -33,7 +33,6 @@ COMMANDS = {
     "retrieve": "Build, search, serve and measure passage indexes.",
     "trajectories": "What became of rollouts, and files for other trainers.",
 }
-"""Name -> the first sentence of its help."""
 MODULES = {"table": "summary", "track": "summary", "compare": "score"}
 """The module of ``commands/`` where it is not called as the command."""
 DEBUG = "--debug"

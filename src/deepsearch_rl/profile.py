@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from deepsearch_rl.errors import ConfigError, UnknownNameError
+from deepsearch_rl.errors import ConfigError, UnknownNameError, look_up
 from deepsearch_rl.redaction import is_secret
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
@@ -139,9 +139,7 @@ def profile_names(root: Path) -> list[str]:
 
 def require_profile(root: Path, name: str) -> None:
     """Raise UnknownNameError, with the nearest names, if the project at ``root`` has no profile of this name."""
-    names = profile_names(root)
-    if name not in names:
-        raise UnknownNameError("profile", name, names)
+    look_up("profile", name, dict.fromkeys(profile_names(root)))
 
 
 def dvc_file(name: str) -> str:

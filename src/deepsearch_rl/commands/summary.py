@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field
+from typer import Option
 
 from deepsearch_rl.errors import ArtifactError, DeepsearchError
 from deepsearch_rl.files import read_jsonl
@@ -41,9 +42,9 @@ def track_command(
     profile: ProfileName = "tiny",
     to: Annotated[
         str | None,
-        typer.Option(envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here"),
+        Option(envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here"),
     ] = None,
-    timeout_s: Annotated[float, typer.Option(min=1, help="Seconds for one request to a server.")] = 30,
+    timeout_s: Annotated[float, Option(min=1, help="Seconds for one request to a server.")] = 30,
 ) -> None:
     """Send a profile's report to MLflow, and with it every earlier one that a server did not take.
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from deepsearch_rl import answers
 from deepsearch_rl.corpora.world.facts import World, build_world
 from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, Grammar
-from deepsearch_rl.errors import ConfigError, UnknownNameError
+from deepsearch_rl.errors import ConfigError, look_up
 from deepsearch_rl.records import Document, Evidence, Question, Record
 
 IN_DOMAIN_HOPS: Mapping[str, tuple[int, ...]] = {"1_hop": (1,), "2_hop": (2,), "3_hop": (3,), "null": (1, 2, 3)}
@@ -74,8 +74,7 @@ def in_domain_questions(
 ) -> dict[str, tuple[Question, ...]]:
     """Return ``sizes[split]`` questions per split of the types in ``mix``; no entity heads questions of two splits."""
     for question_type in mix:
-        if question_type not in {*IN_DOMAIN_HOPS, "comparison"}:
-            raise UnknownNameError("question type", question_type, [*IN_DOMAIN_HOPS, "comparison"])
+        look_up("question type", question_type, {**IN_DOMAIN_HOPS, "comparison": ()})
     heads: dict[str, dict[str, list[str]]] = {split: {} for split in sizes}
     for kind, names in world.entities.items():
         shuffled = iter(rng.sample(names, len(names)))
