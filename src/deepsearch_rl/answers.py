@@ -23,10 +23,7 @@ INSUFFICIENT = "Insufficient information."
 
 
 def extract_answer(text: str) -> str:
-    """Return the stripped text between the last ``<answer>`` and the last ``</answer>``; empty without such a pair.
-
-    An answer that was opened again and not closed (``<answer>x</answer> <answer>y``) is cut off, so it is empty.
-    """
+    """Return the stripped text between the last ``<answer>`` and the last ``</answer>``; empty without such a pair."""
     start, end = text.rfind("<answer>"), text.rfind("</answer>")
     return text[start + len("<answer>") : end].strip() if 0 <= start < end else ""
 

@@ -33,8 +33,7 @@ COMMANDS = {
     "retrieve": "Build, search, serve and measure passage indexes.",
     "trajectories": "What became of rollouts, and files for other trainers.",
 }
-"""Name -> the first sentence of its help."""
-MODULES = {"table": "summary", "compare": "score"}
+MODULES = {"table": "summary", "track": "summary", "compare": "score"}
 """The module of ``commands/`` where it is not called as the command."""
 DEBUG = "--debug"
 
@@ -107,7 +106,7 @@ def main() -> None:
     except (DeepsearchError, OSError) as error:
         _end(str(error))
     except ModuleNotFoundError as error:
-        from deepsearch_rl.commands.packages import explain_missing_module  # noqa: PLC0415 - for this error alone
+        from deepsearch_rl.commands.doctor import explain_missing_module  # noqa: PLC0415 - for this error alone
 
         message = explain_missing_module(error)
         if message is None:

@@ -2,11 +2,9 @@
 
     python -m deepsearch_rl.dvc_lock
 
-DVC notes which process reads and writes which output in ``.dvc/tmp/rwlock``. It writes this JSON file in place, so a
-DVC that is killed with SIGKILL while it writes leaves half a file, and every later command ends with "JSON structure is
-corrupted". Every writer holds a lock (flock(2)) on ``rwlock.lock`` beside it, which the kernel frees with the process;
-we hold the same lock while we look, so a living writer is never disturbed. Nothing but the notes of killed processes is
-lost: DVC itself drops those when it next reads the file.
+DVC writes into ``.dvc/tmp/rwlock``, in place, which process uses which output; a DVC that is killed while it writes
+leaves half a file, which every later command refuses. Every writer holds a lock (flock(2)) on ``rwlock.lock`` beside
+it; we hold it while we look. Only the notes of killed processes are lost.
 """
 
 import contextlib
@@ -26,37 +24,23 @@ _PID = re.compile(r'"pid": (\d+)[,}]')
 
 
 def repair_dvc_locks(root: Path) -> list[str]:
-    """Remove every lock file of the project that is unreadable and held by no living process; say so in sentences.
-
-    Raises:
-        ConfigError: a file is unreadable and a DVC command is still running in this project; names its process.
-    """
-    root = root.resolve()
-    return [
-        f"removed {path}: a DVC command was killed while it wrote this lock file, and no living process holds it."
-        for path in (root / name for name in LOCK_FILES)
-        if _is_unreadable(path) and _remove(root, path)
-    ]
-
-
-def _remove(root: Path, path: Path) -> bool:
-    """Remove an unreadable lock file; return False where a living process was writing it."""
-    guard_path = path.with_name(f"{path.name}.lock")
-    # Under DVC's setting hardlink_lock, DVC's lock on writing the file exists only while it is written.
-    guard = FileLock(guard_path, blocking=False) if guard_path.exists() else contextlib.nullcontext()
-    try:
-        with guard:
+    """Remove every unreadable lock file and say so in sentences; raise ConfigError while a DVC command is running."""
+    root, sentences = root.resolve(), list[str]()
+    for path in filter(_is_unreadable, (root / name for name in LOCK_FILES)):
+        guard_path = path.with_name(f"{path.name}.lock")
+        # Under DVC's setting hardlink_lock, DVC's lock on writing the file exists only while it is written.
+        guard = FileLock(guard_path, blocking=False) if guard_path.exists() else contextlib.nullcontext()
+        with contextlib.suppress(Timeout), guard:  # Timeout: a living process is writing it
             if not _is_unreadable(path):
-                return False
+                continue
             if holder := _living_holder(root, path):
                 raise ConfigError(
                     f"{path} is unreadable, because a DVC command was killed while it wrote it, and another one is "
                     f"still running: {holder}. Wait for it or stop it, then run this again."
                 )
             path.unlink()
-    except Timeout:
-        return False
-    return True
+            sentences.append(f"removed {path}: a DVC command was killed while it wrote it, and no process holds it.")
+    return sentences
 
 
 def _is_unreadable(path: Path) -> bool:

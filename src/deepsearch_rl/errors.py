@@ -1,19 +1,7 @@
 """The errors that a user can cause or fix.
 
-    DeepsearchError
-    ├── ConfigError               a parameter has a wrong value
-    │   └── UnknownNameError      a name that is not on the list; carries the nearest valid ones
-    ├── RecordError               a malformed line: file, line and field
-    ├── ArtifactError             an artifact is missing, incomplete or belongs to other inputs
-    ├── UnavailableError          a backend cannot run here; says what to install or attach
-    ├── EndpointError             a model, retrieval or tracking server does not answer
-    │   └── EndpointDownError     it failed in all attempts of a request
-    ├── CommandError              another project's program, run by a stage, ended with an error
-    └── CheckFailedError          a stage's proof of its own output failed
-        └── StalePolicyError      the policy that rolls out is not the one just trained
-
-Messages say what is wrong, where, and how to fix it, in one paragraph. Entry points print the message alone;
-a traceback appears only with ``--debug``.
+Messages say what is wrong, where, and how to fix it, in one paragraph. Entry points print the message alone; a
+traceback appears only with ``--debug``.
 """
 
 import contextlib
@@ -25,8 +13,6 @@ from pathlib import Path
 from typing import TypeVar
 
 ValueT = TypeVar("ValueT")
-
-
 _FULL_DISK = re.compile(
     r"No space left on device|PytorchStreamWriter failed|unexpected pos \d+ vs \d+|\d+ requested and \d+ written"
 )
@@ -52,11 +38,7 @@ class UnknownNameError(ConfigError):
 
 
 def look_up(kind: str, name: str, valid: Mapping[str, ValueT]) -> ValueT:
-    """Return what a name stands for.
-
-    Raises:
-        UnknownNameError: the name is not among the valid ones.
-    """
+    """Return what a name stands for; raise UnknownNameError for any other name."""
     if name not in valid:
         raise UnknownNameError(kind, name, valid)
     return valid[name]
@@ -101,11 +83,7 @@ class StalePolicyError(CheckFailedError):
 
 @contextlib.contextmanager
 def full_disk_named(place: Path | str) -> Iterator[None]:
-    """Turn a system's or a library's error of a full disk, or of a used-up quota, into one that says what to do.
-
-    Raises:
-        ArtifactError: the disk is full; names the file, or ``place`` where the error does not.
-    """
+    """Turn an error of a full disk or quota into an ArtifactError that names the file, or else ``place``."""
     try:
         yield
     except DeepsearchError:

@@ -1,7 +1,6 @@
 """Reading and writing of artifacts, whole or not at all.
 
-Finished artifacts appear by one rename (:func:`atomic_directory`, :func:`write_jsonl`); logs of a running stage grow
-line by line and survive a kill (:class:`AppendLog`). Only one process at a time makes an
+Logs of a running stage grow line by line and survive a kill (:class:`AppendLog`). Only one process at a time makes an
 artifact (:func:`only_writer`). Every reader names file, line and field of what it refuses.
 """
 
@@ -9,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import mmap
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -27,11 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def parse_record(model: type[ModelT], line: str | bytes, path: Path | str, number: int) -> ModelT:
-    """Parse one JSON line.
-
-    Raises:
-        RecordError: naming ``path``, the line ``number`` (from 1) and the first field that does not fit.
-    """
+    """Parse one JSON line; raise RecordError with ``path``, ``number`` and the first field that does not fit."""
     try:
         return model.model_validate_json(line)
     except ValidationError as error:
@@ -50,12 +46,7 @@ def read_jsonl(path: Path, model: type[ModelT]) -> Iterator[ModelT]:
 
 
 def numbered_records(path: Path, model: type[ModelT]) -> Iterator[tuple[int, ModelT]]:
-    """Yield the line numbers, from 1, and the records of a JSON Lines file one by one; blank lines are skipped.
-
-    Raises:
-        ArtifactError: the file does not exist.
-        RecordError: a line does not fit ``model``.
-    """
+    """Yield line numbers, from 1, and records of a JSON Lines file; raise ArtifactError where there is no such file."""
     if not path.is_file():
         raise ArtifactError(missing(path))
     with path.open("rb") as lines:
@@ -65,12 +56,7 @@ def numbered_records(path: Path, model: type[ModelT]) -> Iterator[tuple[int, Mod
 
 
 def read_distinct(path: Path, model: type[IdentifiedT]) -> Iterator[IdentifiedT]:
-    """Yield the records of :func:`read_jsonl`, each id once.
-
-    Raises:
-        ArtifactError: the file does not exist.
-        RecordError: a line does not fit ``model``, or has the id of an earlier one.
-    """
+    """Yield the records of :func:`read_jsonl`; raise RecordError where a line has the id of an earlier one."""
     lines: dict[str, int] = {}
     for number, record in numbered_records(path, model):
         first = lines.setdefault(record.id, number)
@@ -95,11 +81,7 @@ def write_jsonl(path: Path, records: Iterable[BaseModel]) -> int:
 
 
 def read_json(path: Path) -> Any:
-    """Load a JSON file.
-
-    Raises:
-        ArtifactError: the file is missing or is not JSON.
-    """
+    """Load a JSON file; raise ArtifactError if the file is missing or is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -109,11 +91,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_record(path: Path, model: type[ModelT]) -> ModelT:
-    """Return the record of a JSON file that holds one.
-
-    Raises:
-        ArtifactError: the file is missing, is not JSON, or does not fit ``model``; names the first field.
-    """
+    """Return the record of a JSON file; raise ArtifactError with the first field that does not fit ``model``."""
     value = read_json(path)
     try:
         return model.model_validate(value)
@@ -148,10 +126,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty hidden neighbour to fill; it replaces ``path`` when the block ends without an error.
 
     Where ``path`` leads through a link, the folder behind it is replaced. What was there before stands aside for a
-    moment; where a kill comes between, it is put back when ``path`` is next made.
-
-    Raises:
-        ConfigError: ``path`` is the working directory or holds it.
+    moment; where a kill comes between, it is put back when ``path`` is next made. Raises ConfigError if ``path`` is the
+    working directory or holds it.
     """
     path = path.resolve()
     if Path.cwd().is_relative_to(path):
@@ -194,11 +170,7 @@ def _flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Hold the right to make ``path`` while the block runs; a killed holder loses it at once.
-
-    Raises:
-        ConfigError: another process holds it; names its id.
-    """
+    """Hold the right to make ``path``, which a killed holder loses; raise ConfigError with the process that has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock_path = path.with_name(f".{path.name}.lock")
     lock = FileLock(lock_path, blocking=False)
@@ -246,9 +218,13 @@ class AppendLog:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        if cut_bytes := _cut_unfinished_line(path):
-            _LOG.warning("%s ended in the middle of a line: its last %d bytes are cut off", path, cut_bytes)
-        self._file = path.open("ab")
+        self._file = path.open("ab+")
+        if size := self._file.tell():
+            with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as log:
+                whole = log.rfind(b"\n") + 1
+            if whole < size:
+                _LOG.warning("%s ended in the middle of a line: its last %d bytes are cut off", path, size - whole)
+                self._file.truncate(self._file.seek(whole))
 
     def append(self, record: BaseModel) -> int:
         """Write one record as one line and return where in the file it begins, in bytes."""
@@ -268,21 +244,3 @@ class AppendLog:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _cut_unfinished_line(path: Path) -> int:
-    """Cut off what follows the last newline and return how many bytes that was."""
-    if not path.exists():
-        return 0
-    with path.open("rb+") as log:
-        size = whole = log.seek(0, os.SEEK_END)
-        while whole > 0:
-            start = max(0, whole - 65536)
-            log.seek(start)
-            newline = log.read(whole - start).rfind(b"\n")
-            if newline >= 0:
-                whole = start + newline + 1
-                break
-            whole = start
-        log.truncate(whole)
-    return size - whole

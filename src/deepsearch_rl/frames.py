@@ -8,11 +8,7 @@ from deepsearch_rl.errors import CheckFailedError
 
 
 def check_frame(frame: pd.DataFrame, schema: pa.DataFrameSchema, file: str) -> pd.DataFrame:
-    """Return the frame as ``schema`` reads it.
-
-    Raises:
-        CheckFailedError: a column is missing or a value does not fit; names ``file``, the row (from 1) and the field.
-    """
+    """Return the frame as ``schema`` reads it; raise CheckFailedError with ``file``, row (from 1) and field."""
     try:
         return schema.validate(frame, lazy=True)
     except SchemaErrors as error:

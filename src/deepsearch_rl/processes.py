@@ -2,11 +2,10 @@
 
     python -m deepsearch_rl.processes DESCRIPTORS COMMAND...     (the supervisor, started by ProcessGuard)
 
-No child outlives the process that started it, however that ends. Every command runs under a small supervisor, whose
-standard input is a pipe that only the :class:`ProcessGuard` can write to. When the guard closes the pipe, or the kernel
-does because our process was killed, the supervisor reads the end of the file and ends the command with all of its
-descendants. A process group would not do: servers start others in sessions of their own. On Linux the supervisor
-adopts orphans (``PR_SET_CHILD_SUBREAPER``, prctl(2)), so that every process that the command started is its descendant.
+No child outlives the process that started it. Every command runs under a small supervisor, whose standard input is a
+pipe that only the :class:`ProcessGuard` can write to. When the guard closes it, or the kernel does because our process
+was killed, the supervisor ends the command with all of its descendants: on Linux it adopts orphans
+(``PR_SET_CHILD_SUBREAPER``, prctl(2)), because servers start others in sessions of their own.
 """
 
 import contextlib
@@ -86,9 +85,7 @@ class ProcessGuard:
         It runs in ``folder`` and ``environment``, ours if not given, and reads ``settings`` from its standard input.
         Standard output and error go to ``output`` as one stream of lines. It has the file descriptors ``inherited``
         under the same numbers. Those of ``kept``, of locks for example, stay open until its last descendant has ended.
-
-        Raises:
-            UnavailableError: another thread has closed the guard.
+        Raises UnavailableError if another thread has closed the guard.
         """
         with self._starting, tempfile.TemporaryFile() as standard_input:
             self.check_open()
@@ -115,10 +112,7 @@ class ProcessGuard:
 
 
 def stream_lines(process: "subprocess.Popen[str]", on_line: Callable[[str], object]) -> list[str]:
-    """Call ``on_line`` with every line that is not blank, without its end, until the process has ended.
-
-    A carriage return ends a line too, so that progress bars arrive as lines. Returns the last lines.
-    """
+    """Call ``on_line`` with every line (or carriage return) that is not blank; return the last lines at the end."""
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=LAST_LINES)
     with process.stdout as lines:
@@ -141,11 +135,7 @@ class Server:
     process: "subprocess.Popen[str]"
 
     def wait_until_healthy(self, timeout_s: float) -> None:
-        """Return as soon as the server answers with status 200.
-
-        Raises:
-            EndpointError: it ended, or did not answer in time; with the last lines of its log.
-        """
+        """Return as soon as the server answers with status 200; raise EndpointError if it ended or is too late."""
         deadline = time.monotonic() + timeout_s
         while not is_healthy(f"{self.url}{self.health}"):
             self.raise_if_ended()
@@ -154,7 +144,7 @@ class Server:
             time.sleep(_POLL_S)
 
     def raise_if_ended(self) -> None:
-        """Raise EndpointError with the exit code and the last lines of the log if the process has ended."""
+        """Raise EndpointError with the last lines of the log if the process has ended."""
         if (code := self.process.poll()) is not None:
             raise self._error(f"ended with exit code {code}")
 
@@ -178,10 +168,8 @@ def running_server(
 
     It is healthy when it answers a GET of the path ``health`` with status 200. Errors call it ``name``, e.g. "the model
     server". It reads ``settings`` from its standard input, and has the socket ``listener`` under the same number; that
-    is closed here, so that a server that ends while it starts breaks the connection of the health check.
-
-    Raises:
-        EndpointError: the server ended or did not answer in time; with the last lines of its output.
+    is closed here, so that a server that ends while it starts breaks the connection of the health check. Raises as
+    :meth:`Server.wait_until_healthy`.
     """
     with tempfile.TemporaryDirectory(prefix="deepsearch-") as folder, ProcessGuard() as guard:
         log = Path(folder, "output.log")
@@ -206,11 +194,7 @@ def is_healthy(url: str) -> bool:
 
 
 def free_port(first: int = 0) -> int:
-    """Return a loopback TCP port that nothing listens on now: any, or the first one of 20 from ``first`` on.
-
-    Raises:
-        EndpointError: all of them are in use.
-    """
+    """Return a loopback TCP port that nothing listens on now: any, or the first one of 20 from ``first`` on."""
     for port in range(first, first + PORTS_TRIED) if first else (0,):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -220,10 +204,7 @@ def free_port(first: int = 0) -> int:
 
 
 def supervise(descriptors: Sequence[int], command: Sequence[str]) -> int:
-    """Run a command until it ends or our standard input does, end its descendants and return the exit status.
-
-    The first descriptor becomes the command's standard input; it inherits the others as they are.
-    """
+    """Run a command, whose standard input is the first descriptor, until it or ours ends; return the exit status."""
     with contextlib.suppress(OSError, AttributeError):  # not Linux: descendants are found by parentage alone
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     cancelled = threading.Event()

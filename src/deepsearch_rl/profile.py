@@ -1,10 +1,8 @@
 """Profile: the one reader of a params.yaml.
 
-    profile = load_profile(Path("profiles/gpu/params.yaml"))
-    config = profile.section("chunk", ChunkConfig)
+    config = load_profile(Path("profiles/gpu/params.yaml")).section("chunk", ChunkConfig)
 
-A profile is ``params.yaml`` of the project (tiny) or ``profiles/<name>/params.yaml``. Commands without a profile start
-from a packaged preset of the same shape (:mod:`deepsearch_rl.presets`); their options are overrides of its fields.
+Commands without a profile start from a packaged preset of the same shape (:mod:`deepsearch_rl.presets`).
 """
 
 import copy
@@ -17,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from deepsearch_rl.errors import ConfigError, UnknownNameError
+from deepsearch_rl.errors import ConfigError, UnknownNameError, look_up
 from deepsearch_rl.redaction import is_secret
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
@@ -59,37 +57,21 @@ class Profile:
         return Path("work", self.name)
 
     def value(self, name: str) -> Any:
-        """Return a top-level value as it is in the file, e.g. ``seed``.
-
-        Raises:
-            ConfigError: the value is missing.
-        """
+        """Return a top-level value as it is in the file, e.g. ``seed``; raise ConfigError if the value is missing."""
         if name not in self.values:
             raise ConfigError(f"{self.path} has no {name!r}; copy it from params.yaml of the tiny profile.")
         return self.values[name]
 
     def section(self, name: str, config: type[ConfigT]) -> ConfigT:
-        """Return a section as its frozen config.
-
-        Raises:
-            ConfigError: the section is missing, or a field is missing, unknown or out of range.
-        """
+        """Return a section as its frozen config; raise ConfigError if a field is missing, unknown or out of range."""
         return self._validated(name, TypeAdapter(config))
 
     def mapping(self, name: str, kind: type[ValueT]) -> dict[str, ValueT]:
-        """Return a section that maps names to values of one kind, e.g. ``datasets``.
-
-        Raises:
-            ConfigError: the section is missing, or a value does not fit.
-        """
+        """Return a section that maps names to values of one kind, e.g. ``datasets``; raises as :meth:`section`."""
         return self._validated(name, TypeAdapter(dict[str, kind]))  # pyright: ignore[reportInvalidTypeForm]
 
     def with_overrides(self, overrides: Mapping[str, object]) -> "Profile":
-        """Return the profile with other values for some fields, by dotted name: ``{"agent.max_turns": 5}``.
-
-        Raises:
-            UnknownNameError: the profile has no such field; carries the nearest names.
-        """
+        """Return the profile with other values for some of its fields, by dotted name: ``{"agent.max_turns": 5}``."""
         values = copy.deepcopy(self.values)
         for name, value in overrides.items():
             section: Any = {"": values}
@@ -122,12 +104,7 @@ class Profile:
 
 
 def load_profile(path: Path) -> Profile:
-    """Read a profile's params.yaml.
-
-    Raises:
-        UnknownNameError: the path is that of a profile that does not exist.
-        ConfigError: the file is missing or is not a YAML mapping with a ``profile``.
-    """
+    """Read a params.yaml; raise UnknownNameError where there is no such profile, ConfigError if it names none."""
     if not path.is_file() and path.parent.parent.name == "profiles":
         require_profile(path.parent.parent.parent, path.parent.name)
     values = read_values(path)
@@ -137,11 +114,7 @@ def load_profile(path: Path) -> Profile:
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping.
-
-    Raises:
-        ConfigError: the file is missing or is not a YAML mapping.
-    """
+    """Read a YAML mapping; raise ConfigError if the file is missing or is not a YAML mapping."""
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
     except FileNotFoundError as error:
@@ -154,12 +127,7 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def find_profile(root: Path, name: str) -> Profile:
-    """Read a profile of the project at ``root`` by its name.
-
-    Raises:
-        UnknownNameError: there is no such profile; carries the nearest names.
-        ConfigError: its params.yaml is not a YAML mapping with a ``profile``.
-    """
+    """Read a profile of the project at ``root`` by its name; raises as :func:`load_profile`."""
     require_profile(root, name)
     return load_profile((root / dvc_file(name)).with_name(PARAMS))
 
@@ -170,14 +138,8 @@ def profile_names(root: Path) -> list[str]:
 
 
 def require_profile(root: Path, name: str) -> None:
-    """Check that the project at ``root`` has a profile of this name.
-
-    Raises:
-        UnknownNameError: there is no such profile; carries the nearest names.
-    """
-    names = profile_names(root)
-    if name not in names:
-        raise UnknownNameError("profile", name, names)
+    """Raise UnknownNameError, with the nearest names, if the project at ``root`` has no profile of this name."""
+    look_up("profile", name, dict.fromkeys(profile_names(root)))
 
 
 def dvc_file(name: str) -> str:

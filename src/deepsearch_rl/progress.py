@@ -8,19 +8,13 @@ from datetime import timedelta
 from typing import TextIO, TypeVar
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 ItemT = TypeVar("ItemT")
 PLAIN_LINE_INTERVAL_S = 10.0
 BAR_INTERVAL_S = 0.05
 """An update of a bar costs more than many a unit of work."""
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed or 0
-        return Text(f"{speed:.1f} {task.fields['unit']}/s", style="progress.data.speed")
 
 
 class _TerminalBar(Progress):
@@ -51,9 +45,10 @@ class ProgressBar:
         self._started = self._shown = time.monotonic()
         self._bar, self._interval_s = None, PLAIN_LINE_INTERVAL_S
         if stream.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate())
-            self._bar = _TerminalBar(*columns, TimeRemainingColumn(), console=Console(file=stream))
-            self._task = self._bar.add_task(label, total=total, completed=done, unit=unit)
+            texts = TextColumn("{task.description}"), TextColumn("{task.fields[rate]:.1f} " + f"{unit}/s")
+            columns = texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeRemainingColumn()
+            self._bar = _TerminalBar(*columns, console=Console(file=stream))
+            self._task = self._bar.add_task(label, total=total, completed=done, rate=0.0)
             self._interval_s = BAR_INTERVAL_S
 
     def __enter__(self) -> "ProgressBar":
@@ -80,12 +75,12 @@ class ProgressBar:
 
     def _show(self) -> None:
         self._shown = time.monotonic()
-        if self._bar is not None:
-            self._bar.note = self._note
-            self._bar.update(self._task, completed=self._done)
-            return
         elapsed_s = self._shown - self._started
         rate = (self._done - self._resumed) / elapsed_s if elapsed_s else 0.0
+        if self._bar is not None:
+            self._bar.note = self._note
+            self._bar.update(self._task, completed=self._done, rate=rate)
+            return
         left = timedelta(seconds=math.ceil((self._total - self._done) / rate)) if rate else None
         eta = "no estimate yet" if left is None else f"{left} left"
         line = f"{self._label}: {self._done}/{self._total} {self._unit}, {rate:.1f}/s, {eta}"

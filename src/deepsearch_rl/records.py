@@ -95,26 +95,17 @@ Device = Literal["cpu", "cuda"]
 
 
 class StopReason(StrEnum):
-    """Why a rollout ended."""
+    """Why a rollout ended; docs/contracts.md, section 4, explains each."""
 
     ANSWERED = "answered"
-    """The last assistant turn holds an answer tag."""
     NO_ANSWER_TAG = "no_answer_tag"
-    """The model ended its turn without a tool call and without an answer tag."""
     SEARCH_BUDGET = "search_budget"
-    """The model asked for more searches than it may, and did not answer when told so."""
     TURN_BUDGET = "turn_budget"
-    """The model used all its turns without an answer."""
     TOKEN_BUDGET = "token_budget"
-    """The context was too full for an answer, or the model searched on when told so, or its turn was cut."""
     DEADLINE = "deadline"
-    """The rollout took longer than it may."""
     TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
-    """The model wrote a tool call that is not valid JSON, lacks its query, or names no known tool."""
     TOOL_ERROR = "tool_error"
-    """The retrieval tool failed, and kept failing."""
     MODEL_ERROR = "model_error"
-    """The model endpoint failed, and kept failing."""
 
 
 class ToolCall(Record):

@@ -19,12 +19,10 @@ def retry(
 ) -> Callable[[CallT], CallT]:
     """Return a decorator that repeats a function, or a coroutine function, after errors of one kind.
 
-    An error may carry ``wait_s``, the seconds that a server asks to wait. It takes the place of the own wait, and ends
-    the attempts where it is longer than ``max_wait_s``. The last attempt's error is raised as it is.
-
-    The wait before the second attempt is ``backoff_s``; it doubles for each further one. ``on_failure`` is called with
-    the error and the attempt's number, from 1, before each wait. ``sleep`` waits in place of ``time.sleep`` and
-    ``asyncio.sleep``.
+    The wait before the second attempt is ``backoff_s``; it doubles for each further one. An error may carry ``wait_s``,
+    the seconds that a server asks to wait, in its place; it ends the attempts where it is longer than ``max_wait_s``.
+    The last attempt's error is raised as it is. ``on_failure`` is called with the error and the attempt's number, from
+    1, before each wait.
     """
 
     def error_of(state: tenacity.RetryCallState) -> BaseException:

@@ -14,7 +14,7 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent
 
-from deepsearch_rl.agent import policy
+from deepsearch_rl.agent import endpoint as endpoint_module
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.records import Question, StopReason, Trajectory
@@ -30,7 +30,7 @@ def rollout(
     chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Trajectory]:
     """Runs one rollout, without the client's pauses between attempts, and checks that it can be stored."""
-    monkeypatch.setattr(policy, "MODEL_RETRIES", 0)
+    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 0)
 
     async def run(config: AgentConfig) -> Trajectory:
         async with SearchAgent(config, chat_server.endpoint, searches.url, 0.7) as agent:
@@ -237,7 +237,7 @@ def test_an_answer_that_was_opened_again_and_not_closed_is_none(
 def test_a_server_that_says_when_to_come_back_is_asked_again(
     chat_server: Any, rollout: Callable[..., Trajectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "MODEL_RETRIES", 1)
+    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 1)
     chat_server.script.append(body(b"{}", status=429, retry_after="0.01"))
     chat_server.says(ANSWER)
     assert rollout().stop_reason is StopReason.ANSWERED

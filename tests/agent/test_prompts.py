@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.training.pretrain.model import world_tokenizer

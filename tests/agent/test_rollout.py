@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from deepsearch_rl.agent import policy
+from deepsearch_rl.agent import endpoint as endpoint_module
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import NO_ROOM_LEFT, SearchAgent
 from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import EndpointError, UnknownNameError
+from deepsearch_rl.presets import load_preset
 from deepsearch_rl.records import Question, Retrieval, StopReason, Trajectory
 
 QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
@@ -344,7 +345,7 @@ def test_user_and_password_of_an_address_are_never_quoted(chat_server, searches,
 
 
 def test_an_unreachable_model_server_is_a_model_error(searches, agent_config, monkeypatch):
-    monkeypatch.setattr(policy, "MODEL_RETRIES", 0)  # the client waits for seconds between its attempts
+    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 0)  # the client waits for seconds between its attempts
     endpoint = Endpoint("http://127.0.0.1:9/v1", "m")
     assert asyncio.run(_answer(endpoint, searches.url, agent_config())).stop_reason is StopReason.MODEL_ERROR
 
@@ -357,9 +358,10 @@ def test_an_unreachable_retrieval_server_stops_the_agent_before_any_question(cha
 @pytest.mark.parametrize(
     ("field", "name", "nearest"), [("prompt", "tinny", "tiny"), ("protocol", "function", "function_calling")]
 )
-def test_an_unknown_prompt_or_protocol_is_refused_with_the_nearest_names(agent_config, field, name, nearest):
+def test_an_unknown_prompt_or_protocol_is_refused_with_the_nearest_names(field, name, nearest):
+    params = load_preset("tiny").with_overrides({f"agent.{field}": name})
     with pytest.raises(UnknownNameError, match=nearest):
-        agent_config(**{field: name})
+        params.section("agent", AgentConfig)
 
 
 def test_limits_that_leave_no_room_for_a_prompt_are_refused(agent_config):

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from deepsearch_rl.agent.policy import RolloutPolicy
-from deepsearch_rl.agent.protocols import INVALID_ACTION
+from deepsearch_rl.agent.protocols import INVALID_ACTION, RolloutPolicy
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT
 from deepsearch_rl.errors import ConfigError

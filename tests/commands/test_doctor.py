@@ -6,8 +6,7 @@ from typer.testing import CliRunner, Result
 
 from deepsearch_rl.cli import app
 from deepsearch_rl.commands import doctor
-from deepsearch_rl.commands.doctor import Machine, Report, Requirements, missing_on_machine, render
-from deepsearch_rl.commands.packages import Package
+from deepsearch_rl.commands.doctor import Machine, Package, Report, Requirements, missing_on_machine, render
 
 LAPTOP = Machine(cores=2, memory_gib=8, free_disk_gib=50, gpus_gib=(), java="")
 SERVER = Machine(cores=64, memory_gib=512, free_disk_gib=2000, gpus_gib=(80.0, 80.0), java="openjdk 21")

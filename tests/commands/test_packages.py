@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from deepsearch_rl.commands.packages import DISTRIBUTIONS, explain_missing_module, packages_of_graph, read_parts
+from deepsearch_rl.commands.doctor import DISTRIBUTIONS, explain_missing_module, packages_of_graph, read_parts
 from scripts.imports import imported_names
 from tests.conftest import ROOT
 

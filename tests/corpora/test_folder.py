@@ -20,6 +20,7 @@ from deepsearch_rl.corpora.download import (
 )
 from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
 from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.presets import load_preset
 from deepsearch_rl.records import Document, Question
 
 QUESTION = {"id": "dev_0", "question": "Who?", "golden_answers": ["A", "B"]}
@@ -167,7 +168,7 @@ def test_unknown_formats_and_sources_are_refused_with_the_nearest_names(tmp_path
     with pytest.raises(UnknownNameError, match="Did you mean 'musique'"):
         splits(tmp_path, "q.jsonl", "musiqe")
     with pytest.raises(UnknownNameError, match="Did you mean 'world'"):
-        download(DownloadConfig(source="wrld"), 0, tmp_path, tmp_path)
+        load_preset("tiny").with_overrides({"download.source": "wrld"}).section("download", DownloadConfig)
     with pytest.raises(ConfigError, match=r"a section download\.folder is needed"):
         download(DownloadConfig(source="folder"), 0, tmp_path, tmp_path)
 

@@ -12,7 +12,7 @@ import yaml
 from deepsearch_rl.corpora.chunking import ChunkConfig
 from deepsearch_rl.corpora.download import DownloadConfig
 from deepsearch_rl.corpora.spans import word_spans
-from deepsearch_rl.corpora.world.generate import generate
+from deepsearch_rl.corpora.world.questions import generate
 from deepsearch_rl.files import read_jsonl, sha256_file
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.records import Chunk, Question
@@ -78,7 +78,7 @@ def test_the_tiny_world_is_large_enough_to_measure_on_and_has_few_comparisons() 
     ("stage", "change", "message"),
     [
         ("chunk", {"chunk_size": 0}, "chunk_size: Input should be greater than or equal to 1 (given: 0)"),
-        ("download", {"source": "wrold"}, "unknown source 'wrold'. Did you mean 'world'"),
+        ("download", {"source": "wrold"}, "download.source in params.yaml, 'wrold'. Did you mean 'world'"),
     ],
 )
 def test_a_wrong_parameter_ends_a_stage_with_one_paragraph(

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from deepsearch_rl.corpora.spans import sentence_blocks, sentence_spans
 from deepsearch_rl.corpora.token_counts import HfCounter, WordCounter, load_tokenizer, splits_at_white_space
-from deepsearch_rl.errors import ConfigError, UnavailableError, UnknownNameError
+from deepsearch_rl.errors import UnavailableError, UnknownNameError
 
 CHARACTERS = [
     *"aB1,.!?-'\"[] \n\t\x0b\x0c\x1c\x85\u2028\u3000\u3002\u0301\u200b",
@@ -95,7 +95,7 @@ def test_a_tokenizer_folder_counts_by_its_own_tokens(tmp_path: Path) -> None:
     ("name", "error", "message"),
     [
         ("word", UnknownNameError, "Did you mean 'words'"),
-        ("hf:", ConfigError, "needs a folder or a repository"),
+        ("hf:", UnknownNameError, "hf:<folder or repository>"),
     ],
 )
 def test_an_unknown_tokenizer_is_refused_with_the_valid_names(name: str, error: type[Exception], message: str) -> None:

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
 from deepsearch_rl.records import Chunk, ChunkMetadata, Evidence, Question, QuestionMetadata, StopReason, Trajectory
 from deepsearch_rl.retrieval.passages import format_passages

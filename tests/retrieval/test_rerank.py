@@ -18,8 +18,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from deepsearch_rl.commands.defaults import reranker_config
 from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.presets import load_preset
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.rerank import CrossEncoder, Pair, RerankedSearcher, RerankerConfig
 from deepsearch_rl.retrieval.rows import Filter
@@ -159,8 +159,9 @@ def test_scores_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
 
 
 def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    options = {"reranker.model": tmp_path, "reranker.device": "tpu"}
     with pytest.raises(ConfigError, match=r"reranker\.device.*Valid names: cpu, cuda"):
-        reranker_config(tmp_path, {"reranker.device": "tpu"})
+        load_preset("retrieve").with_overrides(options).section("reranker", RerankerConfig)
 
 
 def chunk(row: int) -> Chunk:

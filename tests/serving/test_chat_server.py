@@ -1,8 +1,8 @@
 import httpx
 import pytest
 
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.serving.chat_format import assistant_message
 
 QUESTION = [{"role": "user", "content": "Who directed Silent Harbor?"}]

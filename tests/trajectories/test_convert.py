@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.records import Trajectory
 from deepsearch_rl.trajectories.convert import swift_row

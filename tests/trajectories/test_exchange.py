@@ -12,10 +12,9 @@ from transformers import AutoTokenizer
 from trl.data_utils import apply_chat_template
 from typer.testing import CliRunner
 
-from deepsearch_rl.agent.chat_messages import chat_messages
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.protocols import SearchTags
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.cli import app
 from deepsearch_rl.errors import CheckFailedError, RecordError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, write_jsonl

@@ -1,4 +1,4 @@
-"""Messages in the Chat Completions form, with their reasoning.
+"""Messages and the search tool in the Chat Completions form.
 
 A server returns the reasoning of a turn in one of three places: a field of its own, where it runs a reasoning parser
 (vLLM calls it ``reasoning``, older versions and others ``reasoning_content``; both are :attr:`Message.reasoning`
@@ -8,16 +8,34 @@ tag belongs to the prompt, as with Qwen3's Thinking models. :func:`split_thought
 Requests carry reasoning in the fields and nowhere else: Qwen3's templates read the field first, and newer ones would
 render a block inside the text a second time. Both names are sent, because vLLM from 0.16 on reads ``reasoning`` alone,
 and others ``reasoning_content`` alone.
+
+The tool's schema is part of every prompt that a model is trained on and served with. So it is frozen here, and the MCP
+server's own schema, which is longer (titles, defaults, an argument for callers), is not used.
 """
 
+import json
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
-from deepsearch_rl.records import Message
+from deepsearch_rl.records import Message, ToolCall
 
 OPEN_THINK, CLOSE_THINK = "<think>", "</think>"
+RETRIEVE_TOOL_NAME: Final = "retrieve"
+RETRIEVE_TOOL: Final[dict[str, JsonValue]] = {
+    "type": "function",
+    "function": {
+        "name": RETRIEVE_TOOL_NAME,
+        "description": "Search the corpus for passages.",
+        "parameters": {
+            "type": "object",
+            "properties": {"query": {"type": "string"}},
+            "required": ["query"],
+        },
+    },
+}
+"""The tool in OpenAI's function format. Changing a character of it needs new training of every model."""
 
 
 class Thought(NamedTuple):
@@ -48,11 +66,7 @@ def split_thought(message: Message) -> Thought:
 
 
 def chat_messages(messages: Iterable[Message], *, with_reasoning: bool = False) -> list[dict[str, JsonValue]]:
-    """Return messages as requests carry them, assistant turns with their reasoning or without.
-
-    Every assistant turn has a text, even if empty, because some servers refuse a content of ``null``. Without
-    reasoning there is neither a field for it, which some servers refuse, nor a block in the text.
-    """
+    """Return messages as requests carry them: texts may be empty, but not null, which some servers refuse."""
     chat: list[dict[str, JsonValue]] = []
     for message in messages:
         reasoning, text = split_thought(message)
@@ -68,3 +82,9 @@ def chat_messages(messages: Iterable[Message], *, with_reasoning: bool = False) 
             ]
         chat.append(fields)
     return chat
+
+
+def search_call(query: str, number: int) -> ToolCall:
+    """Return the call of a search; ``number`` distinguishes it from others of a conversation."""
+    arguments = json.dumps({"query": query}, ensure_ascii=False)
+    return ToolCall(id=f"call_{number}", name=RETRIEVE_TOOL_NAME, arguments=arguments)

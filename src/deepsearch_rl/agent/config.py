@@ -1,12 +1,11 @@
 """The agent's settings, one section of params."""
 
-from typing import Final, Self, get_args
+from typing import Final, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.prompts import load_prompt, prompt_path
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
-from deepsearch_rl.errors import UnknownNameError
 from deepsearch_rl.files import sha256_json
 from deepsearch_rl.records import ProtocolName, Record
 
@@ -14,11 +13,7 @@ FUNCTION_CALLING: Final = "function_calling"
 
 
 class AgentConfig(Record):
-    """Section ``agent``.
-
-    Raises:
-        UnknownNameError: ``protocol`` or ``prompt`` is not a known name.
-    """
+    """Section ``agent``; an unknown prompt raises UnknownNameError."""
 
     protocol: ProtocolName = Field(description="how the model asks for searches: function_calling | search_tags")
     prompt: str = Field(description="name of a file in agent/prompts, or path of a text file that a stage made")
@@ -40,19 +35,9 @@ class AgentConfig(Record):
     concurrency: int = Field(ge=1, description="questions answered at once")
 
     def rollout_fingerprint(self) -> str:
-        """Return the SHA-256 of all that decides an answer: settings, text of the prompt and schema of the tool.
-
-        The number of questions answered at once is not part of it.
-        """
+        """Return the SHA-256 of all that decides an answer: settings but ``concurrency``, prompt and tool schema."""
         settings = self.model_dump(mode="json", exclude={"concurrency"})
         return sha256_json([settings, load_prompt(self.prompt), RETRIEVE_TOOL])
-
-    @field_validator("protocol", mode="before")
-    @classmethod
-    def _known_protocol(cls, name: object) -> object:
-        if name not in get_args(ProtocolName):
-            raise UnknownNameError("agent protocol", str(name), get_args(ProtocolName))
-        return name
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:

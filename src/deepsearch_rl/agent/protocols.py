@@ -1,4 +1,4 @@
-"""How a model asks for searches and is shown their results.
+"""How a model asks for searches and is shown their results, and who writes its turns: an endpoint or a script.
 
 ``function_calling`` has native tool calls, several in one turn if the model likes.
 
@@ -19,6 +19,9 @@ after a turn without one the model reads a correction. A turn has one search: th
 
 Every protocol records a rollout in the same form: an assistant message with the calls that were read from it, then a
 tool message per call. What the model saw is the content of the messages, character for character.
+
+Calls of an endpoint are plain, non-streaming ``chat.completions`` through ``AsyncOpenAI``, so that libraries which
+capture rollouts there (openpipe-art does) see every call.
 """
 
 import itertools
@@ -26,14 +29,17 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from deepsearch_rl.agent.chat_messages import chat_messages, split_thought
-from deepsearch_rl.agent.completion import Completion
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL, search_call
+import openai
+
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages, search_call, split_thought
+from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
+from deepsearch_rl.agent.endpoint import Completion, read_completion
+from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.transcript import RolloutStopped
 from deepsearch_rl.answers import has_answer_tags
-from deepsearch_rl.records import Message, StopReason, ToolCall
+from deepsearch_rl.records import Message, StopReason, TokenUsage, ToolCall
 from deepsearch_rl.retrieval.passages import NO_PASSAGES, Found, format_passages
 
 _SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
@@ -54,11 +60,7 @@ INVALID_ACTION = (
 
 @dataclass(frozen=True, slots=True)
 class FunctionCalling:
-    """The tool calls of Chat Completions. Objects of protocols are frozen and shared by all rollouts of an agent.
-
-    ``instruction`` is the system prompt, ``history_reasoning`` sends earlier turns back with their reasoning; without
-    ``offer_tool`` the model can only answer.
-    """
+    """The tool calls of Chat Completions; ``instruction`` is the system prompt. All rollouts of an agent share it."""
 
     instruction: str
     history_reasoning: bool = False
@@ -106,11 +108,7 @@ class FunctionCalling:
         return has_answer_tags(split_thought(turn).text)
 
     def correction(self, turn: Message) -> None:
-        """Return what the model reads after a turn that is no valid action; None for a valid one.
-
-        Raises:
-            RolloutStopped: the turn ends the rollout.
-        """
+        """Return what the model reads after an invalid action, None after a valid one; it may raise RolloutStopped."""
         text = split_thought(turn).text
         if turn.tool_calls or has_answer_tags(text):
             return
@@ -129,11 +127,7 @@ class FunctionCalling:
 
 
 def _compact(arguments: str) -> str:
-    """Return arguments as `json.dumps` writes them, which is how training renders them.
-
-    What is no JSON, or none that can be written (too deep, thousands of digits, half a surrogate pair), stays as it
-    is, and is refused when the call is read.
-    """
+    """Return arguments as `json.dumps` writes and training renders them; what is no storable JSON stays as it is."""
     try:
         compact = json.dumps(json.loads(arguments), ensure_ascii=False)
         compact.encode()
@@ -198,3 +192,55 @@ class SearchTags:
 
 
 AgentProtocol: TypeAlias = FunctionCalling | SearchTags
+
+
+def open_protocol(config: AgentConfig, *, offer_tool: bool = True) -> AgentProtocol:
+    """Return the protocol that the settings name, with their prompt."""
+    instruction = load_prompt(config.prompt)
+    if config.protocol == FUNCTION_CALLING:
+        return FunctionCalling(instruction, config.history_reasoning, offer_tool)
+    return SearchTags(instruction)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One turn; ``usage`` is None where tokens are not counted, ``truncated``: the token limit ended the turn."""
+
+    turn: Message
+    usage: TokenUsage | None = None
+    truncated: bool = False
+
+
+class RolloutPolicy(Protocol):
+    """Writes the turns of one rollout; made anew for every rollout."""
+
+    async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:
+        """Return the next turn of a conversation, of at most ``max_tokens`` tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointPolicy(RolloutPolicy):
+    """A model behind an endpoint; a ``seed`` of None leaves sampling to the server."""
+
+    client: openai.AsyncOpenAI
+    model: str
+    protocol: AgentProtocol
+    temperature: float
+    seed: int | None = None
+    logprobs: bool = False
+
+    async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:
+        """Return the next turn; raise openai.APIError after all attempts, EndpointError if it is no completion."""
+        options = self.protocol.request(messages)
+        if self.seed is not None:
+            options["seed"] = self.seed
+        if self.logprobs:
+            options["logprobs"] = True
+        response = await self.client.chat.completions.create(
+            model=self.model, temperature=self.temperature, max_tokens=max_tokens, **options
+        )
+        completion = read_completion(response)
+        turn = self.protocol.turn(completion, messages)
+        truncated = completion.truncated(max_tokens) and not self.protocol.complete(turn)
+        return Reply(turn, completion.usage, truncated)

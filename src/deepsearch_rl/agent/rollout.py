@@ -1,13 +1,12 @@
 """The agent loop: one question answered by one model.
 
-Teachers, trained models and reinforcement learning use the same loop, the OpenAI Agents SDK's (model call, tool calls,
-model call, ...). This module gives it one model, one tool and hard limits, and turns every failure into a
-:class:`Trajectory` with a stop reason: a bad rollout is data, scores zero and stays in the denominator.
+Teachers, trained models and reinforcement learning use the same loop, the OpenAI Agents SDK's. This module gives it one
+model, one tool and hard limits, and turns every failure into a :class:`Trajectory` with a stop reason: a bad rollout is
+data, scores zero and stays in the denominator.
 
-Every turn goes through :class:`RolloutModel` and is recorded. Before each call the prompt's tokens are estimated. If a
-whole turn of ``max_tokens`` does not fit the context, the model is told to answer now and gets the room that is left;
-if not even ``answer_tokens`` fit, the last passages are dropped first. Another search after that ends the rollout, and
-so does one after the notice that no searches are left.
+Before each call the prompt's tokens are estimated. If a whole turn of ``max_tokens`` does not fit the context, the
+model is told to answer now and gets the room that is left; if not even ``answer_tokens`` fit, the last passages are
+dropped first. Another search after that ends the rollout, and so does one after the notice that no searches are left.
 """
 
 import asyncio
@@ -26,10 +25,8 @@ from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessa
 
 from deepsearch_rl.agent.chat_messages import split_thought
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
-from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.policy import EndpointPolicy, Reply, RolloutPolicy, model_failure, open_client
-from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.agent.protocols import AgentProtocol, FunctionCalling, SearchTags
+from deepsearch_rl.agent.endpoint import Endpoint, model_failure, open_client
+from deepsearch_rl.agent.protocols import AgentProtocol, EndpointPolicy, Reply, RolloutPolicy, open_protocol
 from deepsearch_rl.agent.search_tool import SearchTool, open_session, parse_search, search_over_mcp
 from deepsearch_rl.agent.timing import timed
 from deepsearch_rl.agent.transcript import Observer, PromptCount, RolloutKey, RolloutStopped, Transcript
@@ -42,14 +39,6 @@ NO_ROOM_LEFT = "No room left. Answer now."
 """What the model reads after the passages or instead of them when its context is nearly full."""
 PolicyPerRollout: TypeAlias = Callable[[Question, int], RolloutPolicy]
 """Makes the policy of one rollout from the question and the sample's number, e.g. a scripted teacher."""
-
-
-def open_protocol(config: AgentConfig, *, offer_tool: bool = True) -> AgentProtocol:
-    """Return the protocol that the settings name, with their prompt."""
-    instruction = load_prompt(config.prompt)
-    if config.protocol == FUNCTION_CALLING:
-        return FunctionCalling(instruction, config.history_reasoning, offer_tool)
-    return SearchTags(instruction)
 
 
 def rollout_seed(seed: int, question: Question, sample: int) -> int:
@@ -66,12 +55,7 @@ class RolloutModel(Model):
         self._policy, self._protocol, self._config, self._transcript = policy, protocol, config, transcript
 
     async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:  # noqa: ARG002
-        """Return the next turn of the transcript, which is the conversation; the SDK's own input is not read.
-
-        Raises:
-            RolloutStopped: the turn is the last one, and no answer.
-            openai.APIError, EndpointError: the endpoint failed.
-        """
+        """Return the next turn of the transcript, which is the conversation; the SDK's own input is not read."""
         transcript = self._transcript
         transcript.settle()
         while True:
@@ -190,19 +174,9 @@ async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcr
 class SearchAgent:
     """Answers questions with one model and one MCP session; use as an async context manager.
 
-    Args:
-        config: limits, prompt and protocol.
-        model: an endpoint, or a function that makes the policy of each rollout.
-        retrieval_url: base URL of the retrieval server; MCP is at ``/mcp`` below it.
-        temperature: of sampling.
-        logprobs: ask the endpoint for the log-probabilities of the tokens it draws.
-        model_name: the model that trajectories name; None: the endpoint's own name.
-        seed: a rollout's seed is drawn from it, the question and the sample's number; None leaves it to the server.
-        backoff_s: pause before the second attempt of a failing search; doubled for each further one.
-        observer: called with every message of every rollout.
-
-    Raises:
-        ConfigError: the protocol is not function_calling, and the model is no endpoint.
+    ``model`` is an endpoint, or makes the policy of each rollout. ``logprobs`` asks for those of the drawn tokens.
+    Trajectories name ``model_name``, or else the endpoint's. A rollout's seed is drawn from ``seed``, the question and
+    the sample's number; None leaves it to the server. ``backoff_s``: wait before a failing search's second attempt.
     """
 
     config: AgentConfig

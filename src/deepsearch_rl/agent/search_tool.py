@@ -3,6 +3,11 @@
 A search that fails is an error of the rollout, never "no results": a model that reads an empty result from a broken
 server learns that the corpus holds nothing.
 
+The retrieval server's MCP tool answers twice: ``result.content[0].text`` is what any MCP client's model reads;
+``result.structured_content["result"]`` is a list of ``{"chunk": contents, "chunk_id": id, "score": float}``, best
+first, which the agent writes in the form of its protocol and records by id. A failed search has ``is_error`` set and no
+structured content, and its text is the error.
+
 The session is MCP's own client, because the Agents SDK's sends the calls of a session one after the other: a hundred
 rollouts would wait for each other, and the server would never see two queries at once. A broken connection must cost
 one search, not the session. MCP's client raises such an error in the task that opened the session, which ends every
@@ -11,7 +16,7 @@ rollout in it. So a broken connection becomes a response of status 503, which is
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,11 +28,11 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import TextContent
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.protocols import AgentProtocol
 from deepsearch_rl.agent.timing import timed
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
-from deepsearch_rl.agent.transcript import Observation, RolloutStopped, Transcript
+from deepsearch_rl.agent.transcript import RolloutStopped, Transcript
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import Question, Record, Retrieval, StopReason, ToolCall
@@ -35,10 +40,7 @@ from deepsearch_rl.retries import retry
 from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
 
 _LOG = logging.getLogger(__name__)
-_CONNECTIONS = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-"""No limit: ``agent.concurrency`` and the calls of one turn limit the searches at once."""
 ATTEMPTS = 3
-"""How often a failing search is tried."""
 NO_SEARCHES_LEFT = "No searches left. Answer now."
 """What the model reads instead of passages once its searches are used up; calling again ends the rollout."""
 
@@ -57,7 +59,7 @@ RolloutSearch: TypeAlias = Callable[[str, Question], Awaitable[Sequence[ShownPas
 
 
 class _SearchResult(BaseModel):
-    """The structured content of the MCP tool's result, best passage first."""
+    """The structured content of the MCP tool's result."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -71,11 +73,7 @@ class _SearchArguments(Record):
 
 
 def parse_search(call: ToolCall) -> str:
-    """Return the query of a call.
-
-    Raises:
-        RolloutStopped: the call names another tool, or its arguments are not the JSON of the schema.
-    """
+    """Return the query of a call; raise RolloutStopped if it names another tool or does not fit the schema."""
     if call.name != RETRIEVE_TOOL_NAME:
         raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, f"there is no tool named {call.name!r}")
     try:
@@ -109,8 +107,9 @@ class SearchTool:
     async def _invoke(self, context: ToolContext[Transcript], arguments: str) -> str:
         transcript = context.context
         call = ToolCall(id=context.tool_call_id, name=context.tool_name, arguments=arguments)
+        retrieval = None
         if transcript.searches >= self.config.max_searches:
-            observation = Observation(self.protocol.notice(NO_SEARCHES_LEFT))
+            text = self.protocol.notice(NO_SEARCHES_LEFT)
         else:
             transcript.searches += 1  # before the first await: calls of one turn count in their order
             query = parse_search(call)
@@ -123,19 +122,14 @@ class SearchTool:
                 passages = passages[:-1]
                 text = self.protocol.observation(passages)
             retrieval = Retrieval(query=query, chunk_ids=tuple(passage.chunk_id for passage in passages))
-            observation = Observation(text, retrieval)
-        transcript.keep(call, observation)
-        return observation.text
+        transcript.keep(call, text, retrieval)
+        return text
 
 
 async def search_over_mcp(
     session: Client, backoff_s: float, query: str, _question: Question
 ) -> tuple[ShownPassage, ...]:
-    """Ask the retrieval server, up to :data:`ATTEMPTS` times; ``backoff_s`` is the first wait, and each one doubles.
-
-    Raises:
-        RolloutStopped: the search failed in all attempts.
-    """
+    """Ask the retrieval server; raise RolloutStopped after :data:`ATTEMPTS` failures. ``backoff_s``: the first wait."""
 
     async def search() -> tuple[ShownPassage, ...]:
         result = await session.call_tool(RETRIEVE_TOOL_NAME, {"query": query})
@@ -159,31 +153,22 @@ async def search_over_mcp(
 
 @asynccontextmanager
 async def open_session(retrieval_url: str, timeout_s: float) -> AsyncIterator[Client]:
-    """Open a session with the retrieval server at ``retrieval_url`` (MCP is at ``/mcp`` below it).
-
-    ``timeout_s`` applies to each call.
-
-    Raises:
-        EndpointError: no server answers there, or it has no tool ``retrieve``.
-    """
+    """Open a session with a retrieval server, with a time-out per call; raise EndpointError without a search tool."""
     url = f"{retrieval_url.rstrip('/')}/mcp"
-    transport = _ErrorsAsResponses(limits=_CONNECTIONS)
-    async with httpx2.AsyncClient(transport=transport, timeout=timeout_s) as http:
+    # ``agent.concurrency`` and the calls of one turn limit the searches at once.
+    transport = _ErrorsAsResponses(limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None))
+    async with httpx2.AsyncClient(transport=transport, timeout=timeout_s) as http, AsyncExitStack() as opened:
         session = Client(streamable_http_client(url, http_client=http), read_timeout_seconds=timeout_s)
         try:
             await session.__aenter__()
+            opened.push_async_callback(session.__aexit__, None, None, None)
+            # The client reads the list of tools here instead of in the first search of every rollout.
+            tools = {tool.name for tool in (await session.list_tools()).tools}
         except Exception as error:
             raise EndpointError(f"the retrieval server's MCP endpoint ({url}) does not answer: {error}") from error
-        try:
-            try:  # the client reads the list of tools here instead of in the first search of every rollout
-                tools = {tool.name for tool in (await session.list_tools()).tools}
-            except Exception as error:
-                raise EndpointError(f"the MCP server at {url} does not say which tools it has: {error}") from error
-            if RETRIEVE_TOOL_NAME not in tools:
-                raise EndpointError(f"the MCP server at {url} has no tool named {RETRIEVE_TOOL_NAME!r}.")
-            yield session
-        finally:
-            await session.__aexit__(None, None, None)
+        if RETRIEVE_TOOL_NAME not in tools:
+            raise EndpointError(f"the MCP server at {url} has no tool named {RETRIEVE_TOOL_NAME!r}.")
+        yield session
 
 
 class _ErrorsAsResponses(httpx2.AsyncHTTPTransport):

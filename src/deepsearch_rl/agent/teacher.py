@@ -1,12 +1,8 @@
 """A scripted teacher for questions of the generated world.
 
-It uses the same loop, tool and retriever as a model. It knows the question's text and its plan, which names relations
-("headquarters", "mayor", "employer") but no entity. It reads the first entity from the question and every further one
-from passages that a search returned. If no passage states a fact, the answer is "Insufficient information.".
-
-Its mistakes are drawn from a seeded generator, so that its transcripts look like those of a middling model: queries
-with half a name or for the wrong relation, corrected after one look at the passages; names misread from a passage and
-not corrected; giving up early.
+It knows the question's text and its plan, which names relations but no entity. It reads the first entity from the
+question and every further one from passages that a search returned. Its mistakes are drawn from a seeded generator, so
+that its transcripts look like those of a middling model.
 """
 
 import random
@@ -15,8 +11,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from deepsearch_rl.agent.policy import Reply, RolloutPolicy
-from deepsearch_rl.agent.tool import search_call
+from deepsearch_rl.agent.chat_messages import search_call
+from deepsearch_rl.agent.protocols import Reply, RolloutPolicy
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, find_entities, read_object
 from deepsearch_rl.errors import ConfigError
@@ -39,11 +35,7 @@ class TeacherConfig(Record):
 
 
 def read_plan(question: Question) -> Plan:
-    """Return the plan of a question of the in-domain world: a chain of relation names per entity that it names.
-
-    Raises:
-        ConfigError: the question has none, or its plan has an unknown relation.
-    """
+    """Return a question's plan, a chain of relation names per entity that it names; raise ConfigError without one."""
     try:
         plan = _PLAN.validate_python((question.metadata.model_extra or {}).get("plan"))
     except ValidationError as error:
@@ -57,10 +49,7 @@ def read_plan(question: Question) -> Plan:
 
 
 class ScriptedTeacher(RolloutPolicy):
-    """The teacher for one rollout; each sample has its own mistakes.
-
-    Of a question it uses the text and the plan in its metadata, nothing else.
-    """
+    """The teacher for one rollout: it uses the question's text and plan alone; each sample has its own mistakes."""
 
     def __init__(self, question: Question, sample: int, config: TeacherConfig, seed: int) -> None:
         self._config = config
@@ -78,10 +67,7 @@ class ScriptedTeacher(RolloutPolicy):
         return Reply(Message(role="assistant", tool_calls=(search_call(query, self._searches),)))
 
     def _answer(self, question: str, plan: Plan) -> Generator[str, str, str]:
-        """Follow every chain from the entity that it starts at; two chains are compared.
-
-        Yields queries, receives the passages of each and returns the answer.
-        """
+        """Follow every chain from the entity that it starts at: yield queries, get passages, return the answer."""
         ends: list[str] = []
         for head, chain in zip(find_entities(question), plan, strict=False):
             subject: str | None = head

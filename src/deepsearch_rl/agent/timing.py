@@ -1,8 +1,7 @@
 """How long a rollout, its model calls and its searches took.
 
-Trajectories are artifacts that are equal from run to run, so no clock enters them. Whoever wants the times starts a
-:class:`Stopwatch` in the task that makes the rollout. The :func:`timed` blocks of that task, and of those that it
-starts, then report to it. Without a stopwatch nothing is measured.
+Trajectories are equal from run to run, so no clock enters them. The :func:`timed` blocks of a task that starts a
+:class:`Stopwatch`, and of those that it starts, report to it. Without a stopwatch nothing is measured.
 """
 
 import hashlib
@@ -74,8 +73,7 @@ def timed(kind: Literal["model_call", "search"], message: int) -> Iterator[None]
     finally:
         if stopwatch:
             duration_ns = stopwatch.elapsed_ns() - start_ns
-            step = TimedStep(kind=kind, message=message, start_ns=start_ns, duration_ns=duration_ns)
-            stopwatch.steps.append(step)
+            stopwatch.steps.append(TimedStep(kind=kind, message=message, start_ns=start_ns, duration_ns=duration_ns))
 
 
 def trajectory_digest(trajectory: Trajectory) -> str:

@@ -1,7 +1,6 @@
 """Record of a running rollout: messages, searches, tokens.
 
-The transcript is the conversation: each request is built from it, so that a stored trajectory holds exactly the
-messages that the model saw.
+Each request is built from it, so that a stored trajectory holds exactly the messages that the model saw.
 """
 
 import math
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from agents.exceptions import AgentsException
 
 from deepsearch_rl.agent.chat_messages import split_thought
-from deepsearch_rl.agent.completion import replace_lone_surrogates
+from deepsearch_rl.agent.endpoint import replace_lone_surrogates
 from deepsearch_rl.answers import extract_answer
 from deepsearch_rl.records import (
     Message,
@@ -48,20 +47,9 @@ class RolloutKey:
     protocol: ProtocolName = "function_calling"
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The result of a call: the text that the model reads, and the search; without one it is a notice."""
-
-    text: str
-    retrieval: Retrieval | None = None
-
-
 @dataclass(slots=True)
 class PromptCount:
-    """The endpoint's count of the last prompt, from which the tokens of further text are estimated.
-
-    Characters are those of a whole request (``AgentProtocol.characters``). Until ``counted``, every number is a guess.
-    """
+    """The endpoint's count of the last prompt, whose characters the protocol counts; a guess until ``counted``."""
 
     tokens: int = 0
     characters: int = 0
@@ -86,7 +74,7 @@ class Transcript:
     prompt_count: PromptCount = field(default_factory=PromptCount)
     told_to_answer: StopReason | None = None
     """Once the model was told to answer: the stop reason if it searches again."""
-    _waiting: dict[str, Observation] = field(default_factory=dict)
+    _waiting: dict[str, tuple[str, Retrieval | None]] = field(default_factory=dict)
     _first_retrieval: int = 0
     _observed: int = 0
 
@@ -95,20 +83,20 @@ class Transcript:
         self._first_retrieval = len(self.retrievals)
         self.messages.append(Message(role="tool", content=text))
 
-    def keep(self, call: ToolCall, observation: Observation) -> None:
-        """Hold the result of a call until all calls of the turn have ended: they run at once and end in any order."""
-        self._waiting[call.id] = observation
+    def keep(self, call: ToolCall, text: str, retrieval: Retrieval | None) -> None:
+        """Hold what the model reads, a notice if without a search, until all calls of the turn have ended."""
+        self._waiting[call.id] = text, retrieval
 
     def settle(self) -> None:
         """Record the results of the last turn's calls, in the order of the calls."""
         self._first_retrieval = len(self.retrievals)
         for call in self.messages[-1].tool_calls:
-            observation = self._waiting.pop(call.id)
-            self.messages.append(Message(role="tool", content=observation.text, tool_call_id=call.id))
-            if observation.retrieval is None:
+            text, retrieval = self._waiting.pop(call.id)
+            self.messages.append(Message(role="tool", content=text, tool_call_id=call.id))
+            if retrieval is None:
                 self.told_to_answer = StopReason.SEARCH_BUDGET
             else:
-                self.retrievals.append(observation.retrieval)
+                self.retrievals.append(retrieval)
 
     @property
     def unanswered(self) -> range:
@@ -131,15 +119,12 @@ class Transcript:
         self._observed = len(self.messages)
 
     def finish(self, sample: int, key: RolloutKey, reason: StopReason, error: str | None) -> Trajectory:
-        """Return the record of the rollout, which has ended.
-
-        Calls are numbered from ``call_1``, because servers draw their ids at random.
-        """
+        """Return the record of the rollout; calls are numbered from 1, because servers draw their ids at random."""
         self.show()
         for call in self.messages[-1].tool_calls:  # searches that were executed, but whose passages no turn has read
-            observation = self._waiting.pop(call.id, None)
-            if observation is not None and observation.retrieval is not None:
-                self.retrievals.append(_without_chunks(observation.retrieval))
+            _, retrieval = self._waiting.pop(call.id, ("", None))
+            if retrieval is not None:
+                self.retrievals.append(_without_chunks(retrieval))
         question = self.question
         calls = [call.id for message in self.messages for call in message.tool_calls]
         names = {id_: f"call_{number}" for number, id_ in enumerate(calls, 1)}

@@ -1,8 +1,4 @@
-"""``deepsearch ask``: the agent on one question of yours, shown while it works.
-
-Everything but the question comes from a profile: the model among its ``models``, the index of a question set's corpus,
-the agent's prompt and limits. It is the same agent that is evaluated, so what it does here it does there.
-"""
+"""``deepsearch ask``: the evaluated agent on one question of yours, shown while it works, with a profile's settings."""
 
 import asyncio
 import json
@@ -11,13 +7,13 @@ import sys
 import textwrap
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Option
 
 from deepsearch_rl.commands.defaults import with_options
 from deepsearch_rl.errors import ConfigError, look_up
@@ -39,15 +35,7 @@ def ask(
     retrieval_url: str | None,
     observer: Callable[[Message], None],
 ) -> Trajectory:
-    """Answer one question with a model folder; ``observer`` is shown every message as it comes.
-
-    ``retrieval_url`` takes the place of the profile's index of ``corpus`` where it is given.
-
-    Raises:
-        ArtifactError: there is no such model or index yet.
-        UnavailableError: the profile's model server cannot run here.
-        EndpointError: a server does not start or does not answer.
-    """
+    """Answer one question; ``observer`` is shown every message, ``retrieval_url`` replaces the index of ``corpus``."""
     from deepsearch_rl.agent.config import AgentConfig  # noqa: PLC0415 - the agent's libraries take a second
     from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415
     from deepsearch_rl.retrieval.server.config import RetrievalConfig  # noqa: PLC0415 - FAISS
@@ -72,23 +60,21 @@ def ask(
 
 def ask_command(
     question: Annotated[str, typer.Argument(help="What you want to know.", show_default=False)],
-    profile: Annotated[str, typer.Option(help="Whose models, corpora and settings.")] = "tiny",
+    profile: Annotated[str, Option(help="Whose models, corpora and settings.")] = "tiny",
     model: Annotated[
-        str | None, typer.Option(help="A name of the profile's models (its last if not given), or a model folder.")
+        str | None, Option(help="A name of the profile's models (its last if not given), or a model folder.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Search the corpus of this question set (the profile's first if not given).")
+        str | None, Option(help="Search the corpus of this question set (the profile's first if not given).")
     ] = None,
     retrieval_url: Annotated[
-        str | None, typer.Option(help="A retrieval server that runs already, in place of the profile's index.")
+        str | None, Option(help="A retrieval server that runs already, in place of the profile's index.")
     ] = None,
-    prompt: Annotated[str | None, typer.Option(help="Another prompt of agent/prompts.")] = None,
-    protocol: Annotated[
-        str | None, typer.Option(help="function_calling, or search_tags for Search-R1's models.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Passages per search.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="Of sampling.")] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole trajectory as JSON instead.")] = False,
+    prompt: Annotated[str | None, Option(help="Another prompt of agent/prompts.")] = None,
+    protocol: Annotated[str | None, Option(help="function_calling, or search_tags for Search-R1's models.")] = None,
+    top_k: Annotated[int | None, Option(min=1, help="Passages per search.")] = None,
+    temperature: Annotated[float, Option(min=0, max=2, help="Of sampling.")] = 0.0,
+    as_json: Annotated[bool, Option("--json", help="Print the whole trajectory as JSON instead.")] = False,
 ) -> None:
     """Let the agent answer a question, and show its queries, the passages it finds and its answer as they come.
 
@@ -109,50 +95,45 @@ def ask_command(
     name = model or list(models)[-1]
     folder = Path(name) if name not in models and Path(name).is_dir() else look_up("model", name, models)
     corpus = look_up("dataset", dataset or next(iter(datasets)), datasets).corpus
-    conversation = _Conversation(Console(highlight=False))
-    observer = (lambda _: None) if as_json else conversation.show
+    observer = (lambda _: None) if as_json else _show
     trajectory = ask(question, settings, folder, corpus, temperature, retrieval_url, observer)
     if as_json:
         typer.echo(trajectory.model_dump_json(indent=2, exclude_none=True))
     else:
-        conversation.end(trajectory)
+        _show_end(trajectory)
     sys.exit(1 if trajectory.failed else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """Shows messages on a terminal, or as plain lines in a pipe."""
+def _show(message: Message) -> None:
+    """Show what the model thought, asked for, was shown or answered; not the prompt and the question."""
+    if message.role == "assistant":
+        thought = " ".join((message.reasoning or "", _TAGGED.sub("", message.content))).strip()
+        if thought:
+            _line("thinks", thought, "italic dim")
+        for call in message.tool_calls:
+            _line("searches", _query(call.arguments), "bold cyan")
+    elif message.role == "tool":
+        for passage in filter(str.strip, _PASSAGES.split(message.content)):
+            title, _, body = re.sub(r"</?information>", "", passage).strip().partition("\n")
+            text = f"{title}{': ' if body else ''}{body}"
+            _line("", textwrap.shorten(text, PASSAGE_CHARACTERS, placeholder=" ..."), "")
 
-    console: Console
 
-    def show(self, message: Message) -> None:
-        """Show what the model thought, asked for, was shown or answered; not the prompt and the question."""
-        if message.role == "assistant":
-            thought = " ".join((message.reasoning or "", _TAGGED.sub("", message.content))).strip()
-            if thought:
-                self._line("thinks", thought, "italic dim")
-            for call in message.tool_calls:
-                self._line("searches", _query(call.arguments), "bold cyan")
-        elif message.role == "tool":
-            for passage in filter(str.strip, _PASSAGES.split(message.content)):
-                title, _, body = re.sub(r"</?information>", "", passage).strip().partition("\n")
-                text = f"{title}{': ' if body else ''}{body}"
-                self._line("", textwrap.shorten(text, PASSAGE_CHARACTERS, placeholder=" ..."), "")
+def _show_end(trajectory: Trajectory) -> None:
+    """Show the answer, or why there is none, and what it took."""
+    if trajectory.failed:
+        _line("no answer", f"{trajectory.stop_reason}: {trajectory.error or 'no answer tag'}", "red")
+    else:
+        _line("answer", trajectory.answer or "(blank)", "bold green")
+    counts = f"{trajectory.prompt_tokens} + {trajectory.completion_tokens} tokens"
+    tokens = counts if trajectory.usage else "tokens not counted"
+    chunk_ids = {chunk_id for retrieval in trajectory.retrievals for chunk_id in retrieval.chunk_ids}
+    took = f"{len(trajectory.retrievals)} searches, {len(chunk_ids)} passages, {trajectory.rounds} turns, {tokens}"
+    Console(highlight=False).print(Text(took, "dim"))
 
-    def end(self, trajectory: Trajectory) -> None:
-        """Show the answer, or why there is none, and what it took."""
-        if trajectory.failed:
-            self._line("no answer", f"{trajectory.stop_reason}: {trajectory.error or 'no answer tag'}", "red")
-        else:
-            self._line("answer", trajectory.answer or "(blank)", "bold green")
-        counts = f"{trajectory.prompt_tokens} + {trajectory.completion_tokens} tokens"
-        tokens = counts if trajectory.usage else "tokens not counted"
-        chunk_ids = {chunk_id for retrieval in trajectory.retrievals for chunk_id in retrieval.chunk_ids}
-        took = f"{len(trajectory.retrievals)} searches, {len(chunk_ids)} passages, {trajectory.rounds} turns, {tokens}"
-        self.console.print(Text(took, "dim"))
 
-    def _line(self, label: str, text: str, style: str) -> None:
-        self.console.print(Text(f"{label:>9}  ", "dim"), Text(text, style), sep="", soft_wrap=True)
+def _line(label: str, text: str, style: str) -> None:
+    Console(highlight=False).print(Text(f"{label:>9}  ", "dim"), Text(text, style), sep="", soft_wrap=True)
 
 
 def _query(arguments: str) -> str:

@@ -1,41 +1,53 @@
-"""Defaults of options: fields of the packaged presets, profiles for whoever has none."""
+"""Options that are fields of a packaged preset: a table has each option's field, type and help."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeAlias
+
+from typer import Option
 
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.profile import Profile
 
-if TYPE_CHECKING:
-    from deepsearch_rl.retrieval.rerank import RerankerConfig
+Fields: TypeAlias = dict[str, Any]
+"""Values by the dotted names of their fields, such as ``"retrieval.top_k"``."""
 
 
-def defaults_of(name: str) -> dict[str, Any]:
-    """Return the values of a preset by the dotted names of its fields: ``"retrieval.top_k"`` -> 3."""
-    return dict(_flattened("", load_preset(name).values))
+class FieldOption:
+    """An option of type ``kind`` whose default is a field of a preset; ``limits`` as those of :class:`typer.Option`."""
+
+    def __init__(self, field: str, kind: Any, text: str, **limits: Any) -> None:
+        self.field, self.annotation = field, Annotated[kind, Option(help=text, **limits)]
 
 
-def _flattened(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flattened(f"{prefix}{key}.", value)
-        else:
-            yield f"{prefix}{key}", value
+def field_options(preset: str, options: Mapping[str, FieldOption]) -> Callable[[Callable[..., None]], Any]:
+    """Return a decorator that gives a command these options in place of its parameter ``fields: Fields``."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_fields(**arguments: Any) -> None:
+            fields = {option.field: arguments.pop(name) for name, option in options.items()}
+            command(**arguments, fields=fields)
+
+        parameters = list(inspect.signature(command).parameters.values())
+        place = [parameter.name for parameter in parameters].index("fields")
+        parameters[place : place + 1] = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=functools.reduce(operator.getitem, option.field.split("."), load_preset(preset).values),
+                annotation=option.annotation,
+            )
+            for name, option in options.items()
+        ]
+        with_fields.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return with_fields
+
+    return decorate
 
 
 def with_options(settings: Profile, options: Mapping[str, object]) -> Profile:
     """Return settings with the options that were given: those that are None leave a field as it is."""
     return settings.with_overrides({field: value for field, value in options.items() if value is not None})
-
-
-def reranker_config(folder: Path, options: Mapping[str, object]) -> "RerankerConfig":
-    """Return the settings of a cross-encoder: the preset's, with a model folder and options of the command line.
-
-    Raises:
-        ConfigError: there is no such device or dtype.
-    """
-    from deepsearch_rl.retrieval.rerank import RerankerConfig  # noqa: PLC0415 - NumPy
-
-    settings = load_preset("retrieve").with_overrides({**options, "reranker.model": folder})
-    return settings.section("reranker", RerankerConfig)

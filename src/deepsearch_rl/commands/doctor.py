@@ -1,8 +1,8 @@
 """``deepsearch doctor``: what this machine has, what each profile needs, and how to get what is missing.
 
 A profile says what it needs in the ``requires`` section of its params.yaml. Outside a project there are no profiles;
-the packages are then compared with what the installed package asks for, inside one with ``uv.lock``. Of a key only
-its presence is told, and nothing is started but ``nvidia-smi`` and ``java -version``.
+packages are then compared with what the installed package asks for, inside one with ``uv.lock``. The parts of this
+package (`pip install deepsearch-rl[retrieval]`) are the extras of pyproject.toml. Of a key only its presence is told.
 """
 
 import os
@@ -13,26 +13,39 @@ import subprocess
 import textwrap
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
 import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from pydantic import Field
 
-from deepsearch_rl.commands.packages import (
-    BASE,
-    Package,
-    install_command,
-    installed_version,
-    packages_of_graph,
-    read_parts,
-)
 from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.profile import dvc_file, find_profile, profile_names
 from deepsearch_rl.records import Record
 
+OURS = "deepsearch-rl"
+BASE = "base"
+"""What is installed without any extra."""
+ALL = "all"
+"""The extra with every part of the graph."""
+DISTRIBUTIONS = {
+    "Stemmer": "pystemmer",
+    "agents": "openai-agents",
+    "art": "openpipe-art",
+    "faiss": "faiss-cpu",
+    "jnius": "pyjnius",
+    "jnius_config": "pyjnius",
+    "mp_actors": "openpipe-art",
+    "sklearn": "scikit-learn",
+    "swift": "ms-swift",
+    "yaml": "pyyaml",
+}
+"""Modules whose distribution has another name."""
 GIB = 2**30
 PORTS = {4200: "Prefect", 5000: "MLflow"}
 LUCENE_JAVA = 21
@@ -40,6 +53,22 @@ VARIABLES = ("OPENAI_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_URI")
 NAME_WIDTH = 13
 LINE_WIDTH = 100
 MAKE_ALL = "make environment EXTRAS=--all-extras"
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package that a part needs: ``installed`` is empty where it is missing, ``required`` where any version fits."""
+
+    name: str
+    installed: str
+    required: str
+    fits: bool
+
+    def __str__(self) -> str:
+        needs = f" (needs {self.required})" if self.required and not self.fits else ""
+        return f"{self.name} {self.installed or 'missing'}{needs}"
+
+
 Parts = Mapping[str, tuple[Package, ...]]
 
 
@@ -106,11 +135,7 @@ def doctor_command() -> None:
 
 
 def inspect(root: Path) -> Report:
-    """Look at the machine, the installed packages and every profile of the project at ``root``.
-
-    Raises:
-        ConfigError: the params.yaml of a profile has no section ``requires`` or ``python`` that fits; names the field.
-    """
+    """Look at the machine, the installed packages and every profile of the project at ``root``."""
     lock = root / "uv.lock"
     parts = with_locked_versions(read_parts(), lock) if lock.is_file() else read_parts()
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -183,8 +208,8 @@ def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[Missin
     if max(machine.gpus_gib, default=0.0) < needs.gpu_memory_gib:
         gpu = f"a GPU with {needs.gpu_memory_gib:g} GiB (this machine has: {machine.gpus})"
         yield MissingRequirement(gpu, "attach one, with NVIDIA's driver")
-    version = re.search(r"\d+", machine.java)
-    if needs.java and (version is None or int(version[0]) < LUCENE_JAVA):
+    major = re.search(r"\d+", machine.java)
+    if needs.java and (major is None or int(major[0]) < LUCENE_JAVA):
         yield MissingRequirement(f"Java {LUCENE_JAVA}", "uv sync --inexact --extra pyserini")
     for key in needs.keys:
         if not os.environ.get(key):
@@ -215,3 +240,53 @@ def render(report: Report) -> str:
         lines.append(f"  {name:<{NAME_WIDTH}}{'is missing:' if missing else f'ready: dvc repro {dvc_file(name)}'}")
         lines += [f"    - {requirement.what}\n      {requirement.fix}" for requirement in missing]
     return "\n".join(lines)
+
+
+def installed_version(name: str) -> str:
+    """Return the version of an installed distribution, "" where there is none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def read_parts() -> dict[str, tuple[Package, ...]]:
+    """Return every part with the packages that it needs; the base first, an extra without those of the base."""
+    extras = [name for name in metadata(OURS).get_all("Provides-Extra") or [] if name != ALL]
+    by_extra = {part: _packages(lambda line, part=part: _needs(line, part) and not _needs(line, "")) for part in extras}
+    return {BASE: _packages(lambda line: _needs(line, "")), **by_extra}
+
+
+def packages_of_graph() -> set[str]:
+    """Return the names of the packages that the graph needs: those of the base and of the extra `all`."""
+    return {package.name for package in _packages(lambda line: _needs(line, ALL))}
+
+
+def explain_missing_module(error: ModuleNotFoundError) -> str | None:
+    """Return what to install where a module of an optional part is missing, None where no part brings it."""
+    module = (error.name or "").partition(".")[0]
+    distribution = DISTRIBUTIONS.get(module, module.replace("_", "-").lower())
+    parts = [part for part, packages in read_parts().items() if distribution in {package.name for package in packages}]
+    if not parts:
+        return None
+    commands = " or ".join(f"`{install_command(part)}`" for part in parts)
+    return f"this needs the package {distribution}, which is not installed; run {commands}."
+
+
+def install_command(part: str) -> str:
+    """Return the command line that installs a part."""
+    return f"pip install {OURS if part == BASE else repr(f'{OURS}[{part}]')}"
+
+
+def _needs(line: Requirement, extra: str) -> bool:
+    return line.name != OURS and (line.marker is None or line.marker.evaluate({"extra": extra}))
+
+
+def _packages(is_chosen: Callable[[Requirement], bool]) -> tuple[Package, ...]:
+    lines = filter(is_chosen, map(Requirement, requires(OURS) or []))
+    packages: list[Package] = []
+    for name, versions in sorted({canonicalize_name(line.name): line.specifier for line in lines}.items()):
+        installed = installed_version(name)
+        fits = bool(installed) and versions.contains(installed, prereleases=True)
+        packages.append(Package(name, installed, str(versions), fits))
+    return tuple(packages)

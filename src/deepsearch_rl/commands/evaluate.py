@@ -1,16 +1,13 @@
-"""``deepsearch evaluate``: one model on one question set, without a profile.
-
-The preset ``evaluate`` fits an API's model on a laptop; options are overrides of its fields. Whoever wants more than
-the options offer (variants, several models, another index) writes a profile, such as profiles/multihoprag.
-"""
+"""``deepsearch evaluate``: one model on one question set, without a profile; options are fields of a preset."""
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
-from deepsearch_rl.commands.defaults import defaults_of, with_options
+from deepsearch_rl.commands.defaults import FieldOption, Fields, field_options, with_options
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.presets import load_preset
@@ -28,75 +25,56 @@ CALLS_PER_DEADLINE = 4
 ANSWERS_PER_CALL = 4
 """Where less than the tokens of a call are left, the model is asked to answer in this part of them."""
 
-_DEFAULT = defaults_of("evaluate")
-Model = Annotated[str, typer.Option(help="Model name to ask the endpoint for, or a folder with weights.")]
-Dataset = Annotated[str, typer.Option(help="Question set: `multihoprag`, or another of `deepsearch datasets`.")]
-BaseUrl = Annotated[
-    str, typer.Option(help="Address of an OpenAI-compatible server, up to and including /v1, or a $VARIABLE with it.")
-]
-KeyVariable = Annotated[str, typer.Option(help="Environment variable that holds the key.")]
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Folder with the set's files: its repository's, or corpus*.jsonl and questions*.jsonl."),
-]
-Questions = Annotated[int | None, typer.Option(help="The first N of the set.", min=1, show_default="all")]
-Samples = Annotated[int, typer.Option(help="Answers per question; they are averaged per question first.", min=1)]
-Temperature = Annotated[float, typer.Option(help="Of sampling.", min=0.01)]
-Greedy = Annotated[int, typer.Option(help="The first N once more at temperature 0, as a row of their own.", min=0)]
-Controls = Annotated[int, typer.Option(help="The first N without search, and with gold passages.", min=0)]
-Prompt = Annotated[
-    str | None,
-    typer.Option(
-        help="Name of a system prompt in agent/prompts.",
-        show_default=f"{_DEFAULT['agent.prompt']}; search_tags with that protocol",
-    ),
-]
-Protocol = Annotated[ProtocolName, typer.Option(help="How the model asks for a search.")]
-TopK = Annotated[int, typer.Option(help="Passages per search.", min=1)]
-ChunkSize = Annotated[int, typer.Option(help="Words and marks of a passage, at most.", min=1)]
-Retriever = Annotated[RetrieverName, typer.Option(help="How passages are found.")]
-MaxSearches = Annotated[int, typer.Option(help="Searches per question.", min=0)]
-MaxTokens = Annotated[int, typer.Option(help="Tokens that the model may write per call.", min=1)]
-ContextTokens = Annotated[int, typer.Option(help="Prompt and answer of one call together.", min=2)]
-TimeoutS = Annotated[float, typer.Option(help="Seconds per question.", min=0.1)]
-Concurrency = Annotated[int, typer.Option(help="Questions answered at once.", min=1)]
-Backend = Annotated[ServingBackend, typer.Option(help="What serves a model folder; vllm needs a GPU.")]
-Name = Annotated[str | None, typer.Option(help="The model's name in the row.", show_default="as --model ends")]
-Draws = Annotated[int, typer.Option(help="Bootstrap resamples of the intervals.", min=100)]
-Seed = Annotated[int, typer.Option(help="Of sampling and resampling.", min=0, max=2**31 - 1)]
-Out = Annotated[
-    Path | None, typer.Option(help="Folder for rollouts and rows.json.", show_default="below work/evaluate")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of a table.")]
+_PRESET = load_preset("evaluate")
+_FIELDS = {
+    "temperature": FieldOption("evaluate.temperature", float, "Of sampling.", min=0.01),
+    "protocol": FieldOption("agent.protocol", ProtocolName, "How the model asks for a search."),
+    "top_k": FieldOption("retrieval.top_k", int, "Passages per search.", min=1),
+    "chunk_size": FieldOption("chunk.chunk_size", int, "Words and marks of a passage, at most.", min=1),
+    "retriever": FieldOption("retrieval.retriever", RetrieverName, "How passages are found."),
+    "max_searches": FieldOption("agent.max_searches", int, "Searches per question.", min=0),
+    "max_tokens": FieldOption("agent.max_tokens", int, "Tokens that the model may write per call.", min=1),
+    "context_tokens": FieldOption("agent.context_tokens", int, "Prompt and answer of one call together.", min=2),
+    "timeout_s": FieldOption("agent.timeout_s", float, "Seconds per question.", min=0.1),
+    "concurrency": FieldOption("agent.concurrency", int, "Questions answered at once.", min=1),
+    "backend": FieldOption("serving.backend", ServingBackend, "What serves a model folder; vllm needs a GPU."),
+    "draws": FieldOption("evaluate.draws", int, "Bootstrap resamples of the intervals.", min=100),
+    "seed": FieldOption("seed", int, "Of sampling and resampling.", min=0, max=2**31 - 1),
+}
 
 
+@field_options("evaluate", _FIELDS)
 def evaluate_command(
-    model: Model,
-    dataset: Dataset = "multihoprag",
-    base_url: BaseUrl = "$OPENAI_BASE_URL",
-    key_variable: KeyVariable = "OPENAI_API_KEY",
-    data: Data = None,
-    questions: Questions = None,
-    samples: Samples = 1,
-    temperature: Temperature = _DEFAULT["evaluate.temperature"],
-    greedy: Greedy = 0,
-    controls: Controls = 0,
-    prompt: Prompt = None,
-    protocol: Protocol = _DEFAULT["agent.protocol"],
-    top_k: TopK = _DEFAULT["retrieval.top_k"],
-    chunk_size: ChunkSize = _DEFAULT["chunk.chunk_size"],
-    retriever: Retriever = _DEFAULT["retrieval.retriever"],
-    max_searches: MaxSearches = _DEFAULT["agent.max_searches"],
-    max_tokens: MaxTokens = _DEFAULT["agent.max_tokens"],
-    context_tokens: ContextTokens = _DEFAULT["agent.context_tokens"],
-    timeout_s: TimeoutS = _DEFAULT["agent.timeout_s"],
-    concurrency: Concurrency = _DEFAULT["agent.concurrency"],
-    backend: Backend = _DEFAULT["serving.backend"],
-    name: Name = None,
-    draws: Draws = _DEFAULT["evaluate.draws"],
-    seed: Seed = _DEFAULT["seed"],
-    out: Out = None,
-    as_json: AsJson = False,
+    model: Annotated[str, Option(help="Model name to ask the endpoint for, or a folder with weights.")],
+    dataset: Annotated[
+        str, Option(help="Question set: `multihoprag`, or another of `deepsearch datasets`.")
+    ] = "multihoprag",
+    base_url: Annotated[
+        str, Option(help="Address of an OpenAI-compatible server, up to and including /v1, or a $VARIABLE with it.")
+    ] = "$OPENAI_BASE_URL",
+    key_variable: Annotated[str, Option(help="Environment variable that holds the key.")] = "OPENAI_API_KEY",
+    data: Annotated[
+        Path | None,
+        Option(help="Folder with the set's files: its repository's, or corpus*.jsonl and questions*.jsonl."),
+    ] = None,
+    questions: Annotated[int | None, Option(help="The first N of the set.", min=1, show_default="all")] = None,
+    samples: Annotated[int, Option(help="Answers per question; they are averaged per question first.", min=1)] = 1,
+    greedy: Annotated[int, Option(help="The first N once more at temperature 0, as a row of their own.", min=0)] = 0,
+    controls: Annotated[int, Option(help="The first N without search, and with gold passages.", min=0)] = 0,
+    prompt: Annotated[
+        str | None,
+        Option(
+            help="Name of a system prompt in agent/prompts.",
+            show_default=f"{_PRESET.value('agent')['prompt']}; search_tags with that protocol",
+        ),
+    ] = None,
+    *,
+    fields: Fields,
+    name: Annotated[str | None, Option(help="The model's name in the row.", show_default="as --model ends")] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for rollouts and rows.json.", show_default="below work/evaluate")
+    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the rows as JSON instead of a table.")] = False,
 ) -> None:
     """Let a model answer a question set with search, and print its row of the F1 table.
 
@@ -108,35 +86,15 @@ def evaluate_command(
         deepsearch evaluate --model gpt-x --base-url https://api.example.com/v1 --questions 50
         deepsearch evaluate --model models/tiny/sft --dataset musique --data FOLDER --context-tokens 2048
     """
-    options = {
-        "agent.protocol": protocol,
-        "agent.prompt": prompt or ("search_tags" if protocol == "search_tags" else None),
-        "agent.max_searches": max_searches,
-        "agent.max_tokens": max_tokens,
-        "agent.context_tokens": context_tokens,
-        "agent.timeout_s": timeout_s,
-        "agent.concurrency": concurrency,
-        "chunk.chunk_size": chunk_size,
-        "retrieval.retriever": retriever,
-        "retrieval.top_k": top_k,
-        "serving.backend": backend,
-        "evaluate.sets": {
-            dataset: {"questions": questions, "samples": samples, "greedy": greedy, "controls": controls}
-        },
-        "evaluate.temperature": temperature,
-        "evaluate.draws": draws,
-        "seed": seed,
-    }
+    search_tags = "search_tags" if fields["agent.protocol"] == "search_tags" else None
+    counts = {"questions": questions, "samples": samples, "greedy": greedy, "controls": controls}
+    options = {**fields, "agent.prompt": prompt or search_tags, "evaluate.sets": {dataset: counts}}
     folder = _model_folder(model, base_url, key_variable)
     _evaluate(_describe(name or _slug(model), folder, dataset, data, options), out, as_json)
 
 
-def _describe(name: str, model: Path, dataset: str, data: Path | None, options: dict[str, Any]) -> "Standalone":
-    """Return the evaluation of a model folder on a set, with the fields that follow from options.
-
-    Raises:
-        ConfigError: a value does not fit.
-    """
+def _describe(name: str, model: Path, dataset: str, data: Path | None, options: Fields) -> "Standalone":
+    """Return the evaluation of a model folder on a set, with the fields that follow from options."""
     from deepsearch_rl.corpora.presets import SPLIT, source_of  # noqa: PLC0415 - with the rest below, which loads FAISS
     from deepsearch_rl.evaluation.plan import Evaluation  # noqa: PLC0415
     from deepsearch_rl.evaluation.standalone import Standalone  # noqa: PLC0415
@@ -152,7 +110,7 @@ def _describe(name: str, model: Path, dataset: str, data: Path | None, options: 
         "evaluate.split": SPLIT,
         "evaluate.variants": {},
     }
-    settings = with_options(load_preset("evaluate"), {**options, **consequences})
+    settings = with_options(_PRESET, {**options, **consequences})
     return Standalone(
         name=name,
         model=model,
@@ -183,12 +141,7 @@ def _evaluate(request: "Standalone", out: Path | None, as_json: bool) -> None:
 
 
 def _model_folder(model: str, base_url: str, key_variable: str) -> Path:
-    """Return the folder of weights, or one that is made for the endpoint.
-
-    Raises:
-        ConfigError: the name looks like a folder that does not exist, the variable's name looks like a key, name or
-            address are empty, or the address holds a password.
-    """
+    """Return the folder of weights, or one that is made for the endpoint; raise ConfigError for a path or a key."""
     from pydantic import ValidationError  # noqa: PLC0415
 
     from deepsearch_rl.files import first_problem, sha256_json, write_json  # noqa: PLC0415

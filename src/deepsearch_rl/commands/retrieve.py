@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from deepsearch_rl.commands.defaults import reranker_config
-from deepsearch_rl.commands.retrieve_build import build_command
+from deepsearch_rl.commands.defaults import FieldOption, Fields, field_options
 from deepsearch_rl.commands.retrieve_measure import eval_command, frontier_command
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.records import RetrieverName
+from deepsearch_rl.profile import Profile, read_values
+from deepsearch_rl.records import Device, RetrieverName, VectorsKind
 
 if TYPE_CHECKING:
     from deepsearch_rl.retrieval.searcher import SearchesChunks
@@ -35,18 +35,156 @@ app = typer.Typer(
     """,
 )
 _PRESET = load_preset("retrieve")
-_RETRIEVAL, _RERANKER = _PRESET.value("retrieval"), _PRESET.value("reranker")
+_INDEX = _PRESET.value("index")
+_Index = Annotated[Path, Option(help="Folder that `retrieve build` wrote.")]
 _Chunks = Annotated[Path | None, Option(help="The passage file, if it was moved since the build.")]
-_Retriever = Annotated[RetrieverName, Option(help="Which ranking.")]
-_Reranker = Annotated[Path | None, Option(help="Cross-encoder folder for the best hits.")]
-_RerankDepth = Annotated[int, Option(help="Hits that the reranker puts in order.", min=1)]
+_SEARCH_FIELDS = {
+    "retriever": FieldOption("retrieval.retriever", RetrieverName, "Which ranking."),
+    "reranker": FieldOption("reranker.model", Path | None, "Cross-encoder folder for the best hits."),
+    "rerank_depth": FieldOption("reranker.depth", int, "Hits that the reranker puts in order.", min=1),
+}
+_SERVE_FIELDS = {
+    **_SEARCH_FIELDS,
+    "online": FieldOption("retrieval.online", Path | None, "YAML file of a search endpoint, instead of an index."),
+    "pages": FieldOption("retrieval.pages", Path | None, "JSON Lines of {url, contents, ...} for /access."),
+    "rerank_tokens": FieldOption("reranker.max_tokens", int, "Tokens of query and passage that it reads.", min=8),
+    "rerank_batch_tokens": FieldOption("reranker.batch_tokens", int, "Tokens of its batches, padding counted.", min=1),
+    "rerank_device": FieldOption("reranker.device", str, "Where it runs: cpu or cuda."),
+    "rerank_dtype": FieldOption("reranker.dtype", str, "float32, float16 or bfloat16."),
+    "top_k": FieldOption("retrieval.top_k", int, "Passages per query where a request does not say.", min=1),
+    "window_ms": FieldOption("retrieval.window_ms", float, "How long a search waits for others to share it.", min=0),
+    "max_batch": FieldOption("retrieval.max_batch", int, "Queries that share a search at most.", min=1),
+    "max_pending": FieldOption("retrieval.max_pending", int, "Queries that may wait; more are answered 503.", min=1),
+    "cache_entries": FieldOption("retrieval.cache_entries", int, "Answers kept for repeated queries; 0: none.", min=0),
+}
+_FOLDERS = {"show_default": "the folder's"}
+_BUILD_FIELDS = {
+    "query_prefix": FieldOption(
+        "index.encoder.query_prefix", str | None, "Before every query, e.g. 'query: ' for e5.", **_FOLDERS
+    ),
+    "passage_prefix": FieldOption(
+        "index.encoder.passage_prefix", str | None, "Before every passage, e.g. 'passage: '.", **_FOLDERS
+    ),
+    "pooling": FieldOption("index.encoder.pooling", str | None, "mean or cls.", **_FOLDERS),
+    "max_tokens": FieldOption("index.encoder.max_tokens", int | None, "Longer passages are cut.", min=3, **_FOLDERS),
+    "device": FieldOption("index.encoder.device", Device, "Where the encoder runs; in float16 on cuda."),
+    "nlist": FieldOption("vectors.ivf_pq.nlist", int, "ivf: cells, 1 to 8 times the root of the passages.", min=1),
+    "nprobe": FieldOption("vectors.ivf_pq.nprobe", int, "ivf: cells visited per query.", min=1),
+    "m": FieldOption("vectors.ivf_pq.m", int, "ivf_pq: codes per vector; divides the dimension.", min=1),
+    "nbits": FieldOption("vectors.ivf_pq.nbits", int, "ivf_pq: bits of a code.", min=1, max=16),
+    "train_rows": FieldOption("vectors.ivf_pq.train_rows", int, "ivf: vectors that cells are learnt from.", min=1),
+    "k1": FieldOption("index.bm25.k1", float, "BM25: how slowly repeated terms saturate.", min=0.01),
+    "b": FieldOption("index.bm25.b", float, "BM25: how strongly long passages are discounted.", min=0, max=1),
+}
 
 
+@app.command("build")
+@field_options("encoder", _BUILD_FIELDS)
+def build_command(
+    corpus: Annotated[Path, Option(help="Passages, JSON Lines.")],
+    out: Annotated[Path, Option(help="Index folder to write; an index that is there is replaced.")],
+    params: Annotated[
+        Path | None, Option(help="Take all settings below from section `index` of this params.yaml instead.")
+    ] = None,
+    corpus_name: Annotated[
+        str, Option(help="With --params: the corpus, where `corpus_vectors` has settings of its own for it.")
+    ] = "",
+    encoder: Annotated[
+        str, Option(help="`tfidf_svd`, which needs no weights, or a folder that sentence-transformers can read.")
+    ] = _INDEX["encoder"]["name"],
+    dimension: Annotated[int, Option(help="Dimension of tfidf_svd's vectors.", min=1)] = _INDEX["encoder"]["dimension"],
+    vectors: Annotated[
+        VectorsKind, Option(help="Vector index; `deepsearch retrieve frontier` helps to choose.")
+    ] = _INDEX["vectors"]["kind"],
+    *,
+    fields: Fields,
+    half: Annotated[bool, Option("--half", help="Keep vectors in float16: half the disk.")] = False,
+    field: Annotated[
+        list[str] | None,
+        Option(
+            help="What BM25 searches and how much a word there counts: title, source, date, body or contents, as "
+            "`title=2`. Repeatable.",
+            show_default="contents=1",
+        ),
+    ] = None,
+    questions: Annotated[
+        Path | None, Option(help="Questions with gold evidence, JSON Lines, that the hybrid learns from.")
+    ] = None,
+    work: Annotated[
+        Path | None,
+        Option(help="Where a killed build finds its vectors again.", show_default="a hidden folder beside --out"),
+    ] = None,
+    seed: Annotated[int, Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)] = _PRESET.value("seed"),
+) -> None:
+    """Index a file of passages: BM25 and vectors, and a ranking learnt from questions where there are any.
+
+    The folder appears when the index is complete; a build that was stopped goes on with the vectors that it has. The
+    passages stay where they are: searching reads them from there. Memory does not grow with the corpus.
+
+        deepsearch retrieve build --corpus corpus.jsonl --out index
+        deepsearch retrieve build --corpus corpus.jsonl --out index --field title=2 --field body=1
+        deepsearch retrieve build --corpus wiki-18.jsonl --out wiki --encoder models/e5-base-v2 --device cuda --half
+        deepsearch retrieve build --corpus corpus.jsonl --out index --params params.yaml --corpus-name world
+    """
+    from deepsearch_rl.files import read_jsonl  # noqa: PLC0415 - with the rest
+    from deepsearch_rl.records import Question  # noqa: PLC0415
+    from deepsearch_rl.retrieval.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
+
+    def of(prefix: str) -> Fields:
+        """Return the options for fields below a prefix that were given."""
+        return {name: value for name, value in fields.items() if name.startswith(prefix) and value is not None}
+
+    of_kind = _PRESET.value("vectors")[vectors]
+    cells = {name.rpartition(".")[2]: value for name, value in of("vectors.").items()}
+    options = {
+        **of("index.bm25."),
+        "index.vectors": {name: cells.get(name, value) for name, value in of_kind.items()},
+    }
+    if half:
+        options["index.encoding.dtype"] = "float16"
+    if field:
+        options["index.bm25.fields"] = _field_weights(field)
+    if params:
+        settings = Profile(params, read_values(params))
+    elif encoder == _INDEX["encoder"]["name"]:
+        settings = _PRESET.with_overrides({**options, "index.encoder.dimension": dimension})
+    else:
+        # The manifest's reader may have another working directory. A name that is no folder is left as it is.
+        options["index.encoder.model"] = str(Path(encoder).resolve()) if Path(encoder).is_dir() else encoder
+        if fields["index.encoder.device"] == "cuda":
+            options |= {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
+        settings = load_preset("encoder").with_overrides({**options, **of("index.encoder.")})
+    config = settings.section("index", IndexSection).of(corpus_name)
+    known = list(read_jsonl(questions, Question)) if questions else []
+    index = build_index(corpus, out, config, seed, work, known)
+    size_mb = sum(index.sizes_bytes.values()) / 1e6
+    typer.echo(f"{out}: {index.rows} passages, {index.dimension}-d vectors, {size_mb:.1f} MB")
+    if weights := index.fusion_weights:
+        held_out = ", ".join(f"{name} {scores['mrr@10']:.3f}" for name, scores in weights.held_out.items())
+        counted = f"MRR@10 on {weights.questions} held-out questions"
+        typer.echo(f"the hybrid ranks by {weights.ranking}; {counted}: {held_out}")
+    elif questions:
+        typer.echo("the hybrid has learnt nothing: there are too few questions with gold evidence.")
+
+
+def _field_weights(fields: list[str]) -> dict[str, float]:
+    """Return the weights of fields that are given as ``NAME=WEIGHT``; raise ConfigError for any other text."""
+    weights: dict[str, float] = {}
+    for field in fields:
+        name, _, weight = field.partition("=")
+        try:
+            weights[name] = float(weight)
+        except ValueError as error:
+            raise ConfigError(f"--field {field!r} should be NAME=WEIGHT, e.g. title=2.") from error
+    return weights
+
+
+@app.command("search")
+@field_options("retrieve", _SEARCH_FIELDS)
 def search_command(
-    index: Annotated[Path, Option(help="Folder that `retrieve build` wrote.")],
+    index: _Index,
     query: Annotated[str, typer.Argument(help="The words to search for.")],
     top_k: Annotated[int, Option(help="Passages to show, at most.", min=1)] = 5,
-    retriever: _Retriever = _RETRIEVAL["retriever"],
     source: Annotated[str | None, Option(help="Only passages of this source, exactly as written there.")] = None,
     after: Annotated[
         datetime | None, Option(help="Only passages published on this day or later.", formats=["%Y-%m-%d"])
@@ -55,8 +193,8 @@ def search_command(
         datetime | None, Option(help="Only passages published on this day or earlier.", formats=["%Y-%m-%d"])
     ] = None,
     chunks: _Chunks = None,
-    reranker: _Reranker = None,
-    rerank_depth: _RerankDepth = _RERANKER["depth"],
+    *,
+    fields: Fields,
     as_json: Annotated[bool, Option("--json", help="A JSON list of {id, score, contents, metadata}.")] = False,
 ) -> None:
     """Print the best passages for a query, numbered, with their scores.
@@ -66,7 +204,7 @@ def search_command(
     """
     from pydantic import ValidationError  # noqa: PLC0415 - with the rest
 
-    from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher  # noqa: PLC0415 - loads FAISS
+    from deepsearch_rl.retrieval import rerank  # noqa: PLC0415 - loads FAISS
     from deepsearch_rl.retrieval.rows import Filter  # noqa: PLC0415
     from deepsearch_rl.retrieval.searcher import open_index  # noqa: PLC0415
 
@@ -74,10 +212,10 @@ def search_command(
         where = Filter(source=source, after=after and after.date(), before=before and before.date())
     except ValidationError as error:
         raise ConfigError(f"these filters contradict each other: {error.errors()[0]['msg']}.") from error
-    searcher: SearchesChunks = open_index(index, chunks, retriever)
-    if reranker:
-        config = reranker_config(reranker, {"reranker.depth": rerank_depth})
-        searcher = RerankedSearcher(searcher, CrossEncoder(config), config.depth)
+    searcher: SearchesChunks = open_index(index, chunks, fields["retrieval.retriever"])
+    if fields["reranker.model"]:
+        config = _PRESET.with_overrides(fields).section("reranker", rerank.RerankerConfig)
+        searcher = rerank.RerankedSearcher(searcher, rerank.CrossEncoder(config), config.depth)
     [hits] = searcher.search([query], top_k, where)
     if as_json:
         rows = [{"id": hit.chunk.id, "score": hit.score, **hit.chunk.model_dump(mode="json")} for hit in hits]
@@ -87,39 +225,19 @@ def search_command(
         typer.echo("\n\n".join(passages) or "No passages found.")
 
 
+@app.command("serve")
+@field_options("retrieve", _SERVE_FIELDS)
 def serve_command(
     index: Annotated[Path | None, Option(help="Folder that `retrieve build` wrote.")] = None,
-    online: Annotated[Path | None, Option(help="YAML file of a search endpoint, instead of an index.")] = None,
     chunks: _Chunks = None,
-    retriever: _Retriever = _RETRIEVAL["retriever"],
-    top_k: Annotated[int, Option(help="Passages per query where a request does not say.", min=1)] = _RETRIEVAL["top_k"],
-    reranker: _Reranker = None,
-    rerank_depth: _RerankDepth = _RERANKER["depth"],
-    rerank_tokens: Annotated[int, Option(help="Tokens of query and passage that it reads.", min=8)] = _RERANKER[
-        "max_tokens"
-    ],
-    rerank_batch_tokens: Annotated[int, Option(help="Tokens of its batches, padding counted.", min=1)] = _RERANKER[
-        "batch_tokens"
-    ],
-    rerank_device: Annotated[str, Option(help="Where it runs: cpu or cuda.")] = _RERANKER["device"],
-    rerank_dtype: Annotated[str, Option(help="float32, float16 or bfloat16.")] = _RERANKER["dtype"],
+    *,
+    fields: Fields,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     public: Annotated[bool, Option("--public", help="Allow an address that other machines can reach.")] = False,
     token_variable: Annotated[
         str | None, Option(help="Environment variable with a token that clients must send as `Bearer`.")
     ] = None,
-    pages: Annotated[Path | None, Option(help="JSON Lines of {url, contents, ...} for /access.")] = None,
-    window_ms: Annotated[float, Option(help="How long a search waits for others to share it.", min=0)] = _RETRIEVAL[
-        "window_ms"
-    ],
-    max_batch: Annotated[int, Option(help="Queries that share a search at most.", min=1)] = _RETRIEVAL["max_batch"],
-    max_pending: Annotated[int, Option(help="Queries that may wait; more are answered 503.", min=1)] = _RETRIEVAL[
-        "max_pending"
-    ],
-    cache_entries: Annotated[int, Option(help="Answers kept for repeated queries; 0: none.", min=0)] = _RETRIEVAL[
-        "cache_entries"
-    ],
 ) -> None:
     """Serve an index to any trainer: Search-R1, veRL, RLinf, ASearcher, and agents over MCP.
 
@@ -128,31 +246,17 @@ def serve_command(
 
         deepsearch retrieve serve --index index --port 8000
     """
+    from deepsearch_rl.retrieval.rerank import RerankerConfig  # noqa: PLC0415 - with the rest
     from deepsearch_rl.retrieval.server import launch  # noqa: PLC0415 - loads FAISS and the MCP library
     from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig  # noqa: PLC0415
 
-    if (index is None) == (online is None):
+    if (index is None) == (fields["retrieval.online"] is None):
         raise ConfigError("say what to serve: --index with an index folder, or --online with a search endpoint.")
-    rerank_options = {
-        "reranker.depth": rerank_depth,
-        "reranker.max_tokens": rerank_tokens,
-        "reranker.batch_tokens": rerank_batch_tokens,
-        "reranker.device": rerank_device,
-        "reranker.dtype": rerank_dtype,
-    }
-    options = {
-        "retrieval.online": online,
-        "retrieval.retriever": retriever,
-        "retrieval.top_k": top_k,
-        "retrieval.reranker": reranker_config(reranker, rerank_options) if reranker else None,
-        "retrieval.pages": pages,
-        "retrieval.window_ms": window_ms,
-        "retrieval.max_batch": max_batch,
-        "retrieval.max_pending": max_pending,
-        "retrieval.cache_entries": cache_entries,
-    }
+    settings = _PRESET.with_overrides(fields)
+    if fields["reranker.model"]:
+        settings = settings.with_overrides({"retrieval.reranker": settings.section("reranker", RerankerConfig)})
     config = ServerConfig(
-        retrieval=_PRESET.with_overrides(options).section("retrieval", RetrievalConfig),
+        retrieval=settings.section("retrieval", RetrievalConfig),
         index=index,
         chunks=chunks,
         host=host,
@@ -165,8 +269,5 @@ def serve_command(
         launch.serve(config, listener)
 
 
-app.command("build")(build_command)
-app.command("search")(search_command)
-app.command("serve")(serve_command)
 app.command("eval")(eval_command)
 app.command("frontier")(frontier_command)

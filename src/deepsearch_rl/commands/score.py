@@ -7,6 +7,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from pydantic import Field
+from typer import Option
 
 from deepsearch_rl import answers
 from deepsearch_rl.commands.terminal import print_table
@@ -23,10 +24,10 @@ from deepsearch_rl.evaluation.scoring.score import (
 from deepsearch_rl.records import Record
 
 Predictions = Annotated[Path, typer.Argument(help="JSON Lines of predictions, or of trajectories.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Draws = Annotated[int, typer.Option(min=0, help="Bootstrap resamples; 0 leaves the intervals out.")]
-ComparisonDraws = Annotated[int, typer.Option(min=1, help="Bootstrap resamples, and random sign patterns of the test.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the resamples.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
+Draws = Annotated[int, Option(min=0, help="Bootstrap resamples; 0 leaves the intervals out.")]
+ComparisonDraws = Annotated[int, Option(min=1, help="Bootstrap resamples, and random sign patterns of the test.")]
+Seed = Annotated[int, Option(min=0, help="Of the resamples.")]
 
 
 class ScoreGroup(Record):
@@ -124,23 +125,20 @@ def report_scores(scored: ScoredFile, seed: int, draws: int) -> ScoreReport:
 
 def _group(scores: QuestionScores, constant: ConstantScore, seed: int, draws: int) -> ScoreGroup:
     values_QM = np.stack([scores.metrics[name] for name in answers.METRICS], axis=1)
-    bounds = (
-        [(interval.low, interval.high) for interval in bootstrap_intervals(values_QM, seed, draws)] if draws else []
-    )
+    intervals = None
+    if draws:
+        bounds = bootstrap_intervals(values_QM, seed, draws)
+        intervals = {name: (each.low, each.high) for name, each in zip(answers.METRICS, bounds, strict=True)}
     return ScoreGroup(
         n=len(values_QM),
         metrics={name: scores.mean(name) for name in answers.METRICS},
-        intervals=dict(zip(answers.METRICS, bounds, strict=True)) if draws else None,
+        intervals=intervals,
         constant=constant,
     )
 
 
 def report_comparison(run: ScoredFile, other: ScoredFile, seed: int, draws: int) -> ComparisonReport:
-    """Return ``run`` minus ``other``, question by question, also by the question types of ``run``.
-
-    Raises:
-        CheckFailedError: the files answer different questions, or questions with different golden answers.
-    """
+    """Return ``run`` minus ``other``, also by the types of ``run``; raise CheckFailedError if the questions differ."""
     first_ids, second_ids = set(run.scores.question_ids), set(other.scores.question_ids)
     if first_ids != second_ids:
         raise CheckFailedError(

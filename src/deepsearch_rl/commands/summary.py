@@ -1,4 +1,4 @@
-"""``deepsearch table`` and ``deepsearch summary``: the F1 table of a profile, and where time and memory went."""
+"""``deepsearch table``, ``summary`` and ``track``: a profile's F1 table, its time and memory, its reports to MLflow."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby, zip_longest
@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field
+from typer import Option
 
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.errors import ArtifactError, DeepsearchError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import dvc_file, require_profile
 
@@ -37,13 +38,40 @@ def summary_command(profile: ProfileName = "tiny") -> None:
     typer.echo(render(Path(), profile))
 
 
-def read_table(root: Path, profile: str) -> str:
-    """Return the F1 table of a profile in Markdown.
+def track_command(
+    profile: ProfileName = "tiny",
+    to: Annotated[
+        str | None,
+        Option(envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here"),
+    ] = None,
+    timeout_s: Annotated[float, Option(min=1, help="Seconds for one request to a server.")] = 30,
+) -> None:
+    """Send a profile's report to MLflow, and with it every earlier one that a server did not take.
 
-    Raises:
-        UnknownNameError: there is no such profile.
-        ArtifactError: the profile has no report yet.
+    The stage `track` does so by itself; this command is for the reports that it had to keep, and for other servers. A
+    report that the server has is not sent again; one that was sent in part is replaced.
+
+        deepsearch track
+        MLFLOW_TRACKING_URI=http://tracking:5000 deepsearch track gpu
     """
+    from deepsearch_rl.tracking.store import local_store, public_uri  # noqa: PLC0415 - mlflow takes seconds to load
+    from deepsearch_rl.tracking.upload import Uploaded, upload_all  # noqa: PLC0415
+
+    require_profile(Path(), profile)
+    uri = to or local_store(Path("mlruns"))
+    outcomes = upload_all(Path("data", profile, "track"), Path("work", profile, "outbox"), uri, timeout_s)
+    failures: list[str] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Uploaded):
+            typer.echo(f"{outcome.name}: {'sent to' if outcome.now else 'already at'} {public_uri(uri)}")
+        else:
+            failures.append(f"{outcome.folder} was not sent: {outcome.error}")
+    if failures:
+        raise DeepsearchError("\n".join(failures))
+
+
+def read_table(root: Path, profile: str) -> str:
+    """Return the F1 table of a profile in Markdown; raise ArtifactError if it has no report yet."""
     require_profile(root, profile)
     table = root / "reports" / profile / "f1_table.md"
     if not table.is_file():

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import ConfigError
@@ -21,23 +22,23 @@ def convert_command(
     out: Annotated[Path, typer.Argument(help="File to write.")],
     to: Annotated[
         str,
-        typer.Option(
+        Option(
             help="ms-swift | ms-swift-turns | trl (of trajectories), search-r1 | verl | rlinf (of questions), or "
             "trajectories (of another system's results)."
         ),
     ],
     dataset: Annotated[
-        str, typer.Option(help="search-r1, verl: name of the question set, kept as data_source.")
+        str, Option(help="search-r1, verl: name of the question set, kept as data_source.")
     ] = "multihoprag",
-    split: Annotated[str, typer.Option(help="search-r1, verl: split of the questions.")] = "train",
+    split: Annotated[str, Option(help="search-r1, verl: split of the questions.")] = "train",
     prompt: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="The instruction, a file of agent/prompts.",
             show_default="search-r1: search_tags, verl: multihoprag_nothink",
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="trajectories: the model that made the results.")] = "imported",
+    model: Annotated[str, Option(help="trajectories: the model that made the results.")] = "imported",
 ) -> None:
     """Write rows for another trainer, or read FlashRAG's and DeepSearch-RL's results back as trajectories.
 
@@ -64,9 +65,9 @@ def convert_command(
 @app.command("stats")
 def stats_command(
     trajectories: Annotated[Path, typer.Argument(help="JSON Lines of trajectories.")],
-    questions: Annotated[Path | None, typer.Option(help="Their questions, for the figures on gold evidence.")] = None,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    questions: Annotated[Path | None, Option(help="Their questions, for the figures on gold evidence.")] = None,
+    as_markdown: Annotated[bool, Option("--markdown", help="Print Markdown tables.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show rounds, tool calls, tokens, evidence and outcomes of all rollouts, of the successes, and of the failures.
 

@@ -1,8 +1,7 @@
 """chonkie's token and recursive chunkers over our tokenizers.
 
-chonkie counts offsets in the text that its tokenizer decodes, which many tokenizers change (lower case, white space).
-Here a token is a piece of the text itself, from its first character to that of the next token. Pieces join to the text,
-so that offsets are exact with every tokenizer.
+chonkie counts offsets in the text that its tokenizer decodes, which many tokenizers change. Here a token is a piece of
+the text itself, up to the next token, so that offsets are exact with every tokenizer.
 """
 
 from collections.abc import Callable, Iterator, Sequence

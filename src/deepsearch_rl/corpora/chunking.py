@@ -1,9 +1,8 @@
 """Documents cut into chunks of a limited number of tokens.
 
-Every chunk is a verbatim slice of its document below the document's title; the title does not count as tokens.
+Every chunk is a verbatim slice of its document below the document's title, which does not count as tokens.
 ``sentences`` packs sentences in order until the next one would not fit, and cuts a sentence longer than a chunk at
-tokens; a long document is read block by block. ``chonkie_token`` and ``chonkie_recursive`` are the library chonkie's
-(:mod:`deepsearch_rl.corpora.chonkie_spans`).
+tokens; ``chonkie_token`` and ``chonkie_recursive`` are the library chonkie's (:mod:`.chonkie_spans`).
 """
 
 import itertools
@@ -70,8 +69,7 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
     Raises:
         ArtifactError: there is no corpus, or one is empty.
         RecordError: a document does not fit its schema, or its id is taken.
-        UnknownNameError: a tokenizer, or a corpus in ``passages`` or ``variants``, that does not exist.
-        ConfigError: a variant has the name of a corpus.
+        ConfigError: ``passages`` or ``variants`` do not fit the corpora.
         UnavailableError: the tokenizer cannot be read, or chonkie is not installed.
     """
     counter = load_tokenizer(config.tokenizer)
@@ -87,7 +85,7 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
             total = sum(block.count(b"\n") for block in iter(lambda: lines.read(1 << 20), b""))
         documents = track(_read_documents(path), f"chunk {name}", total, "documents")
         is_whole = name in config.passages
-        cut = map(_whole, documents) if is_whole else cut_documents(documents, counter, cutting)
+        cut = _wholes(documents) if is_whole else cut_documents(documents, counter, cutting)
         counts[name] = write_jsonl(chunks / f"{name}.jsonl", cut)
     return counts
 
@@ -116,11 +114,7 @@ def _read_documents(path: Path) -> Iterator[Document]:
 
 
 def cut_documents(documents: Iterable[Document], counter: TokenCounter, cutting: Cutting) -> Iterator[Chunk]:
-    """Yield the chunks of documents, in order; a document without text gives one chunk with its title alone.
-
-    Raises:
-        UnavailableError: chonkie is needed and not installed.
-    """
+    """Yield the chunks of documents, in order; a document without text gives one chunk with its title alone."""
     if cutting.chunker == "sentences":
         return _cut_at_sentences(documents, counter, cutting)
     try:
@@ -139,11 +133,7 @@ def cut_documents(documents: Iterable[Document], counter: TokenCounter, cutting:
 
 
 def _cut_at_sentences(documents: Iterable[Document], counter: TokenCounter, cutting: Cutting) -> Iterator[Chunk]:
-    """Yield the chunks of documents, packed from sentences.
-
-    Short documents are cut together, a long one block by block. The bounds of a document's chunks come first, because
-    each chunk says how many there are; the chunks are made one by one.
-    """
+    """Yield the chunks of documents; short documents are cut together, a long one block by block."""
     for batch in _batches(documents):
         # No sentence crosses a newline, so documents joined by newlines have the same sentences as alone.
         text = "\n".join(document.contents for document in batch)
@@ -187,18 +177,16 @@ def _slices(document: Document, bounds: Sequence[int], start: int) -> Iterator[C
     count = max(1, len(bounds) // 2)
     ends = zip(bounds[::2], bounds[1::2], strict=True) if bounds else [(start, start)]
     for number, (first, last) in enumerate(ends):
-        yield _chunk(document, f"{title}\n{contents[first - start : last - start]}", number, count)
+        passage = f"{title}\n{contents[first - start : last - start]}"
+        where = {"doc_id": document.id, "doc_chunks": count, "doc_chunk_id": number}
+        yield Chunk.model_validate(
+            {"id": f"{document.id}-{number}", "contents": passage, "metadata": {**document.metadata, **where}}
+        )
 
 
-def _whole(document: Document) -> Chunk:
-    return _chunk(document, f"{document.title}\n{document.text}", 0, 1)
-
-
-def _chunk(document: Document, contents: str, number: int, count: int) -> Chunk:
-    where = {"doc_id": document.id, "doc_chunks": count, "doc_chunk_id": number}
-    return Chunk.model_validate(
-        {"id": f"{document.id}-{number}", "contents": contents, "metadata": {**document.metadata, **where}}
-    )
+def _wholes(documents: Iterable[Document]) -> Iterator[Chunk]:
+    for document in documents:
+        yield from _slices(document, (_title_chars(document) + 1, len(document.contents)), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +223,7 @@ def _units(text: str, sentences: Sentences, counter: TokenCounter, cutting: Cutt
 
 
 def _pack(blocks: Iterable[Units], cutting: Cutting) -> Iterator[Span]:
-    """Yield neighbouring units joined into spans of at most ``chunk_size`` tokens, in linear time.
-
-    A span begins with as many whole units from the end of the one before as fit into ``overlap`` tokens.
-    """
+    """Yield units joined into spans of at most ``chunk_size`` tokens; whole units repeat up to ``overlap`` tokens."""
     starts: list[int] = []
     ends: list[int] = []
     before = [0]  # tokens before each unit, and before the one to come

@@ -8,18 +8,16 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
 from deepsearch_rl.corpora.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.corpora.hub import HubConfig, fetch
-from deepsearch_rl.corpora.world.generate import WorldConfig, generate
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError, look_up
+from deepsearch_rl.corpora.world.questions import WorldConfig, generate
+from deepsearch_rl.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Document, Question, Record
-
-SOURCES = ("world", "folder", "hub")
 
 SectionT = TypeVar("SectionT", bound=Record)
 RecordT = TypeVar("RecordT", Document, Question)
@@ -54,7 +52,7 @@ class FolderConfig(Record):
 class DownloadConfig(Record):
     """Where corpora and questions come from; only the sections of the chosen source are needed."""
 
-    source: str = Field(description="`world` (generated), `folder` (files at hand) or `hub` (fetched into the folder)")
+    source: Literal["world", "folder", "hub"] = Field(description="generated, files at hand, or fetched to the folder")
     world: WorldConfig | None = None
     folder: FolderConfig | None = None
     hub: HubConfig | None = None
@@ -64,7 +62,6 @@ def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) 
     """Write every corpus and question set of the source; return the number of records per file written.
 
     Raises:
-        UnknownNameError: no such source or format.
         ConfigError: a section that the source needs is missing, or values do not fit together.
         ArtifactError: a corpus or a question set is missing or empty.
         RecordError: a line of a source does not fit; names file, line and field.
@@ -72,13 +69,11 @@ def download(config: DownloadConfig, seed: int, corpora: Path, questions: Path) 
     """
     if config.source == "world":
         world = generate(_section(config.world, "world", config.source), seed)
-        return _write_corpora(world.corpora, corpora) | _write_questions(world.questions, questions)
-    if config.source not in SOURCES:
-        raise UnknownNameError("source", config.source, SOURCES)
+        return _write(corpora, world.corpora) | _write(questions, _by_split(world.questions))
     folder = _section(config.folder, "folder", config.source)
     if config.source == "hub":
         fetch(_section(config.hub, "hub", config.source), folder.root)
-    return _write_corpora(open_corpora(folder), corpora) | _write_questions(read_question_sets(folder), questions)
+    return _write(corpora, open_corpora(folder)) | _write(questions, _by_split(read_question_sets(folder)))
 
 
 def _section(section: SectionT | None, name: str, source: str) -> SectionT:
@@ -87,35 +82,28 @@ def _section(section: SectionT | None, name: str, source: str) -> SectionT:
     return section
 
 
-def _write_corpora(corpora: Mapping[str, Iterable[Document]], folder: Path) -> dict[str, int]:
-    return {name: _write(folder / f"{name}.jsonl", documents) for name, documents in corpora.items()}
+def _by_split(sets: Mapping[str, Mapping[str, Iterable[Question]]]) -> dict[str, Iterable[Question]]:
+    return {f"{dataset}/{split}": each for dataset, splits in sets.items() for split, each in splits.items()}
 
 
-def _write_questions(sets: Mapping[str, Mapping[str, Iterable[Question]]], folder: Path) -> dict[str, int]:
-    return {
-        f"{dataset}/{split}": _write(folder / dataset / f"{split}.jsonl", questions)
-        for dataset, splits in sets.items()
-        for split, questions in splits.items()
-    }
+def _write(folder: Path, records_by_name: Mapping[str, Iterable[RecordT]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for name, records in records_by_name.items():
+        path = folder / f"{name}.jsonl"
+        counts[name] = write_jsonl(path, _at_least_one(records, path))
+    return counts
 
 
-def _write(path: Path, records: Iterable[RecordT]) -> int:
-    def at_least_one() -> Iterator[RecordT]:
-        record = None
-        for record in records:
-            yield record
-        if record is None:
-            raise ArtifactError(f"{path} was not written: its source holds no record.")
-
-    return write_jsonl(path, at_least_one())
+def _at_least_one(records: Iterable[RecordT], path: Path) -> Iterator[RecordT]:
+    record = None
+    for record in records:
+        yield record
+    if record is None:
+        raise ArtifactError(f"{path} was not written: its source holds no record.")
 
 
 def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:
-    """Return the documents of each corpus, read while they are iterated.
-
-    Raises:
-        UnknownNameError: a format that does not exist.
-    """
+    """Return the documents of each corpus, read while they are iterated; raise UnknownNameError for another format."""
     return {
         name: look_up("corpus format", source.format, CORPUS_FORMATS)(config.root / source.path)
         for name, source in config.corpora.items()
@@ -123,13 +111,7 @@ def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:
 
 
 def read_question_sets(config: FolderConfig) -> dict[str, dict[str, list[Question]]]:
-    """Return the questions by question set and split.
-
-    Raises:
-        UnknownNameError: a format that does not exist.
-        ConfigError: two sources give the same split, or a file has too few questions.
-        ArtifactError, RecordError: a file is missing or malformed, or repeats an id.
-    """
+    """Return the questions by question set and split; raise ConfigError where splits do not fit the files."""
     sets: dict[str, dict[str, list[Question]]] = {name: {} for name in config.questions}
     for name, sources in config.questions.items():
         for source in sources:

@@ -88,12 +88,7 @@ def read_questions(path: Path) -> Iterator[Question]:
 
 
 def read_rows(path: Path, model: type[RowT]) -> Iterator[RowT]:
-    """Yield the rows of a file one by one.
-
-    Raises:
-        ArtifactError: the file is missing or damaged.
-        RecordError: a line does not fit; names file, line and field.
-    """
+    """Yield the rows of a file one by one; raise ArtifactError if it is missing or damaged."""
     for number, line in _read_lines(path):
         yield parse_record(model, line, path, number)
 

@@ -103,7 +103,6 @@ TWO_WIKI = _FlashragSet(
     },
     read_questions=read_hotpotqa,
 )
-"""Answers carry Wikidata aliases in no particular order: any of them is right."""
 HOTPOTQA = _FlashragSet(
     name="hotpotqa",
     holds="two-hop bridge and comparison questions",
@@ -166,8 +165,6 @@ BAMBOOGLE = _FlashragSet(
     },
     read_questions=partial(_read_typed, "2_hop"),
 )
-"""Copies that hold the two single hops keep them as ``sub_questions``."""
-
 QUESTION_SETS = (MUSIQUE, TWO_WIKI, HOTPOTQA, NQ, TRIVIAQA, POPQA, BAMBOOGLE)
 
 WIKI18 = DatasetCard(

@@ -1,8 +1,7 @@
-"""GraphRAG-Bench: a medical handbook and twenty novels.
+"""GraphRAG-Bench: a medical handbook and twenty novels (arXiv 2506.05690).
 
-arXiv 2506.05690. Each corpus is a few long documents, which chunking cuts. Answers are sentences, not spans, so that
-token F1 is low for every system and comparable only between systems. The gold evidence is paraphrased in nearly every
-row, and no document contains it word for word, so it counts as unknown; ``evidence`` keeps it as the source has it.
+Answers are sentences, not spans, so that token F1 is low for every system and comparable only between systems. The gold
+evidence is paraphrased in nearly every row, so it counts as unknown; ``evidence`` keeps it as the source has it.
 """
 
 import json

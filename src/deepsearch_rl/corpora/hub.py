@@ -1,9 +1,8 @@
 """Files of pinned Hugging Face dataset repositories.
 
-A download resumes after a kill. A file grows under ``<name>.partial`` and gets its own name only when its digest is the
-expected one, so that an incomplete file never looks complete. The digest is the config's or, where that is null, the
-one that the hub publishes for the revision (SHA-256 for large files, git's blob SHA-1 for small ones). The hub's own
-client only gives addresses and metadata: ``hf_hub_download`` (1.33) starts again from the first byte after a kill.
+A download resumes after a kill (``hf_hub_download`` 1.33 starts again). A file grows under ``<name>.partial`` and gets
+its own name only when its digest is the expected one: the config's or, where that is null, the one that the hub
+publishes for the revision (SHA-256 for large files, git's blob SHA-1 for small ones).
 """
 
 import hashlib
@@ -49,9 +48,7 @@ class HubConfig(Record):
 def fetch(config: HubConfig, root: Path) -> None:
     """Complete every file of the config under ``root/<folder>/``; files with the right digest stay.
 
-    Raises:
-        EndpointError: the hub does not answer or has no such file; another run continues where this one stopped.
-        CheckFailedError: the digest of a complete file is not the expected one.
+    Raises EndpointError if the hub does not give a file, CheckFailedError if its digest is not the expected one.
     """
     for folder, repository in config.repositories.items():
         for name, digest in repository.files.items():

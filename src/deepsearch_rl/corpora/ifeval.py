@@ -1,8 +1,7 @@
-"""IFEval: prompts whose instructions a program can check.
+"""IFEval (Zhou et al. 2023, arXiv 2311.07911): prompts whose instructions a program can check.
 
-Zhou et al. 2023, arXiv 2311.07911. These are no questions with answers: the stage ifeval sends the prompts and applies
-the checkers (``ifeval.prompts: real``, and ``ifeval.path``). ``kwargs[i]`` are the arguments of the checker
-``instruction_id_list[i]``; some copies hold a null for every argument of every other checker, which is left out.
+These are no questions with answers: the stage ifeval sends the prompts and applies the checkers. ``kwargs[i]`` are the
+arguments of ``instruction_id_list[i]``; some copies hold a null for every argument of every other checker.
 """
 
 from pydantic import Field, JsonValue, field_validator, model_validator

@@ -1,10 +1,7 @@
-"""MultiHop-RAG: news articles and questions with evidence.
+"""MultiHop-RAG (Tang & Yang 2024, arXiv 2401.15391): news articles and questions with evidence.
 
-Tang & Yang 2024, arXiv 2401.15391: 609 articles, 2,556 questions.
-
-Read with the ``datasets`` library from a folder laid out as the repository ``yixuantt/MultiHopRAG`` is: README.md,
-which declares the configurations ``corpus`` and ``MultiHopRAG``, and their two JSON files. Ids are positions in those
-files, as in the splits of the published runs.
+Read with the ``datasets`` library from a folder laid out as the repository ``yixuantt/MultiHopRAG`` is. Ids are
+positions in its files, as in the splits of the published runs.
 """
 
 import datetime
@@ -34,10 +31,7 @@ class Article(BaseModel):
 
 
 class Query(BaseModel):
-    """A row of the configuration ``MultiHopRAG``.
-
-    ``evidence_list`` is empty for unanswerable questions only, and null in copies where the evidence got lost.
-    """
+    """A row of the configuration ``MultiHopRAG``; ``evidence_list`` is null in copies where the evidence got lost."""
 
     query: NonEmpty
     answer: NonEmpty

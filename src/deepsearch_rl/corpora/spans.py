@@ -2,12 +2,10 @@
 
 A sentence ends at a newline; behind a CJK full stop; and at a full stop, question or exclamation mark (a closing quote
 or bracket may follow) before white space and a capital or digit (behind an opening one, perhaps), unless the stop
-belongs to an initial or an abbreviation. Words are the tokens of the tokenizer ``words``: runs of word characters, and
-every other visible character alone.
+belongs to an initial or an abbreviation. Words are runs of word characters, and every other visible character alone.
 
-The class of a character for these rules fits into a byte. A text becomes an array of such bytes, in which NumPy finds
-words and candidates of sentence ends about ten times faster than a regular expression, in time linear in the text. A
-regular expression checks only what looks like an abbreviation.
+A text becomes an array of bytes, the classes of its characters, in which NumPy finds words and candidates of sentence
+ends about ten times faster than a regular expression, which checks only what looks like an abbreviation.
 """
 
 import re
@@ -90,18 +88,21 @@ def sentence_blocks(text: str, start: int = 0) -> Iterator[Sentences]:
 def _find_sentences(text: str, start: int, end: int) -> Sentences:
     """Return the sentences of ``text[start:end]``, as if the text ended there."""
     classes = _classes(text[start:end])
-    # Bits: a sign always begins a word, a word character does unless the one before it is one as well.
-    begins = ((classes[_MARGIN - 1 : -_MARGIN - 1] & _WORD_CHARACTER) ^ _VISIBLE) & classes[_MARGIN:-_MARGIN]
-    words_T = np.flatnonzero(begins != 0)
+    # Bits: a sign always begins and ends a word, a word character does unless the one beside it is one as well.
+    before, here, behind = classes[_MARGIN - 1 : -_MARGIN - 1], classes[_MARGIN:-_MARGIN], classes[_MARGIN + 1 :]
+    words_T = np.flatnonzero((((before & _WORD_CHARACTER) ^ _VISIBLE) & here) != 0)
+    ends_T = 1 + np.flatnonzero((((behind[: len(here)] & _WORD_CHARACTER) ^ _VISIBLE) & here) != 0)
     first_words_M = _first_words(text, start, classes, words_T)
-    starts_N, ends_N, words_N = _between(first_words_M, words_T, classes)
+    starts_N, ends_N, words_N = _between(first_words_M, words_T, ends_T)
     if len(starts_N) and int((ends_N - starts_N).max()) > MAX_SENTENCE_CHARS:
         more_M = np.fromiter(_cuts_of_long(text[start:end], starts_N, ends_N), np.int64)
         first_M = words_T[first_words_M]
         # A word that is cut counts on both sides.
-        words_T = np.union1d(words_T, more_M[(classes[_MARGIN + more_M] & _VISIBLE) != 0])
+        cuts_M = more_M[(here[more_M] & _VISIBLE) != 0]
+        words_T = np.union1d(words_T, cuts_M)
+        ends_T = np.union1d(ends_T, cuts_M[(before[cuts_M] & _VISIBLE) != 0])
         first_words_M = np.searchsorted(words_T, np.union1d(first_M, more_M))
-        starts_N, ends_N, words_N = _between(first_words_M, words_T, classes)
+        starts_N, ends_N, words_N = _between(first_words_M, words_T, ends_T)
     return Sentences(start + starts_N, start + ends_N, words_N)
 
 
@@ -159,24 +160,13 @@ def _first_words(text: str, start: int, classes: NDArray[np.uint8], words_T: NDA
 
 
 def _between(
-    first_words_M: NDArray[np.int64], words_T: NDArray[np.int64], classes: NDArray[np.uint8]
+    first_words_M: NDArray[np.int64], words_T: NDArray[np.int64], ends_T: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return starts, ends and numbers of words of the sentences; the first word and ``first_words_M`` begin them."""
     bounds = np.concatenate([[0], first_words_M, [len(words_T)]])
-    words_N = bounds[1:] - bounds[:-1]
+    words_N = np.diff(bounds)
     filled_N = words_N > 0
-    starts_N = words_T[bounds[:-1][filled_N]]
-    ends_N = np.concatenate([starts_N[1:], [len(classes) - 2 * _MARGIN][: len(starts_N)]]).astype(np.int64)
-    # Move each end back to the last visible character before it; there is one.
-    before = classes[_MARGIN - 1 :]
-    for _ in range(3):
-        ends_N = ends_N - ((before[ends_N] & _VISIBLE) == 0)
-    for number in np.flatnonzero((before[ends_N] & _VISIBLE) == 0).tolist():  # long runs of white space
-        end, back = _MARGIN + int(ends_N[number]), 64
-        while not (visible := classes[max(0, end - back) : end] & _VISIBLE).any():
-            back *= 2
-        ends_N[number] = end - len(visible) + np.flatnonzero(visible)[-1] + 1 - _MARGIN
-    return starts_N, ends_N, words_N[filled_N]
+    return words_T[bounds[:-1][filled_N]], ends_T[bounds[1:][filled_N] - 1], words_N[filled_N]
 
 
 def _cuts_of_long(block: str, starts_N: NDArray[np.int64], ends_N: NDArray[np.int64]) -> Iterator[int]:

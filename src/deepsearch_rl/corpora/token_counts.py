@@ -2,37 +2,26 @@
 
 import json
 import string
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.corpora.spans import Sentences, Span, word_spans
-from deepsearch_rl.errors import ConfigError, UnavailableError, UnknownNameError
+from deepsearch_rl.errors import UnavailableError, UnknownNameError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SENTENCES_AT_ONCE = 4096
-MAX_KNOWN_WORDS = 1 << 20
+MAX_KNOWN_WORDS = 1 << 19
 """Words whose counts are remembered, about 100 MB."""
 _SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
 """White space to Python, but control characters to BERT, which drops them and joins the words around them."""
-
-
-class TokenCounter(Protocol):
-    """The part of a tokenizer that chunking needs."""
-
-    def counts(self, text: str, sentences: Sentences) -> NDArray[np.int64]:
-        """Return the number of tokens of each of the N sentences of a text."""
-        ...
-
-    def spans(self, text: str) -> Iterable[Span]:
-        """Return the offsets of a text's tokens, in order."""
-        ...
 
 
 class WordCounter:
@@ -55,21 +44,19 @@ class HfCounter:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._words = _WordCounts(tokenizer) if splits_at_white_space(tokenizer) else None
+        self._count_word = _word_counts(tokenizer) if splits_at_white_space(tokenizer) else None
 
     def counts(self, text: str, sentences: Sentences) -> NDArray[np.int64]:
         """Return the number of tokens of each sentence."""
         spans = zip(sentences.starts_N.tolist(), sentences.ends_N.tolist(), strict=True)
         texts = [text[start:end] for start, end in spans]
-        words = self._words
-        if words is None or any(separator in text for separator in _SEPARATORS):
+        count_word = self._count_word
+        if count_word is None or any(separator in text for separator in _SEPARATORS):
             encode = self._tokenizer.encode_batch_fast
             batches = (texts[start : start + SENTENCES_AT_ONCE] for start in range(0, len(texts), SENTENCES_AT_ONCE))
             encodings = chain.from_iterable(encode(batch, add_special_tokens=False) for batch in batches)
             return np.fromiter(map(len, encodings), np.int64, len(texts))
-        if len(words) > MAX_KNOWN_WORDS:
-            words.clear()
-        counts = (sum(map(words.__getitem__, sentence.split())) for sentence in texts)
+        counts = (sum(map(count_word, sentence.split())) for sentence in texts)
         return np.fromiter(counts, np.int64, len(texts))
 
     def spans(self, text: str) -> Iterable[Span]:
@@ -78,11 +65,7 @@ class HfCounter:
 
 
 def splits_at_white_space(tokenizer: "Tokenizer") -> bool:
-    """Return whether a text has as many tokens as the words between its white space have, each alone.
-
-    This holds for BERT's kind, which drops white space first, and not for tokenizers that keep it in their tokens, as
-    GPT's and Llama's do.
-    """
+    """Return whether a text has as many tokens as its words alone: with BERT's kind, not with GPT's or Llama's."""
     settings = json.loads(tokenizer.to_str())
     normalizer, splitter = (settings[part] and settings[part]["type"] for part in ("normalizer", "pre_tokenizer"))
     return (
@@ -92,46 +75,34 @@ def splits_at_white_space(tokenizer: "Tokenizer") -> bool:
     )
 
 
-class _WordCounts(dict[str, int]):
-    """Tokens of words between white space, each word tokenized once.
+def _word_counts(tokenizer: "Tokenizer") -> Callable[[str], int]:
+    """Return a function that counts the tokens of a word without white space; few words make up most of a text."""
+    settings = json.loads(tokenizer.to_str())
+    added = "".join(token["content"] for token in settings["added_tokens"])
+    # BERT makes every ASCII punctuation mark a token of its own, unless it is part of an added token.
+    apart = string.punctuation if settings["pre_tokenizer"]["type"] == "BertPreTokenizer" else ""
+    apart = "".join(mark for mark in apart if mark not in added)
 
-    Few words make up most of a text, so that a look-up is several times cheaper than tokenizing.
-    """
-
-    def __init__(self, tokenizer: "Tokenizer") -> None:
-        super().__init__()
-        self._tokenizer = tokenizer
-        settings = json.loads(tokenizer.to_str())
-        added = "".join(token["content"] for token in settings["added_tokens"])
-        # BERT makes every ASCII punctuation mark a token of its own, unless it is part of an added token.
-        apart = string.punctuation if settings["pre_tokenizer"]["type"] == "BertPreTokenizer" else ""
-        self._apart = "".join(mark for mark in apart if mark not in added)
-
-    def __missing__(self, word: str) -> int:
-        core = word.strip(self._apart) if self._apart else word
+    @lru_cache(MAX_KNOWN_WORDS)
+    def count(word: str) -> int:
+        core = word.strip(apart)
         if core == word:
-            count = len(self._tokenizer.encode(word, add_special_tokens=False))
-        else:
-            count = len(word) - len(core) + (self[core] if core else 0)
-        self[word] = count
-        return count
+            return len(tokenizer.encode(word, add_special_tokens=False))
+        return len(word) - len(core) + (count(core) if core else 0)
+
+    return count
+
+
+TokenCounter: TypeAlias = WordCounter | HfCounter
 
 
 def load_tokenizer(name: str) -> TokenCounter:
-    """Return the tokenizer ``words`` or ``hf:<folder with a tokenizer.json, or hub repository[@revision]>``.
-
-    Raises:
-        UnknownNameError: no such kind of tokenizer.
-        ConfigError: no folder or repository is named.
-        UnavailableError: the folder or repository cannot be read.
-    """
+    """Return the tokenizer ``words`` or ``hf:<folder or repository[@revision]>``; raise UnavailableError if unread."""
     if name == "words":
         return WordCounter()
-    kind, _, source = name.partition(":")
-    if kind != "hf":
+    source = name.removeprefix("hf:")
+    if source in ("", name):
         raise UnknownNameError("tokenizer", name, ["words", "hf:<folder or repository>"])
-    if not source:
-        raise ConfigError("tokenizer 'hf:' needs a folder or a repository after it, e.g. 'hf:intfloat/e5-base-v2'.")
     from tokenizers import Tokenizer  # noqa: PLC0415 - only profiles that count by a model's tokens load it
 
     repository, _, revision = source.partition("@")

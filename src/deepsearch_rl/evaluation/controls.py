@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from typing import Self
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.policy import EndpointPolicy, open_client
-from deepsearch_rl.agent.rollout import RolloutModel, open_protocol, rollout_seed, run_rollout
+from deepsearch_rl.agent.endpoint import Endpoint, open_client
+from deepsearch_rl.agent.protocols import EndpointPolicy, open_protocol
+from deepsearch_rl.agent.rollout import RolloutModel, rollout_seed, run_rollout
 from deepsearch_rl.agent.search_tool import SearchTool, ShownPassage
-from deepsearch_rl.agent.transcript import Observation, RolloutKey, Transcript
+from deepsearch_rl.agent.transcript import RolloutKey, Transcript
 from deepsearch_rl.records import Chunk, Question, Retrieval, Trajectory
 from deepsearch_rl.retrieval.gold import without_space
 
@@ -60,7 +60,7 @@ class ControlAgent:
             retrieval = Retrieval(query=question.question, chunk_ids=tuple(passage.chunk_id for passage in passages))
             search = self._protocol.search(question.question)
             transcript.messages.append(search)
-            transcript.keep(search.tool_calls[0], Observation(self._protocol.observation(passages), retrieval))
+            transcript.keep(search.tool_calls[0], self._protocol.observation(passages), retrieval)
         seed = rollout_seed(self._seed, question, sample)
         policy = EndpointPolicy(self._client, self._endpoint.model, self._protocol, self._key.temperature, seed)
         model = RolloutModel(policy, self._protocol, self._config, transcript)

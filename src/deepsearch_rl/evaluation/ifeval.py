@@ -23,9 +23,7 @@ from langdetect import DetectorFactory
 from openai.types.chat import ChatCompletionUserMessageParam
 from pydantic import Field, JsonValue, model_validator
 
-from deepsearch_rl.agent.completion import read_completion
-from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.policy import open_client
+from deepsearch_rl.agent.endpoint import Endpoint, open_client, read_completion
 from deepsearch_rl.corpora.flashrag import read_rows
 from deepsearch_rl.corpora.ifeval import IfevalRow
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, EndpointError

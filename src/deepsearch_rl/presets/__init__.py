@@ -1,7 +1,7 @@
 """Packaged presets: whole or partial params files that a profile or a command extends.
 
-A file with ``extends: NAME`` holds only the fields that differ from that preset. Mappings are merged; one with the tag
-``!replace`` takes the place of the preset's: ``sets: !replace {...}``. ``tiny`` holds every section and every field.
+A file with ``extends: NAME`` holds the fields that differ from that preset. Mappings are merged; one with the tag
+``!replace`` takes the place of the preset's: ``sets: !replace {...}``.
 """
 
 from functools import cache
@@ -31,21 +31,13 @@ _Loader.add_constructor("!replace", _replacement)
 
 @cache
 def load_preset(name: str) -> Profile:
-    """Read a packaged preset with everything that it extends.
-
-    Raises:
-        UnknownNameError: there is no such preset; carries the nearest names.
-    """
+    """Read a packaged preset with everything that it extends."""
     path = preset_file(name)
     return Profile(path, extended_values(path))
 
 
 def preset_file(name: str) -> Path:
-    """Return the path of a packaged preset.
-
-    Raises:
-        UnknownNameError: there is no such preset; carries the nearest names.
-    """
+    """Return the path of a packaged preset; raise UnknownNameError, with the nearest names, if there is none."""
     return look_up("preset", name, {path.stem: path for path in Path(__file__).parent.glob("*.yaml")})
 
 

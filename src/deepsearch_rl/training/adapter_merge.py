@@ -21,7 +21,7 @@ from peft import PeftModel
 from pydantic import Field
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.errors import CheckFailedError, ConfigError
 from deepsearch_rl.files import atomic_directory, read_json, write_json
 from deepsearch_rl.records import Record

@@ -11,8 +11,7 @@ each turn is a row of its own: the messages before it without reasoning, and the
 import json
 from typing import Literal
 
-from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, RETRIEVE_TOOL, split_thought
 from deepsearch_rl.records import Record, Trajectory
 
 _TOOLS = json.dumps([RETRIEVE_TOOL], ensure_ascii=False)

@@ -12,9 +12,8 @@ import pandas as pd
 import pandera.pandas as pa
 from pydantic import BaseModel, RootModel
 
-from deepsearch_rl.agent.chat_messages import chat_messages
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME, chat_messages
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
 from deepsearch_rl.errors import CheckFailedError, UnknownNameError
 from deepsearch_rl.files import atomic_file, read_distinct, write_jsonl
 from deepsearch_rl.frames import check_frame

@@ -21,8 +21,7 @@ from pydantic import Field, JsonValue, model_validator
 from swift.model import get_processor
 from swift.template import get_template
 
-from deepsearch_rl.agent.chat_messages import chat_messages, split_thought
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages, split_thought
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.errors import CheckFailedError, ConfigError
 from deepsearch_rl.files import read_distinct, write_json, write_jsonl

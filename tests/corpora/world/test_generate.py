@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from deepsearch_rl.answers import INSUFFICIENT
-from deepsearch_rl.corpora.world.generate import Generated, WorldConfig, generate
 from deepsearch_rl.corpora.world.grammar import GRAMMARS, IN_DOMAIN, OUT_OF_DOMAIN, Grammar, find_entities, read_object
+from deepsearch_rl.corpora.world.questions import Generated, WorldConfig, generate
 from deepsearch_rl.errors import ConfigError, UnknownNameError
 from deepsearch_rl.records import Question
 

@@ -10,7 +10,7 @@ from agents import RunContextWrapper
 from agents.mcp import MCPServerStreamableHttp, MCPUtil
 from mcp.client.sse import sse_client
 
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.retrieval.passages import NO_PASSAGES, format_passages
 from deepsearch_rl.retrieval.searcher import Hit, open_index
 from deepsearch_rl.retrieval.server.batching import Metrics, SearchQueue

@@ -18,7 +18,7 @@ def load_prompt(name: str) -> str:
     ``name`` is that of a prompt in this folder, or the path of a text file, which has a slash or ends in ``.txt``.
 
     Raises:
-        UnknownNameError: there is no prompt of this name; carries the nearest ones.
+        UnknownNameError: there is no prompt of this name.
         ArtifactError: there is no file of this path, or its text is empty or not UTF-8.
     """
     path = prompt_path(name)
@@ -32,11 +32,7 @@ def load_prompt(name: str) -> str:
 
 
 def prompt_path(name: str) -> Path:
-    """Return the file of a prompt; that of a path may still be made by a stage.
-
-    Raises:
-        UnknownNameError: there is no prompt of this name; carries the nearest ones.
-    """
+    """Return the file of a prompt, which a stage may still have to make; raise UnknownNameError for another name."""
     if "/" in name or name.endswith(".txt"):
         return Path(name)
     return look_up("prompt", name, {path.stem: path for path in _FOLDER.glob("*.txt")})

@@ -44,10 +44,7 @@ def build_world(grammar: Grammar, counts: Mapping[str, int], missing: float, rng
     """Draw ``counts[kind]`` entities of each kind and one object per relation and subject, and write the articles.
 
     A fact is missing with probability ``missing``. Where a relation has a reverse, both directions are, so that the
-    other entity's article does not state the missing fact.
-
-    Raises:
-        ConfigError: an unknown kind, or more entities than the kind has names.
+    other entity's article does not state the missing fact. Raises ConfigError for a kind or number that cannot be.
     """
     entities = {kind: _draw_names(grammar, kind, count, rng) for kind, count in counts.items()}
     years = {YEAR: grammar.kinds[YEAR].word_lists[0]} if YEAR in grammar.kinds else {}
@@ -117,10 +114,7 @@ def _write_articles(
 
 
 def _write_paragraphs(facts: Sequence[str], fillers: Sequence[str], rng: random.Random) -> list[str]:
-    """Spread the facts over one to six paragraphs, at most two in each, and add one or two fillers to each.
-
-    An article has no filler twice, so a kind needs as many of them as an article can have paragraphs.
-    """
+    """Spread the facts over one to six paragraphs, at most two in each, and add one or two new fillers to each."""
     count = rng.randint(max(1, -(-len(facts) // 2)), MAX_PARAGRAPHS)
     paragraphs: list[list[str]] = [[] for _ in range(count)]
     places = rng.sample([place for place in range(count) for _ in range(2)], len(facts))

@@ -1,13 +1,12 @@
 """The two languages of the generated worlds, and reading facts back.
 
-A world is a set of facts (relation, subject, object). A :class:`Grammar` says how facts are stated in articles, how
-chains of relations are asked for in questions and what a search for one fact looks like. ``IN_DOMAIN`` is the world
-that models are trained on; ``OUT_OF_DOMAIN`` shares no relation, sentence, question wording or name word with it.
+A world is a set of facts (relation, subject, object). ``IN_DOMAIN`` is the world that models are trained on;
+``OUT_OF_DOMAIN`` shares no relation, sentence, question wording or name word with it.
 
-The wording is chosen so that a model of less than a million parameters can learn it: every relation is a function (one
-object per subject); questions of the in-domain world ask for a chain by possessives in the order of its facts ("Silent
-Harbor's director's birthplace"), and question, query and article call a relation by one noun; no template begins with
-a name, so that each name word always follows a space and is one token.
+A model of less than a million parameters can learn the wording: every relation has one object per subject; questions
+of the in-domain world ask for a chain by possessives in the order of its facts ("Silent Harbor's director's
+birthplace"), and question, query and article call a relation by one noun; no template begins with a name, so that each
+name word always follows a space and is one token.
 """
 
 import functools

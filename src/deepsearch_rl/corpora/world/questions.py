@@ -1,15 +1,17 @@
-"""Question sets of the generated worlds: questions about chains of facts, and comparisons of two entities."""
+"""Both generated worlds from one config and one seed, and their questions about chains of facts and comparisons."""
 
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from deepsearch_rl import answers
-from deepsearch_rl.corpora.world.facts import World
-from deepsearch_rl.corpora.world.grammar import Grammar
-from deepsearch_rl.errors import ConfigError, UnknownNameError
-from deepsearch_rl.records import Evidence, Question, QuestionMetadata
+from deepsearch_rl.corpora.world.facts import World, build_world
+from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, Grammar
+from deepsearch_rl.errors import ConfigError, look_up
+from deepsearch_rl.records import Document, Evidence, Question, Record
 
 IN_DOMAIN_HOPS: Mapping[str, tuple[int, ...]] = {"1_hop": (1,), "2_hop": (2,), "3_hop": (3,), "null": (1, 2, 3)}
 """Lengths of the chains of each question type, in equal parts."""
@@ -28,28 +30,51 @@ Comparison = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A head and the relations to follow from it, one after the other.
-
-    ``visited`` holds the entities after the head, the answer last; None where a fact of the chain is missing.
-    """
+    """A head, the relations to follow from it and the entities visited; None where a fact of the chain is missing."""
 
     head: str
     relations: tuple[str, ...]
     visited: tuple[str, ...] | None
 
 
+class WorldConfig(Record):
+    """Sizes of the generated worlds."""
+
+    in_domain: dict[str, int] = Field(description="kind -> number of entities of the world trained on")
+    out_of_domain: dict[str, int] = Field(description="kind -> number of entities of the other world")
+    missing: float = Field(ge=0, lt=1, description="probability that a fact is stated nowhere")
+    questions: dict[str, int] = Field(description="split -> number of questions")
+    mix: dict[str, float] = Field(description="question type -> share of every split")
+    out_of_domain_questions: int = Field(ge=1, description="number of questions of each out-of-domain set")
+
+
+class Generated(Record):
+    """Documents by corpus, and questions by question set and split."""
+
+    corpora: dict[str, tuple[Document, ...]]
+    questions: dict[str, dict[str, tuple[Question, ...]]]
+
+
+def generate(config: WorldConfig, seed: int) -> Generated:
+    """Generate the corpora ``world`` and ``outworld`` and their question sets; equal arguments give equal records."""
+    rng = random.Random(f"in-domain {seed}")
+    world = build_world(IN_DOMAIN, config.in_domain, config.missing, rng)
+    splits = in_domain_questions(world, config.questions, config.mix, rng)
+    rng = random.Random(f"out-of-domain {seed}")
+    outworld = build_world(OUT_OF_DOMAIN, config.out_of_domain, config.missing, rng)
+    sets = out_of_domain_questions(outworld, config.out_of_domain_questions, rng)
+    return Generated(
+        corpora={"world": world.documents, "outworld": outworld.documents},
+        questions={"multihoprag": splits, **{dataset: {"val": questions} for dataset, questions in sets.items()}},
+    )
+
+
 def in_domain_questions(
     world: World, sizes: Mapping[str, int], mix: Mapping[str, float], rng: random.Random
 ) -> dict[str, tuple[Question, ...]]:
-    """Return ``sizes[split]`` questions per split of the types in ``mix``; no entity heads questions of two splits.
-
-    Raises:
-        UnknownNameError: ``mix`` names a question type that does not exist.
-        ConfigError: the world is too small for so many different questions.
-    """
+    """Return ``sizes[split]`` questions per split of the types in ``mix``; no entity heads questions of two splits."""
     for question_type in mix:
-        if question_type not in {*IN_DOMAIN_HOPS, "comparison"}:
-            raise UnknownNameError("question type", question_type, [*IN_DOMAIN_HOPS, "comparison"])
+        look_up("question type", question_type, {**IN_DOMAIN_HOPS, "comparison": ()})
     heads: dict[str, dict[str, list[str]]] = {split: {} for split in sizes}
     for kind, names in world.entities.items():
         shuffled = iter(rng.sample(names, len(names)))
@@ -62,11 +87,7 @@ def in_domain_questions(
 
 
 def out_of_domain_questions(world: World, size: int, rng: random.Random) -> dict[str, tuple[Question, ...]]:
-    """Return the three stand-in sets, ``size`` questions each.
-
-    Raises:
-        ConfigError: the world is too small for so many different questions.
-    """
+    """Return the three stand-in sets, ``size`` questions each; raise ConfigError if the world is too small."""
     sets: dict[str, tuple[Question, ...]] = {}
     for dataset, types in OUT_OF_DOMAIN_SETS.items():
         questions: list[Question] = []
@@ -136,10 +157,7 @@ def _draw_chains(
 
 
 def _chains(world: World, heads: Sequence[str], kind: str, hops: int) -> Iterator[Chain]:
-    """Yield every chain of ``hops`` relations from the heads that visits no entity twice.
-
-    Others would ask for what the question names ("the spouse of the spouse of ...").
-    """
+    """Yield every chain of ``hops`` relations from the heads that visits no entity twice."""
     shapes = list(_chain_shapes(world.grammar, kind, hops))
     reverse_pairs = {(relation.name, relation.reverse) for relation in world.grammar.relations.values()}
     for head in heads:
@@ -184,11 +202,8 @@ def _question(
         "hops": sum(map(len, plan)),
         "plan": [list(chain) for chain in plan],
     }
-    return Question(
-        id="unnumbered",
-        question=text,
-        golden_answers=(answer,),
-        metadata=QuestionMetadata.model_validate(metadata),
+    return Question.model_validate(
+        {"id": "unnumbered", "question": text, "golden_answers": (answer,), "metadata": metadata}
     )
 
 
@@ -222,7 +237,6 @@ def _earlier_questions(world: World, dataset: str, count: int, rng: random.Rando
     names = sorted(years)
 
     def draw(_done: int) -> tuple[Comparison, Question] | None:
-        """Return the next comparison, None where the two opened in the same year."""
         if len(names) < 2:
             return None
         first, second = rng.sample(names, 2)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from pydantic import Field, JsonValue
 
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL_NAME
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL_NAME
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.world.grammar import Grammar, Relation
 from deepsearch_rl.records import Record

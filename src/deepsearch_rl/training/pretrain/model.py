@@ -19,8 +19,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.prompts import load_chat_template
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.corpora.world.grammar import GRAMMARS, Grammar, name_words
 from deepsearch_rl.records import Record
 

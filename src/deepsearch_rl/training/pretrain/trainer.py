@@ -20,8 +20,8 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN
 from deepsearch_rl.files import AppendLog
 from deepsearch_rl.progress import ProgressBar

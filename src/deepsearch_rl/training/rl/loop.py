@@ -18,10 +18,9 @@ from statistics import fmean
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoTokenizer
 
-from deepsearch_rl.agent.chat_messages import OPEN_THINK
+from deepsearch_rl.agent.chat_messages import OPEN_THINK, RETRIEVE_TOOL
 from deepsearch_rl.agent.config import FUNCTION_CALLING
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.errors import ArtifactError, ConfigError, StalePolicyError
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json

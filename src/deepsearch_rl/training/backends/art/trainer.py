@@ -23,9 +23,9 @@ from art.types import MessagesAndChoices
 from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from openai.types.chat.chat_completion import Choice
 
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.records import Question
 from deepsearch_rl.training.rl.config import RlConfig
