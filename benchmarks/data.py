@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from deepsearch_rl.corpora.chunking import ChunkConfig
+from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.scoring.f1_row import RowKey
 from deepsearch_rl.files import write_jsonl
@@ -95,6 +95,13 @@ def _invented(rng: random.Random, count: int) -> list[str]:
 def chunk_config(chunker: str, size: int) -> ChunkConfig:
     """Return a chunk section with tokens counted by words and no overlap."""
     return ChunkConfig(chunker=chunker, chunk_size=size, overlap=0, tokenizer="words", passages=(), variants={})
+
+
+def chunk_documents(documents: Iterable[Document], folder: Path, chunker: str, size: int) -> Path:
+    """Cut documents into chunks; return their file, ``chunks/documents.jsonl`` of the folder."""
+    write_jsonl(folder / "corpora" / "documents.jsonl", documents)
+    chunk_corpora(folder / "corpora", folder / "chunks", chunk_config(chunker, size))
+    return folder / "chunks" / "documents.jsonl"
 
 
 def make_chunk(row: int, contents: str) -> Chunk:

@@ -150,7 +150,7 @@ def main() -> None:
         (*key, *write_figures(cells[key], FORMATS), sum(load.errors for load in loads))
         for key, loads in measured.items()
     ]
-    publish(options, "server_load", ("workload", "batching", "clients", *FORMATS, "errors"), rows, before=note)
+    publish(options, "server_load", ("workload", "batching", "clients", *FORMATS), rows, before=note)
 
 
 if __name__ == "__main__":

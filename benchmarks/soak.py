@@ -25,7 +25,7 @@ import uvloop
 from mcp.client.sse import sse_client
 
 from benchmarks import data
-from benchmarks.hostile import MCP_ENVELOPE, PAGE
+from benchmarks.hostile_requests import MCP_ENVELOPE, PAGE
 from benchmarks.measure import parse_options, publish, write_figures
 from benchmarks.servers import Load, Request, ServerProcess, drive, json_request, running_server, spare_core
 
