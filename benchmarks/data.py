@@ -1,7 +1,6 @@
 """What benchmarks work on: real documents, questions and passages; indexes, queries and rollouts made from them."""
 
 import gzip
-import itertools
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 import yaml
 
 from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
-from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.scoring.f1_row import RowKey
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import (
@@ -34,6 +32,11 @@ WORK = Path("work/benchmarks")
 METADATA = ("source", "published_at", "category", "author", "url")
 MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 """The shape of all-MiniLM-L6."""
+RANDOM_ENCODER = {
+    "name": "transformers", "revision": None, "pooling": "mean", "query_prefix": "", "passage_prefix": "",
+    "max_tokens": 512, "batch_tokens": 4096, "threads": 1, "device": "cpu", "dtype": "float32",
+}  # fmt: skip
+"""How a model of :func:`write_random_model` encodes."""
 QUERY_WORDS = (4, 12)
 """Agents search with a few key words, people ask in nine."""
 
@@ -110,22 +113,19 @@ def make_chunk(row: int, contents: str) -> Chunk:
     return Chunk.model_construct(id=f"p{row}-0", contents=contents, metadata=metadata)
 
 
-def queries(texts: list[str], seed: int) -> Iterator[str]:
-    """Yield random queries without end, each a run of 4 to 12 words of a passage."""
-    rng = random.Random(seed)
-    while True:
-        words = rng.choice(texts).split()
-        length = rng.randint(*QUERY_WORDS)
-        start = rng.randrange(max(1, len(words) - length))
-        yield " ".join(words[start : start + length])
-
-
 def draw_queries(texts: list[str], seed: int, count: int) -> list[str]:
-    """Return the first random queries of a seed."""
-    return list(itertools.islice(queries(texts, seed), count))
+    """Return random queries, each a run of 4 to 12 words of a passage."""
+    rng = random.Random(seed)
+
+    def draw() -> str:
+        words, length = rng.choice(texts).split(), rng.randint(*QUERY_WORDS)
+        start = rng.randrange(max(1, len(words) - length))
+        return " ".join(words[start : start + length])
+
+    return [draw() for _ in range(count)]
 
 
-def params_section(name: str) -> dict[str, object]:
+def params_section(name: str) -> dict[str, Any]:
     """Return a section of the tiny profile."""
     return yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))[name]
 
@@ -138,11 +138,7 @@ def index_config(**changes: object) -> IndexConfig:
 def prepare_index(texts: list[str], folder: Path, config: IndexConfig) -> tuple[Path, Path]:
     """Return index folder and chunk file under ``folder``, built unless an earlier run left the same."""
     chunks_path, index_dir = folder / "chunks.jsonl", folder / "index"
-    try:
-        is_built = read_manifest(index_dir).config == config
-    except ArtifactError:
-        is_built = False
-    if not is_built:
+    if not index_dir.is_dir() or read_manifest(index_dir).config != config:
         write_jsonl(chunks_path, [make_chunk(row, text) for row, text in enumerate(texts)])
         build_index(chunks_path, index_dir, config, seed=0)
     return index_dir, chunks_path

@@ -33,14 +33,8 @@ from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.fusion import LearningConfig
 from deepsearch_rl.retrieval.gold import with_gold
-from deepsearch_rl.retrieval.hybrid.learning import (
-    Example,
-    drawn_folds,
-    fit_weights,
-    gather,
-    held_out_weights,
-    score_example,
-)
+from deepsearch_rl.retrieval.hybrid import learning
+from deepsearch_rl.retrieval.hybrid.learning import Example, fit_weights, score_example
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, Floats, HybridRetriever
 from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.measurement.comparison import Interval, compare_retrievers, opened_finder
@@ -55,6 +49,12 @@ SETS = {
 """Question sets, and the files of their questions."""
 PLAIN = {"contents": 1.0}
 FIELDED = {"title": 1.0, "source": 1.0, "date": 1.0, "body": 1.0}
+NAMES = {
+    "bm25": "BM25F, title, source, date, body",
+    "dense": "dense (TF-IDF + SVD)",
+    "rrf": "reciprocal ranks of the two",
+    "hybrid": "learnt hybrid, cross-validated",
+}
 METRICS = ("mrr@10", "map@10", "hits@4", "hits@10", "evidence_recall@10")
 CUTOFFS = (4, 10)
 DRAWS = 1000
@@ -77,7 +77,7 @@ class Prepared:
         """The candidates of every question in the fielded index."""
         chunks = open_index(self.fielded).chunks
         with opened_finder(self.fielded, chunks) as finder:
-            return gather(finder, chunks, with_gold(self.questions))
+            return learning.gather(finder, chunks, with_gold(self.questions))
 
 
 def prepare(name: str, options: argparse.Namespace) -> Prepared:
@@ -97,30 +97,20 @@ def prepare(name: str, options: argparse.Namespace) -> Prepared:
 
 
 def index_config(fields: dict[str, float]) -> IndexConfig:
-    """Return an index of weighted fields, dense vectors of TF-IDF + SVD beside it."""
-    fusion = {"depth": 100, "source_depth": 30, "unlearned": "reciprocal_ranks", "rrf_k": 60, "learning": None}
-    return data.index_config(
-        bm25={"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": fields},
-        encoder={"name": "tfidf_svd", "dimension": 256, "fit_rows": 50_000, "max_terms": 50_000},
-        vectors={"kind": "flat"},
-        fusion={**fusion, "bm25_weight": 1.0, "dense_weight": 1.0},
-    )
+    """Return the tiny profile's index with weighted fields, and equal weights of its halves."""
+    section = data.params_section("index")
+    bm25, fusion = {**section["bm25"], "fields": fields}, {**section["fusion"], "dense_weight": 1.0}
+    return data.index_config(bm25=bm25, fusion=fusion)
 
 
 def scores_table(own: Prepared) -> tuple[Table, str]:
     """Return the scores of every retriever on a set, and a note of its size."""
     plain, fielded = (
         compare_retrievers(open_index(index), index, own.questions, retrievers, CUTOFFS, LEARNING, 0, DRAWS)
-        for index, retrievers in ((own.plain, ("bm25",)), (own.fielded, ("bm25", "dense", "rrf", "hybrid")))
+        for index, retrievers in ((own.plain, ("bm25",)), (own.fielded, tuple(NAMES)))
     )
-    scores = {
-        "BM25, title and body": plain.scores["bm25"],
-        "BM25F, title, source, date, body": fielded.scores["bm25"],
-        "dense (TF-IDF + SVD)": fielded.scores["dense"],
-        "reciprocal ranks of the two": fielded.scores["rrf"],
-        "learnt hybrid, cross-validated": fielded.scores["hybrid"],
-    }
-    rows: list[Sequence[object]] = [(name, *_cells(row, ".3f")) for name, row in scores.items()]
+    rows: list[Sequence[object]] = [("BM25, title and body", *_cells(plain.scores["bm25"], ".3f"))]
+    rows += [(NAMES[name], *_cells(scores, ".3f")) for name, scores in fielded.scores.items()]
     rows.append(("hybrid minus its better half", *_cells(fielded.hybrid_minus_better_half, "+.3f")))
     length = fielded.chunk_length
     note = (
@@ -161,8 +151,8 @@ def ablation(own: Prepared) -> Table:
 
 
 def _held_out(examples: Sequence[Example]) -> list[str]:
-    fold_Q = drawn_folds(len(examples), LEARNING.folds, 0)
-    return _means(examples, held_out_weights(examples, LEARNING.ridge, fold_Q))
+    fold_Q = learning.drawn_folds(len(examples), LEARNING.folds, 0)
+    return _means(examples, learning.held_out_weights(examples, LEARNING.ridge, fold_Q))
 
 
 def _means(examples: Sequence[Example], weights: Iterable[Floats]) -> list[str]:

@@ -29,11 +29,8 @@ from benchmarks.measure import in_turn, markdown_table, medians, parse_options, 
 from benchmarks.servers import MAIN, Load, drive, json_request, load_server, running_server, spare_core
 
 TOP_K = 3
-ENCODER = {
-    "name": "transformers", "revision": None, "pooling": "mean", "query_prefix": "", "passage_prefix": "",
-    "max_tokens": 32, "batch_tokens": 256, "threads": 1, "device": "cpu",
-}  # fmt: skip
-"""With few tokens a passage: a random encoder understands nothing, so that longer texts only take longer."""
+SHORT_TEXTS = {"max_tokens": 32, "batch_tokens": 256}
+"""A random encoder understands nothing, so that longer texts only take longer."""
 WORKLOADS: dict[str, tuple[str, str | None]] = {
     "minilm": ("dense", "float32"),
     "minilm-bf16": ("dense", "bfloat16"),
@@ -69,8 +66,8 @@ def measure(name: str, options: argparse.Namespace, texts: list[str]) -> dict[Ke
     encoder = folder / "minilm"
     if dtype and not encoder.exists():
         data.write_random_model(encoder, texts, data.MINILM)
-    changes = {"encoder": {**ENCODER, "model": str(encoder.resolve()), "dtype": dtype}} if dtype else {}
-    config = data.index_config(vectors={"kind": "flat"}, **changes)
+    model = {**data.RANDOM_ENCODER, **SHORT_TEXTS, "model": str(encoder.resolve()), "dtype": dtype}
+    config = data.index_config(**({"encoder": model} if dtype else {}))
     index = data.prepare_index(texts, folder / (dtype or "weightless"), config)
     queries = data.draw_queries(texts, 1, REPEATED_QUERIES if name == CACHED else DISTINCT_QUERIES)
     bodies = [{"queries": [query], "topk": TOP_K, "return_scores": True} for query in queries]  # as veRL sends them

@@ -1,24 +1,21 @@
-"""Rollouts per second of ``collect``, against loops that open an MCP session for every question.
+"""Rollouts per second of ``collect``, against a loop that opens an MCP session for every question.
 
     .venv/bin/python -m benchmarks.rollouts                                     # four minutes
     .venv/bin/python -m benchmarks.rollouts --rollouts 60 --repetitions 1       # a trial
     .venv/bin/python -m benchmarks.rollouts --docs docs/evaluation.md           # and the table into the document
-    .venv/bin/python -m cProfile -m benchmarks.rollouts --loops collect         # where ours spends its time
+    .venv/bin/python -m cProfile -m benchmarks.rollouts                         # where they spend their time
 
-All answer the same kind of questions through the same Agents SDK, model client and retrieval server, at most
-``--concurrency`` at once, and take turns in one process, so that a busy machine slows all. The model is a scripted
+Both answer the same kind of questions through the same Agents SDK, model client and retrieval server, at most
+``--concurrency`` at once, and take turns in one process, so that a busy machine slows both. The model is a scripted
 endpoint in a process of its own that answers at once: one search, then an answer. The retrieval server is the real one,
 over BM25.
 
     collect              ``collect`` with a ``SearchAgent``: one agent for the run, checks, log and artifact included
     session per question ``Runner.run`` with an ``MCPServerStreamableHttp`` that is opened for each question, as
                          DeepSearch-RL's original does; it writes nothing
-    ... without TLS      the same with an HTTP client that is told to make no TLS context, of which the SDK's own makes
-                         one per session, whatever the address; the least that a session of its own can cost
 
-What is judged is the harness: its rollouts per second against the other loop's, and its own CPU time per rollout; the
-retrieval server's is beside it. Where there are two cores, the harness has one of its own and both servers share the
-other.
+What is judged is the harness: its rollouts per second against the loop's, and its own CPU time per rollout; the
+retrieval server's is beside it. Where there are two cores, the harness has one and both servers share the other.
 """
 
 import asyncio
@@ -31,13 +28,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import httpx2
 import openai
 import uvicorn
 from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner
@@ -61,20 +56,11 @@ from deepsearch_rl.trajectories.collect import collect
 
 MODEL, ANSWER = "scripted", "Vienna"
 """Of :func:`scripted_endpoint`."""
-OURS, THEIRS, LEAN = "collect", "session per question", "session per question without TLS"
+OURS, THEIRS = "collect", "session per question"
 TARGET_RATIO = 2.5
 AIM_CPU_MS = 10
 TEMPERATURE = 0.7
 FORMATS = {"rollouts/s": ".0f", "CPU ms per rollout": ".1f", "retrieval server's": ".1f"}
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What all loops work with: the addresses of the model and of the retrieval server, and the tiny agent's limits."""
-
-    endpoint: str
-    retrieval: ServerProcess
-    config: AgentConfig
 
 
 @contextmanager
@@ -116,24 +102,23 @@ def _completion(query: str | None) -> dict[str, object]:
     return {**shared, "choices": [choice], "usage": usage}
 
 
-def collect_all(questions: Sequence[Question], setting: Setting) -> list[str]:
+def collect_all(questions: Sequence[Question], endpoint: str, retrieval: str, config: AgentConfig) -> list[str]:
     """Run ours; return the answers."""
-    endpoint, config = Endpoint(setting.endpoint, MODEL), setting.config
-    agent = partial(SearchAgent, config, endpoint, setting.retrieval.url, TEMPERATURE, seed=0)
+    agent = partial(SearchAgent, config, Endpoint(endpoint, MODEL), retrieval, TEMPERATURE, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         log, out = Path(folder, "log.jsonl"), Path(folder, "out.jsonl")
         return [str(rollout.answer) for rollout in collect(questions, 1, agent, log, config.concurrency, OURS, out)]
 
 
-def session_per_question(questions: Sequence[Question], setting: Setting, *, lean: bool) -> list[str]:
+def session_per_question(
+    questions: Sequence[Question], endpoint: str, retrieval: str, config: AgentConfig
+) -> list[str]:
     """Connect, list the tools, run and disconnect for every question; return the answers."""
-    config, params = setting.config, MCPServerStreamableHttpParams(url=f"{setting.retrieval.url}/mcp")
-    if lean:
-        params["httpx_client_factory"] = _client_without_tls
+    params = MCPServerStreamableHttpParams(url=f"{retrieval}/mcp")
 
     async def run() -> list[str]:
         places = asyncio.Semaphore(config.concurrency)
-        client = openai.AsyncOpenAI(base_url=setting.endpoint, api_key=NO_KEY)
+        client = openai.AsyncOpenAI(base_url=endpoint, api_key=NO_KEY)
         model = OpenAIChatCompletionsModel(MODEL, client)
         settings = ModelSettings(temperature=TEMPERATURE, max_tokens=config.max_tokens)
         agent = Agent("a", instructions=load_prompt(config.prompt), model=model, model_settings=settings)
@@ -150,30 +135,20 @@ def session_per_question(questions: Sequence[Question], setting: Setting, *, lea
     return asyncio.run(run())
 
 
-def _client_without_tls(
-    headers: dict[str, str] | None = None, timeout: object = None, auth: object = None
-) -> httpx2.AsyncClient:
-    """The SDK's default client but for the TLS context, which it would make by reading every certificate."""
-    assert auth is None
-    return httpx2.AsyncClient(headers=headers, timeout=timeout, follow_redirects=False, verify=False)  # type: ignore[arg-type]
+LOOPS = {OURS: collect_all, THEIRS: session_per_question}
 
 
-LOOPS: dict[str, Callable[[Sequence[Question], Setting], list[str]]] = {
-    OURS: collect_all,
-    THEIRS: partial(session_per_question, lean=False),
-    LEAN: partial(session_per_question, lean=True),
-}
-
-
-def measure(name: str, numbers: Iterator[int], rollouts: int, setting: Setting) -> dict[str, float]:
+def measure(
+    name: str, numbers: Iterator[int], rollouts: int, endpoint: str, retrieval: ServerProcess, config: AgentConfig
+) -> dict[str, float]:
     """Time one loop over new questions, which must all be answered; return the figures of the table."""
     questions = [
         Question(id=f"q{number}", question=f"Which town is number {number} on the list?", golden_answers=(ANSWER,))
         for number in itertools.islice(numbers, rollouts)
     ]
-    retrieval_s, started_s = setting.retrieval.cpu_s(), time.monotonic()
-    cpu_s, answers = timed(lambda: LOOPS[name](questions, setting))
-    elapsed_s, retrieval_s = time.monotonic() - started_s, setting.retrieval.cpu_s() - retrieval_s
+    retrieval_s, started_s = retrieval.cpu_s(), time.monotonic()
+    cpu_s, answers = timed(lambda: LOOPS[name](questions, endpoint, retrieval.url, config))
+    elapsed_s, retrieval_s = time.monotonic() - started_s, retrieval.cpu_s() - retrieval_s
     if wrong := [answer for answer in answers if ANSWER not in answer]:
         raise RuntimeError(f"{name}: {len(wrong)} of {rollouts} rollouts went wrong, the first answered: {wrong[0]}")
     figures = (rollouts / elapsed_s, cpu_s / rollouts * 1000, retrieval_s / rollouts * 1000)
@@ -182,25 +157,21 @@ def measure(name: str, numbers: Iterator[int], rollouts: int, setting: Setting) 
 
 
 def verdicts(runs: dict[str, list[dict[str, float]]]) -> list[tuple[object, ...]]:
-    """Return targets beside figures; the ratio of rollouts/s is the median of neighbours in time."""
-    cpu_ms = {name: medians(figures)["CPU ms per rollout"] for name, figures in runs.items()}
-    rows: list[tuple[object, ...]] = [
-        (f"{OURS}'s CPU ms per rollout", AIM_CPU_MS, f"{cpu_ms[OURS]:.1f}", verdict(cpu_ms[OURS] <= AIM_CPU_MS))
+    """Return targets beside figures of both loops; the ratio of rollouts/s is the median of neighbours in time."""
+    pairs = zip(runs[OURS], runs[THEIRS], strict=True)
+    ratio = statistics.median(ours["rollouts/s"] / theirs["rollouts/s"] for ours, theirs in pairs)
+    ours_ms, theirs_ms = (medians(runs[name])["CPU ms per rollout"] for name in (OURS, THEIRS))
+    return [
+        (f"rollouts/s, {OURS} : {THEIRS}", TARGET_RATIO, f"{ratio:.2f}", verdict(ratio >= TARGET_RATIO)),
+        (f"{OURS}'s CPU ms per rollout", AIM_CPU_MS, f"{ours_ms:.1f}", verdict(ours_ms <= AIM_CPU_MS)),
+        (f"CPU per rollout, {THEIRS} : {OURS}", "-", f"{theirs_ms / ours_ms:.2f}", "-"),
     ]
-    for name in [name for name in runs if name != OURS]:
-        pairs = zip(runs[OURS], runs[name], strict=True)
-        ratio = statistics.median(ours["rollouts/s"] / theirs["rollouts/s"] for ours, theirs in pairs)
-        judged = (TARGET_RATIO, f"{ratio:.2f}", verdict(ratio >= TARGET_RATIO))
-        rows.append((f"rollouts/s, {OURS} : {name}", *(judged if name == THEIRS else ("-", judged[1], "-"))))
-        rows.append((f"CPU per rollout, {name} : {OURS}", "-", f"{cpu_ms[name] / cpu_ms[OURS]:.2f}", "-"))
-    return rows
 
 
 def main() -> None:
-    """Measure the loops in turn and print the tables."""
+    """Measure both in turn and print the tables."""
     options = parse_options(
         __doc__,
-        loops=(list(LOOPS), "", LOOPS),
         rollouts=(150, "per loop and repetition"),
         repetitions=9,
         concurrency=(30, "rollouts at once"),
@@ -213,20 +184,20 @@ def main() -> None:
     config = AgentConfig.model_validate(data.params_section("agent") | changes)
     texts = data.wiki18_passages(least=options.passages)[: options.passages]
     folder, numbers = options.work / f"{options.passages}" / "weightless", itertools.count()
-    index = data.prepare_index(texts, folder, data.index_config(vectors={"kind": "flat"}))
+    index = data.prepare_index(texts, folder, data.index_config())
     with (
         running_server(index, ["--retriever", "bm25", "--top-k", "3"], spare_core()) as retrieval,
         scripted_endpoint(data.draw_queries(texts, 1, 5000), spare_core()) as endpoint,
     ):
         if spare_core() is not None:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        setting = Setting(endpoint, retrieval, config)
-        for name in options.loops:
-            measure(name, numbers, 2 * config.concurrency, setting)  # not counted: libraries are loaded
-        works = {name: partial(measure, name, numbers, options.rollouts, setting) for name in options.loops}
+        setting = endpoint, retrieval, config
+        for name in LOOPS:
+            measure(name, numbers, 2 * config.concurrency, *setting)  # not counted: libraries are loaded
+        works = {name: partial(measure, name, numbers, options.rollouts, *setting) for name in LOOPS}
         runs = in_turn(works, options.repetitions)
     note = (
-        f"{options.repetitions} x {options.rollouts} rollouts of two model calls and one search by each loop, in turn, "
+        f"{options.repetitions} x {options.rollouts} rollouts of two model calls and one search by each, in turn, "
         f"{options.concurrency} at once; {options.passages:,} passages, BM25, top 3. Medians, the ratio of rollouts/s "
         f"that of neighbours in time.\n\n{markdown_table(('what', 'target', 'measured', 'verdict'), verdicts(runs))}"
     )

@@ -32,7 +32,7 @@ from benchmarks.measure import status_kb
 from deepsearch_rl import processes
 from deepsearch_rl.processes import LOOPBACK, free_port
 
-STARTUP_TIMEOUT_S = 180
+STARTUP_TIMEOUT_S, GRACE_S = 180, 30
 MAIN = "from deepsearch_rl.cli import main; main()"
 
 
@@ -206,13 +206,11 @@ class _Client(asyncio.Protocol):
         self.left.set_result(None)
 
 
-async def drive(
-    address: tuple[str, int], requests: Iterable[Request], clients: int, max_seconds: float, grace_s: float = 30
-) -> Load:
+async def drive(address: tuple[str, int], requests: Iterable[Request], clients: int, max_seconds: float) -> Load:
     """Send requests from ``clients`` connections at once until the time or the requests are used up.
 
     Whichever client is free sends the next request; one whose connection is closed by the server does not come back.
-    What is not answered ``grace_s`` seconds after the end is broken. Raise ValueError for another machine's address.
+    What is not answered half a minute after the end is broken. Raise ValueError for another machine's address.
     """
     if not ipaddress.ip_address(address[0]).is_loopback:
         raise ValueError(f"{address[0]} is not a loopback address: this generator loads servers of this machine alone.")
@@ -224,7 +222,7 @@ async def drive(
     connected = [result[1] for result in results if not isinstance(result, BaseException)]
     load.broken += clients - len(connected)
     if connected:
-        await asyncio.wait([client.left for client in connected], timeout=max_seconds + grace_s)
+        await asyncio.wait([client.left for client in connected], timeout=max_seconds + GRACE_S)
     load.elapsed_s, load.generator_cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
     for client in connected:
         if not client.left.done():

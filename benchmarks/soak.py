@@ -66,8 +66,9 @@ async def _ask_over_sse(url: str, queries: Sequence[str], seconds: float) -> int
 
 def soak(server: ServerProcess, texts: list[str], options: argparse.Namespace) -> list[dict[str, float]]:
     """Load the server until the time is up; return the figures of every period. Progress goes to stderr."""
-    rng, fresh, known = random.Random(0), data.queries(texts, 0), data.draw_queries(texts, 1, REPEATED_QUERIES)
-    drawn = [_request(rng, rng.choice(known) if rng.random() < 0.5 else next(fresh)) for _ in range(50_000)]
+    rng, known = random.Random(0), data.draw_queries(texts, 1, REPEATED_QUERIES)
+    fresh = data.draw_queries(texts, 0, 50_000)
+    drawn = [_request(rng, rng.choice(known) if rng.random() < 0.5 else query) for query in fresh]
     requests, questions = itertools.cycle(drawn), data.draw_queries(texts, 2, FRESH_QUERIES)
 
     async def run_period() -> tuple[Load, int]:

@@ -70,9 +70,8 @@ def _make_rollout(rng: random.Random, key: RowKey, number: int, sample: int) -> 
 
     question = Question(id=f"q{number}", question=text(15), golden_answers=("town",))
     results = ["\n\n".join(f"[{rank}] A Title\n{text(28)}" for rank in (1, 2, 3)) for _ in range(2)]
-    return make_trajectory(
-        question, sample, key, [(text(5), result) for result in results], rng.choice(("town", "city"))
-    )
+    searches = [(text(5), result) for result in results]
+    return make_trajectory(question, sample, key, searches, rng.choice(("town", "city")))
 
 
 def measure(results: Results, store: Path, predictions: int | None, traces: float) -> tuple[float, float, int, int]:

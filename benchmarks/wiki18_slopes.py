@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import stages  # noqa: F401 - sets one thread per library, before any is imported
-from benchmarks.data import DATA, WORK, index_config, wiki18_passages, write_random_model
+from benchmarks.data import DATA, RANDOM_ENCODER, WORK, index_config, wiki18_passages, write_random_model
 from benchmarks.measure import markdown_table, parse_options, publish, size_mb, status_kb, timed
 from deepsearch_rl.progress import track
 from deepsearch_rl.retrieval import build
@@ -55,11 +55,6 @@ CHANGES = {
     },
 }  # fmt: skip
 """Of the tiny profile's index: float16 vectors and IVF-PQ with refinement."""
-ENCODER = {
-    "name": "transformers", "revision": None, "pooling": "mean", "query_prefix": "query: ",
-    "passage_prefix": "passage: ", "max_tokens": 512, "batch_tokens": 4096, "threads": 1, "device": "cpu",
-    "dtype": "float32",
-}  # fmt: skip
 Figures = dict[str, float]
 
 
@@ -144,14 +139,13 @@ def measure_encoder(passages: Sequence[str], count: int, folder: Path) -> str:
     )
 
     write_random_model(folder, passages, {"max_position_embeddings": 512})
-    encoder = TransformersEncoder(TransformersConfig.model_validate({"model": str(folder), **ENCODER}))
+    encoder = TransformersEncoder(TransformersConfig.model_validate({**RANDOM_ENCODER, "model": str(folder)}))
     sample = random.Random(0).sample(passages, min(count, len(passages)))
     encoder.encode(sample[:4], "passage")
     cpu_s, _ = timed(lambda: encoder.encode(sample, "passage"))
     each_s = cpu_s / len(sample)
     tokenizer, layers = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).encoder
-    prefixed = [f"passage: {text}" for text in sample]
-    tokens = np.mean([len(row) for row in tokenizer(prefixed, truncation=True, max_length=512)["input_ids"]])
+    tokens = np.mean([len(row) for row in tokenizer(sample, truncation=True, max_length=512)["input_ids"]])
     parameters = sum(weights.numel() for weights in layers.parameters())  # without the vocabulary's, only looked up
     flop = 2 * parameters * tokens
     return (
