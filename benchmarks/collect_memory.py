@@ -1,7 +1,6 @@
 """Memory of a bulk run over the number of questions: ``collect``, then the row of the F1 table from its artifact.
 
-    .venv/bin/python -m benchmarks.collect_memory                                   # half a minute
-    .venv/bin/python -m benchmarks.collect_memory --docs docs/evaluation.md         # and the table into the document
+    OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.collect_memory                                   # half a minute
 
 Every size runs in a process of its own with a scripted agent, whose trajectories hold a few kilobytes of passages as
 real ones do. Measured is how far the process's peak of resident memory (VmHWM) rises above what it holds once the
@@ -11,7 +10,6 @@ would take if they were kept is beside it, from a list of the first 1,000 (trace
 
 import contextlib
 import multiprocessing
-import os
 import random
 import tempfile
 import tracemalloc
@@ -74,5 +72,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

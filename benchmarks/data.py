@@ -78,18 +78,15 @@ def read_questions(folder: Path, files: Sequence[str], documents: Iterable[Docum
 
 
 def wiki18_passages(data: Path = DATA, least: int = 1) -> list[str]:
-    """Return the real wiki-18 passages under ``data``; invented ones too where those are fewer than ``least``."""
-    paths = sorted((data / "wiki18").glob("*.jsonl.gz"))
-    texts = [row["contents"] for path in paths for row in gzip_rows(path)]
-    return texts if len(texts) >= least else [*texts, *_invented(random.Random(0), least - len(texts))]
-
-
-def _invented(rng: random.Random, count: int) -> list[str]:
-    """Return passages of a hundred words with Zipf's frequencies."""
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))) for _ in range(50_000)]
-    weights = [1 / rank for rank in range(1, len(words) + 1)]
-    texts = (rng.choices(words, weights, k=100) for _ in range(count))
-    return [f"{' '.join(text[:2]).title()}\n{' '.join(text)}" for text in texts]
+    """Return the real wiki-18 passages under ``data``, and invented ones, of words with Zipf's frequencies, if few."""
+    texts = [row["contents"] for path in sorted((data / "wiki18").glob("*.jsonl.gz")) for row in gzip_rows(path)]
+    if len(texts) < least:
+        rng = random.Random(0)
+        words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))) for _ in range(50_000)]
+        drawn = rng.choices(words, [1 / rank for rank in range(1, len(words) + 1)], k=102 * (least - len(texts)))
+        invented = [drawn[start : start + 102] for start in range(0, len(drawn), 102)]
+        texts += [f"{' '.join(passage[:2]).title()}\n{' '.join(passage[2:])}" for passage in invented]
+    return texts
 
 
 # --- chunks, indexes, queries ---------------------------------------------------------------------------------------

@@ -23,18 +23,10 @@ from pathlib import Path
 import httpx
 
 from benchmarks import data
-from benchmarks.hostile_requests import (
-    DIALECTS,
-    JSON_HEADERS,
-    LIVE_SESSION,
-    PAGE,
-    WHOLE_S,
-    Hostile,
-    head,
-    hostile_requests,
-)
+from benchmarks import hostile_requests as requests
 from benchmarks.measure import parse_options, publish
 from benchmarks.servers import ServerProcess, running_server
+from deepsearch_rl.processes import LOOPBACK
 
 MAX_GROWTH_MB = 50
 CONNECTIONS = 32
@@ -57,33 +49,33 @@ class Siege:
     problems: list[str] = field(default_factory=list)
     growth_mb: float = 0.0
     """Of the server's anonymous memory, from before the first hostile request to after the last."""
-    session: bytes = LIVE_SESSION
+    session: bytes = requests.LIVE_SESSION
     """The id of an open event stream, so that some of the hostile messages reach a living session."""
 
-    async def attack(self, address: tuple[str, int], requests: Iterator[Hostile]) -> None:
+    async def attack(self, port: int, drawn: Iterator[requests.Hostile]) -> None:
         """Send every request over a connection of its own, many of them at a time."""
 
         async def client() -> None:
-            for hostile in requests:
-                self._note(hostile, *await _send(address, hostile, self.session))
+            for hostile in drawn:
+                self._note(hostile, *await _send(port, hostile, self.session))
 
-        stream = asyncio.create_task(self._keep_stream_open(address))
+        stream = asyncio.create_task(self._keep_stream_open(port))
         await asyncio.gather(*(client() for _ in range(CONNECTIONS)))
         stream.cancel()
 
-    def _note(self, hostile: Hostile, answer: bytes, ended: bool) -> None:
+    def _note(self, hostile: requests.Hostile, answer: bytes, ended: bool) -> None:
         statuses = [status.decode() for status in _STATUS.findall(answer)]
         self.statuses[hostile.kind].update(statuses or ["closed"])
         fine = "503" if _RETRY.search(answer) else ""  # how a full queue answers
         if any(status.startswith("5") and status != fine for status in statuses):
             self.problems.append(f"{hostile.kind}: {answer[:300]!r} to {hostile.payload[:300]!r}")
-        if hostile.patience_s == WHOLE_S and not ended:
+        if hostile.patience_s == requests.WHOLE_S and not ended:
             self.problems.append(f"{hostile.kind}: no answer to {hostile.payload[:300]!r}")
 
-    async def _keep_stream_open(self, address: tuple[str, int]) -> None:
+    async def _keep_stream_open(self, port: int) -> None:
         while True:
-            reader, writer = await asyncio.open_connection(*address)
-            writer.write(head("GET", "/sse", (("Accept", "text/event-stream"),)))
+            reader, writer = await asyncio.open_connection(LOOPBACK, port)
+            writer.write(requests.head("GET", "/sse", (("Accept", "text/event-stream"),)))
             with contextlib.suppress(ConnectionError):
                 async for line in reader:
                     if match := _SESSION_ID.search(line):
@@ -92,10 +84,10 @@ class Siege:
             await asyncio.sleep(RECONNECT_S)  # a server without such a route must not be flooded with attempts
 
 
-async def _send(address: tuple[str, int], hostile: Hostile, session: bytes) -> tuple[bytes, bool]:
+async def _send(port: int, hostile: requests.Hostile, session: bytes) -> tuple[bytes, bool]:
     """Return what came back, and whether the server came to an end with it."""
-    reader, writer = await asyncio.open_connection(*address)
-    writer.write(hostile.payload.replace(LIVE_SESSION, session))
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    writer.write(hostile.payload.replace(requests.LIVE_SESSION, session))
     answer, ended = b"", False
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(hostile.patience_s):
@@ -113,7 +105,7 @@ def besiege(server: ServerProcess, count: int, seed: int, settle_s: float) -> Si
     ``settle_s`` seconds pass before its memory is measured for the second time; it gives back what was freed every ten.
     """
     siege, before, memory_mb = Siege(), _honest_answers(server), server.anonymous_mb()
-    asyncio.run(siege.attack(server.address, hostile_requests(count, seed)))
+    asyncio.run(siege.attack(server.port, requests.draw_requests(count, seed)))
     time.sleep(settle_s)
     siege.growth_mb = server.anonymous_mb() - memory_mb
     if siege.growth_mb > MAX_GROWTH_MB:
@@ -127,7 +119,9 @@ def _honest_answers(server: ServerProcess) -> dict[str, tuple[int, bytes]]:
     """Return status and body of an honest request per route; bodies hold nothing that changes between calls."""
     answers = {}
     for route in ("/retrieve", "/access", "/mcp"):
-        answer = httpx.post(server.url + route, json=DIALECTS[route][0], headers=JSON_HEADERS, timeout=60)
+        answer = httpx.post(
+            server.url + route, json=requests.DIALECTS[route][0], headers=requests.JSON_HEADERS, timeout=60
+        )
         answers[route] = answer.status_code, answer.content
     return answers
 
@@ -137,7 +131,7 @@ def main() -> None:
     options = parse_options(__doc__, count=10_000, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         index = data.prepare_index(data.wiki18_passages(least=1000)[:1000], Path(folder, "hybrid"), data.index_config())
-        pages = data.write_pages(Path(folder, "pages.jsonl"), PAGE)
+        pages = data.write_pages(Path(folder, "pages.jsonl"), requests.PAGE)
         arguments = ["--retriever", "hybrid", "--top-k", "3", "--pages", str(pages)]
         with running_server(index, arguments, core=None) as server:
             siege = besiege(server, options.count, options.seed, SETTLE_S)

@@ -61,8 +61,6 @@ STRANGE_HEADERS = {
     "Content-Encoding": ["gzip", "br", "x"],
 }
 METHODS = ["GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "CONNECT", "post", "BREW", "GET\t", ""]
-
-
 WHOLE_S, BRIEF_S, NONE_S = 60.0, 0.3, 0.0
 """How long a client waits for the answer: until the server has closed, which it has to; for a moment, since the server
 may rightly wait for more; not at all."""
@@ -76,7 +74,7 @@ class Hostile(NamedTuple):
     payload: bytes
 
 
-def hostile_requests(count: int, seed: int) -> Iterator[Hostile]:
+def draw_requests(count: int, seed: int) -> Iterator[Hostile]:
     """Yield ``count`` requests of all kinds; equal arguments give equal bytes."""
     rng = random.Random(seed)
     for kind in rng.choices(list(_KINDS), [weight for weight, *_ in _KINDS.values()], k=count):
@@ -97,29 +95,20 @@ def head(method: str, path: str, headers: Headers) -> bytes:
 
 def _honest(rng: random.Random) -> tuple[str, bytes]:
     path = rng.choice(list(DIALECTS))
-    return path, _text(rng.choice(DIALECTS[path]))
-
-
-def _text(body: object) -> bytes:
-    return json.dumps(body).encode()
+    return path, json.dumps(rng.choice(DIALECTS[path])).encode()
 
 
 def _wrong_type(rng: random.Random) -> bytes:
     """A field of an honest body, at any depth, holds something else; or a field is missing, doubled or unknown."""
     path, honest = _honest(rng)
-    body = json.loads(honest)
-    for _ in range(rng.randint(1, 2)):
-        inside = body
-        while (deeper := [value for value in inside.values() if isinstance(value, dict) and value]) and (
-            rng.random() < 0.7
-        ):
-            inside = rng.choice(deeper)
-        key = rng.choice([*inside, *inside, "where", "filters", "_meta", "__class__", ""])
+    body = inside = json.loads(honest)
+    while (deeper := [value for value in inside.values() if isinstance(value, dict) and value]) and rng.random() < 0.7:
+        inside = rng.choice(deeper)
+    for key in rng.choices([*inside, *inside, "where", "filters", "_meta", "__class__", ""], k=rng.randint(1, 2)):
+        inside[key] = _strange_value(rng)
         if rng.random() < 0.15:
-            inside.pop(key, None)
-        else:
-            inside[key] = _strange_value(rng)
-    return _post(path, _text(body))
+            del inside[key]
+    return _post(path, json.dumps(body).encode())
 
 
 def _strange_value(rng: random.Random) -> JsonValue:
@@ -170,7 +159,7 @@ def _giant(rng: random.Random) -> bytes:
     """Megabytes: in one text, in many, or of nothing; or more queries than a queue holds, or many passages of each."""
     if rng.random() < 0.6:
         queries = [f"comet {number}" for number in range(rng.choice([100, 1000, 5000]))]
-        return _post("/retrieve", _text({"queries": queries, "topk": rng.choice([1, 3, 10**6])}))
+        return _post("/retrieve", json.dumps({"queries": queries, "topk": rng.choice([1, 3, 10**6])}).encode())
     size = rng.choice([1, 3, 9, 20]) * 2**20
     start, repeated, end = rng.choice([
         (b'{"queries": ["', b"comet ", b'"]}'),
@@ -234,7 +223,10 @@ def _framing(rng: random.Random) -> bytes:
 
 
 def _no_http(rng: random.Random) -> bytes:
-    return rng.choice([
+    """Bytes of another protocol or of none, and several requests at once, with garbage after them."""
+    request = _post(*_honest(rng)).replace(b"Connection: close\r\n", b"")
+    pipelined = request * rng.choice([1, 2, 20]) + rng.choice([b"", rng.randbytes(50), request[:40]])
+    broken = rng.choice([
         rng.randbytes(rng.randint(1, 2000)),
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(500),
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -247,13 +239,7 @@ def _no_http(rng: random.Random) -> bytes:
         b"\r\n" * 1000,
         b"A" * 100_000,
     ])  # fmt: skip
-
-
-def _pipelined(rng: random.Random) -> bytes:
-    """Several requests at once, garbage after them."""
-    request = _post(*_honest(rng)).replace(b"Connection: close\r\n", b"")
-    rest = rng.choice([b"", rng.randbytes(50), request[:40]])
-    return request * rng.choice([1, 2, 20]) + rest
+    return rng.choice([pipelined, broken])
 
 
 def _rpc(rng: random.Random) -> bytes:
@@ -270,7 +256,7 @@ def _rpc(rng: random.Random) -> bytes:
     message = {"jsonrpc": version, "id": number, "method": method, "params": params}
     message = {key: value for key, value in message.items() if rng.random() > 0.1}
     sent = rng.choice([message, message, message, [message] * 3, {"result": {}, "jsonrpc": "2.0", "id": 1}, []])
-    return _post(rng.choice(["/mcp", MESSAGES, "/messages/"]), _text(sent))
+    return _post(rng.choice(["/mcp", MESSAGES, "/messages/"]), json.dumps(sent).encode())
 
 
 _KINDS: dict[str, tuple[float, Callable[[random.Random], bytes], float]] = {
@@ -282,8 +268,7 @@ _KINDS: dict[str, tuple[float, Callable[[random.Random], bytes], float]] = {
     "left early": (9, _left_early, NONE_S),
     "framing": (7, _framing, BRIEF_S),
     "huge number or nest": (5.5, _huge_number_or_nest, WHOLE_S),
-    "no HTTP": (4, _no_http, BRIEF_S),
-    "pipelined": (4, _pipelined, BRIEF_S),
+    "no HTTP or pipelined": (8, _no_http, BRIEF_S),
     "giant": (0.5, _giant, WHOLE_S),
 }
 """How often each is drawn, relative to the others; what makes its bytes; how long its client stays."""

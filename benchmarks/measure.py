@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 NameT = TypeVar("NameT")
 ResultT = TypeVar("ResultT")
+Rows = Sequence[Sequence[object]]
 
 
 def parse_options(description: str | None, **defaults: Any) -> argparse.Namespace:
@@ -91,7 +92,7 @@ def size_mb(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def markdown_table(header: Sequence[str], rows: Rows) -> str:
     """Return a Markdown table; columns of numbers are aligned to the right."""
     marks = ["---:" if all(map(_is_number, column)) else "---" for column in zip(*rows, strict=True)]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in (header, marks, *rows))
@@ -102,12 +103,7 @@ def _is_number(cell: object) -> bool:
 
 
 def publish(
-    options: argparse.Namespace,
-    name: str,
-    header: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    before: str = "",
-    after: str = "",
+    options: argparse.Namespace, name: str, header: Sequence[str], rows: Rows, before: str = "", after: str = ""
 ) -> None:
     """Print a table as Markdown between two paragraphs, and put it into section ``name`` of the document."""
     text = "\n\n".join(part.strip() for part in (before, markdown_table(header, rows), after) if part)

@@ -1,19 +1,16 @@
 """Ranking on real question sets: BM25 plain and fielded, dense, reciprocal ranks and the learnt hybrid, with intervals.
 
     .venv/bin/python -m benchmarks.ranking                                   # all tables, some ten minutes on one core
-    .venv/bin/python -m benchmarks.ranking --sets multihoprag --tables scores ablation
     .venv/bin/python -m benchmarks.ranking --sets hotpotqa --questions 200 --tables scores
-    .venv/bin/python -m benchmarks.ranking --docs docs/retrieval.md
 
     scores     every retriever on every set; the hybrid by 5-fold cross-validation
     ablation   the hybrid without one feature in turn, and with the first ones alone
     transfer   weights learnt on one set, tested on another
     speed      CPU milliseconds per query of every retriever, asked in turn
 
-Documents are cut into chunks of at most ``--chunk-size`` tokens of the tokenizer ``words`` (runs of word characters,
-and every other visible character alone), the title not counted; the mean chunk length stands below each table of
-scores. Chunks, questions and indexes stay in ``--work``, where `deepsearch retrieve eval` can read them too. A set's
-questions are those whose gold evidence is known and in its corpus. Dense is TF-IDF + SVD; there are no neural weights.
+Documents are cut into chunks of at most ``--chunk-size`` tokens of the tokenizer ``words``, the title not counted.
+Chunks, questions and indexes stay in ``--work``, where `deepsearch retrieve eval` can read them too. A set's questions
+are those whose gold evidence is known and in its corpus. Dense is TF-IDF + SVD; there are no neural weights.
 """
 
 import argparse

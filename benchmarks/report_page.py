@@ -6,7 +6,6 @@ shown; the time is the browser's own, from the start of the navigation. One key 
 and conversation redrawn, is timed in the same way.
 
     .venv/bin/python -m benchmarks.report_page
-    .venv/bin/python -m benchmarks.report_page --docs docs/evaluation.md          # and the table into the document
 """
 
 import random

@@ -2,23 +2,19 @@
 
     .venv/bin/python -m benchmarks.retrieval_server                                  # all workloads, about 10 minutes
     .venv/bin/python -m benchmarks.retrieval_server --workloads bm25 --clients 1 64 --seconds 2 --repetitions 1
-    .venv/bin/python -m benchmarks.retrieval_server --docs docs/retrieval.md         # and the tables into the document
 
 For every workload servers run over the same index, one with micro-batching and one without (a batch is one query), and
-are driven in turn, so that a busy machine slows all. Every client sends one query a request over a connection of its
-own and waits for the answer (benchmarks/servers.py). The server has a core of its own where there are two.
+are driven in turn, so that a busy machine slows all. Every client sends one query a request over its own connection and
+waits for the answer. The servers have a core of their own where there are two. All but ``cached`` have the cache off.
 
     minilm        dense, Flat; a random encoder of MiniLM-L6's shape in float32, a batch of queries at a time
     minilm-bf16   the same in bfloat16
     bm25, dense   the weightless default: BM25, and TF-IDF + SVD over Flat
-    cached        minilm with 64 queries that repeat, so that the cache answers; a third server leaves the route
-                  `/retrieve` to FastAPI
-
-All but the last have the cache off.
+    cached        minilm with 64 queries that repeat; a third server leaves the route `/retrieve` to FastAPI
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 
@@ -84,7 +80,7 @@ def measure(name: str, options: argparse.Namespace, texts: list[str]) -> dict[Ke
         if name == CACHED:
             servers[FASTAPI] = stack.enter_context(start(arguments, program=BY_FASTAPI))
         for server in servers.values():  # caches filled, lazily loaded libraries loaded
-            uvloop.run(drive(server.address, requests[: 2 * REPEATED_QUERIES], 8, 30))
+            uvloop.run(drive(server.port, requests[: 2 * REPEATED_QUERIES], 8, 30))
         for clients in options.clients:
             works = {
                 (name, batching, clients): partial(load_server, server, requests, clients, options.seconds)
@@ -115,11 +111,6 @@ def verdicts(cells: Mapping[Key, Mapping[str, float]]) -> list[tuple[object, ...
     return rows
 
 
-def summarise(measured: Mapping[Key, Sequence[Load]]) -> dict[Key, dict[str, float]]:
-    """Return the medians of every figure."""
-    return {key: medians([load.figures for load in loads]) for key, loads in measured.items()}
-
-
 def main() -> None:
     """Measure every workload and print the tables."""
     options = parse_options(
@@ -135,7 +126,7 @@ def main() -> None:
     measured: dict[Key, list[Load]] = {}
     for name in options.workloads:
         measured |= measure(name, options, texts)
-    cells = summarise(measured)
+    cells = {key: medians([load.figures for load in loads]) for key, loads in measured.items()}
     client_us = medians(list(cells.values()))["client us/query"]
     note = (
         f"Medians of {options.repetitions} x {options.seconds:g} s; {options.passages:,} passages, top {TOP_K}, one "

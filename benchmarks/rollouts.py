@@ -2,17 +2,13 @@
 
     .venv/bin/python -m benchmarks.rollouts                                     # four minutes
     .venv/bin/python -m benchmarks.rollouts --rollouts 60 --repetitions 1       # a trial
-    .venv/bin/python -m benchmarks.rollouts --docs docs/evaluation.md           # and the table into the document
     .venv/bin/python -m cProfile -m benchmarks.rollouts                         # where they spend their time
 
-Both answer the same kind of questions through the same Agents SDK, model client and retrieval server, at most
-``--concurrency`` at once, and take turns in one process, so that a busy machine slows both. The model is a scripted
-endpoint in a process of its own that answers at once: one search, then an answer. The retrieval server is the real one,
-over BM25.
-
-    collect              ``collect`` with a ``SearchAgent``: one agent for the run, checks, log and artifact included
-    session per question ``Runner.run`` with an ``MCPServerStreamableHttp`` that is opened for each question, as
-                         DeepSearch-RL's original does; it writes nothing
+``collect`` uses one agent for the run, checks, logs and writes. The loop calls ``Runner.run`` with an
+``MCPServerStreamableHttp`` of each question's own, as DeepSearch-RL's original does, and writes nothing. Both answer
+the same kind of questions through the same Agents SDK, model client and retrieval server (BM25), at most
+``--concurrency`` at once, and take turns in one process. The model is a scripted endpoint in a process of its own that
+answers at once: one search, then an answer.
 
 What is judged is the harness: its rollouts per second against the loop's, and its own CPU time per rollout; the
 retrieval server's is beside it. Where there are two cores, the harness has one and both servers share the other.

@@ -26,7 +26,7 @@ def drive_against(
     async def scenario() -> Load:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
-            return await drive(server.sockets[0].getsockname(), requests, 3, max_seconds)
+            return await drive(server.sockets[0].getsockname()[1], requests, 3, max_seconds)
 
     return asyncio.run(scenario())
 
@@ -58,15 +58,10 @@ def test_a_connection_that_ends_without_a_whole_answer_is_broken(answer: bytes) 
 def test_a_server_that_is_not_there_breaks_every_client() -> None:
     async def scenario() -> Load:
         async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as server:
-            address = server.sockets[0].getsockname()
-        return await drive(address, itertools.repeat(REQUEST, 100), 3, max_seconds=10)
+            port = server.sockets[0].getsockname()[1]
+        return await drive(port, itertools.repeat(REQUEST, 100), 3, max_seconds=10)
 
     assert asyncio.run(scenario()).broken == 3
-
-
-def test_other_machines_are_not_loaded() -> None:
-    with pytest.raises(ValueError, match="loopback"):
-        asyncio.run(drive(("192.0.2.1", 80), itertools.repeat(REQUEST), 1, 1))
 
 
 def test_time_ends_a_run_as_well_as_the_count() -> None:

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hostile import besiege
-from benchmarks.hostile_requests import hostile_requests
+from benchmarks.hostile_requests import draw_requests
 from benchmarks.servers import running_server
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
 
 
 def test_a_seed_names_its_requests() -> None:
-    assert list(hostile_requests(200, seed=1)) == list(hostile_requests(200, seed=1))
-    assert list(hostile_requests(200, seed=1)) != list(hostile_requests(200, seed=2))
+    assert list(draw_requests(200, seed=1)) == list(draw_requests(200, seed=1))
+    assert list(draw_requests(200, seed=1)) != list(draw_requests(200, seed=2))
 
 
 @pytest.mark.slow
