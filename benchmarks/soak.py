@@ -32,7 +32,7 @@ from benchmarks.servers import Load, Request, ServerProcess, drive, json_request
 MAX_P99_RATIO = 1.5
 FRESH_QUERIES, REPEATED_QUERIES = 1000, 500
 FORMATS = {
-    "minute": ".1f", "queries/s": ".0f", "p50 ms": ".1f", "p99 ms": ".1f", "SSE questions": ".0f", "errors": ".0f",
+    "minute": ".1f", "requests/s": ".0f", "p50 ms": ".1f", "p99 ms": ".1f", "SSE questions": ".0f", "errors": ".0f",
     "RssAnon MB": ".1f", "server CPU %": ".0f",
 }  # fmt: skip
 
@@ -83,6 +83,7 @@ def soak(server: ServerProcess, texts: list[str], options: argparse.Namespace) -
         periods.append({
             **load.figures,
             "answered": load.answered,
+            "requests/s": load.rate_per_s,
             "minute": (time.monotonic() - started_s) / 60,
             "SSE questions": sse_questions,
             "RssAnon MB": server.anonymous_mb(),
