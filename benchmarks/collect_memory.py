@@ -1,7 +1,6 @@
 """Memory of a bulk run over the number of questions: ``collect``, then the row of the F1 table from its artifact.
 
-    .venv/bin/python -m benchmarks.collect_memory                                   # half a minute
-    .venv/bin/python -m benchmarks.collect_memory --docs docs/evaluation.md         # and the table into the document
+    OMP_NUM_THREADS=1 .venv/bin/python -m benchmarks.collect_memory                                   # half a minute
 
 Every size runs in a process of its own with a scripted agent, whose trajectories hold a few kilobytes of passages as
 real ones do. Measured is how far the process's peak of resident memory (VmHWM) rises above what it holds once the
@@ -11,16 +10,14 @@ would take if they were kept is beside it, from a list of the first 1,000 (trace
 
 import contextlib
 import multiprocessing
-import os
 import random
 import tempfile
 import tracemalloc
-from collections.abc import AsyncIterator
 from itertools import islice
 from pathlib import Path
 
 from benchmarks.data import make_trajectory, row_key
-from benchmarks.measure import parse_options, publish, status_kb
+from benchmarks.measure import parse_options, publish, restart_peak, status_kb
 from deepsearch_rl.evaluation.scoring.score import build_row
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.trajectories.collect import collect
@@ -28,9 +25,8 @@ from deepsearch_rl.trajectories.collect import collect
 CONCURRENCY = 30
 SAMPLE = 1000
 SEARCHES = 2
-PASSAGES_BYTES = 1800
+PASSAGE_BYTES = 1800
 DRAWS = 1000
-HEADER = ("questions", "artifact, MB", "collect, MB", "row, MB", "if kept, MB")
 KEY = row_key("base", "multihoprag", temperature=0.7, samples=1)
 
 
@@ -40,15 +36,8 @@ class ScriptedAgent:
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Return a trajectory of about five kilobytes, different for every question."""
         rng = random.Random(question.id)
-        passages = [rng.randbytes(PASSAGES_BYTES // 2).hex() for _ in range(SEARCHES)]
-        searches = [(f"{question.id} {rng.random()}", text) for text in passages]
+        searches = [(f"{question.id} {rng.random()}", rng.randbytes(PASSAGE_BYTES // 2).hex()) for _ in range(SEARCHES)]
         return make_trajectory(question, sample, KEY, searches, "Vienna")
-
-
-@contextlib.asynccontextmanager
-async def scripted_agent() -> AsyncIterator[ScriptedAgent]:
-    """Open the agent as ``collect`` does."""
-    yield ScriptedAgent()
 
 
 def measure(count: int) -> list[int]:
@@ -58,10 +47,10 @@ def measure(count: int) -> list[int]:
     ]
     with tempfile.TemporaryDirectory() as folder:
         log, out = Path(folder, "log.jsonl"), Path(folder, "out.jsonl")
-        held_kb = _restart_peak()
-        trajectories = collect(questions, 1, scripted_agent, log, CONCURRENCY, "collect", out)
+        agent, held_kb = contextlib.nullcontext(ScriptedAgent()), restart_peak()
+        trajectories = collect(questions, 1, lambda: agent, log, CONCURRENCY, "collect", out)
         collect_kb = status_kb("VmHWM") - held_kb
-        held_kb = _restart_peak()
+        held_kb = restart_peak()
         row = build_row(KEY, trajectories, generated=True, draws=DRAWS)
         row_kb = status_kb("VmHWM") - held_kb
         assert row.n == count
@@ -69,12 +58,6 @@ def measure(count: int) -> list[int]:
         sample = list(islice(trajectories, SAMPLE))
         kept_bytes = tracemalloc.get_traced_memory()[0] // len(sample) * count
         return [out.stat().st_size, collect_kb * 1024, row_kb * 1024, kept_bytes]
-
-
-def _restart_peak() -> int:
-    """Let the peak start again from what is resident now, and return that, KiB."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return status_kb("VmRSS")
 
 
 def main() -> None:
@@ -85,9 +68,8 @@ def main() -> None:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             sizes = pool.apply(measure, (count,))
         rows.append((f"{count:,}", *(f"{size / 1e6:.1f}" for size in sizes)))
-    publish(options, "collect_memory", HEADER, rows)
+    publish(options, "collect_memory", ("questions", "artifact, MB", "collect, MB", "row, MB", "if kept, MB"), rows)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

@@ -1,7 +1,6 @@
 """What benchmarks work on: real documents, questions and passages; indexes, queries and rollouts made from them."""
 
 import gzip
-import itertools
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,8 +9,7 @@ from typing import Any
 
 import yaml
 
-from deepsearch_rl.corpora.chunking import ChunkConfig
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora
 from deepsearch_rl.evaluation.scoring.f1_row import RowKey
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import (
@@ -34,6 +32,11 @@ WORK = Path("work/benchmarks")
 METADATA = ("source", "published_at", "category", "author", "url")
 MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 """The shape of all-MiniLM-L6."""
+RANDOM_ENCODER = {
+    "name": "transformers", "revision": None, "pooling": "mean", "query_prefix": "", "passage_prefix": "",
+    "max_tokens": 512, "batch_tokens": 4096, "threads": 1, "device": "cpu", "dtype": "float32",
+}  # fmt: skip
+"""How a model of :func:`write_random_model` encodes."""
 QUERY_WORDS = (4, 12)
 """Agents search with a few key words, people ask in nine."""
 
@@ -75,18 +78,15 @@ def read_questions(folder: Path, files: Sequence[str], documents: Iterable[Docum
 
 
 def wiki18_passages(data: Path = DATA, least: int = 1) -> list[str]:
-    """Return the real wiki-18 passages under ``data``; invented ones too where those are fewer than ``least``."""
-    paths = sorted((data / "wiki18").glob("*.jsonl.gz"))
-    texts = [row["contents"] for path in paths for row in gzip_rows(path)]
-    return texts if len(texts) >= least else [*texts, *_invented(random.Random(0), least - len(texts))]
-
-
-def _invented(rng: random.Random, count: int) -> list[str]:
-    """Return passages of a hundred words with Zipf's frequencies."""
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))) for _ in range(50_000)]
-    weights = [1 / rank for rank in range(1, len(words) + 1)]
-    texts = (rng.choices(words, weights, k=100) for _ in range(count))
-    return [f"{' '.join(text[:2]).title()}\n{' '.join(text)}" for text in texts]
+    """Return the real wiki-18 passages under ``data``, and invented ones, of words with Zipf's frequencies, if few."""
+    texts = [row["contents"] for path in sorted((data / "wiki18").glob("*.jsonl.gz")) for row in gzip_rows(path)]
+    if len(texts) < least:
+        rng = random.Random(0)
+        words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 11))) for _ in range(50_000)]
+        drawn = rng.choices(words, [1 / rank for rank in range(1, len(words) + 1)], k=102 * (least - len(texts)))
+        invented = [drawn[start : start + 102] for start in range(0, len(drawn), 102)]
+        texts += [f"{' '.join(passage[:2]).title()}\n{' '.join(passage[2:])}" for passage in invented]
+    return texts
 
 
 # --- chunks, indexes, queries ---------------------------------------------------------------------------------------
@@ -97,28 +97,32 @@ def chunk_config(chunker: str, size: int) -> ChunkConfig:
     return ChunkConfig(chunker=chunker, chunk_size=size, overlap=0, tokenizer="words", passages=(), variants={})
 
 
+def chunk_documents(documents: Iterable[Document], folder: Path, chunker: str, size: int) -> Path:
+    """Cut documents into chunks; return their file, ``chunks/documents.jsonl`` of the folder."""
+    write_jsonl(folder / "corpora" / "documents.jsonl", documents)
+    chunk_corpora(folder / "corpora", folder / "chunks", chunk_config(chunker, size))
+    return folder / "chunks" / "documents.jsonl"
+
+
 def make_chunk(row: int, contents: str) -> Chunk:
     """Return a chunk that is a document of its own."""
     metadata = ChunkMetadata(doc_id=f"p{row}", doc_chunks=1, doc_chunk_id=0)
     return Chunk.model_construct(id=f"p{row}-0", contents=contents, metadata=metadata)
 
 
-def queries(texts: list[str], seed: int) -> Iterator[str]:
-    """Yield random queries without end, each a run of 4 to 12 words of a passage."""
-    rng = random.Random(seed)
-    while True:
-        words = rng.choice(texts).split()
-        length = rng.randint(*QUERY_WORDS)
-        start = rng.randrange(max(1, len(words) - length))
-        yield " ".join(words[start : start + length])
-
-
 def draw_queries(texts: list[str], seed: int, count: int) -> list[str]:
-    """Return the first random queries of a seed."""
-    return list(itertools.islice(queries(texts, seed), count))
+    """Return random queries, each a run of 4 to 12 words of a passage."""
+    rng = random.Random(seed)
+
+    def draw() -> str:
+        words, length = rng.choice(texts).split(), rng.randint(*QUERY_WORDS)
+        start = rng.randrange(max(1, len(words) - length))
+        return " ".join(words[start : start + length])
+
+    return [draw() for _ in range(count)]
 
 
-def params_section(name: str) -> dict[str, object]:
+def params_section(name: str) -> dict[str, Any]:
     """Return a section of the tiny profile."""
     return yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))[name]
 
@@ -131,11 +135,7 @@ def index_config(**changes: object) -> IndexConfig:
 def prepare_index(texts: list[str], folder: Path, config: IndexConfig) -> tuple[Path, Path]:
     """Return index folder and chunk file under ``folder``, built unless an earlier run left the same."""
     chunks_path, index_dir = folder / "chunks.jsonl", folder / "index"
-    try:
-        is_built = read_manifest(index_dir).config == config
-    except ArtifactError:
-        is_built = False
-    if not is_built:
+    if not index_dir.is_dir() or read_manifest(index_dir).config != config:
         write_jsonl(chunks_path, [make_chunk(row, text) for row, text in enumerate(texts)])
         build_index(chunks_path, index_dir, config, seed=0)
     return index_dir, chunks_path

@@ -1,180 +1,274 @@
-"""Malformed and hostile requests over all routes of the retrieval server: does it stay up, small and right?
+"""Requests that no honest client sends: broken HTTP, broken JSON, wrong types, absurd sizes, half of everything.
 
-    .venv/bin/python -m benchmarks.hostile_requests                      # 10,000 requests, a few minutes
-    .venv/bin/python -m benchmarks.hostile_requests --count 1000 --seed 7
-
-Starts the server over a small hybrid index, asks some honest questions, sends the seeded requests of
-``benchmarks/hostile.py`` over many connections, and asks the same questions again. Status 1 if any request was
-answered 5xx (a full queue's 503 with Retry-After is none) or left without an answer, if anonymous memory grew by more
-than 50 MB, or if an honest answer changed.
+All are drawn from one ``random.Random``, so that a seed names them. There is one maker of bytes for each way of being
+hostile; most of them damage an honest body of ``DIALECTS``.
 """
 
-import asyncio
-import contextlib
-import re
-import sys
-import tempfile
-import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-import httpx
+from pydantic import JsonValue
 
-from benchmarks import data
-from benchmarks.hostile import DIALECTS, JSON_HEADERS, LIVE_SESSION, PAGE, Hostile, Patience, head, hostile_requests
-from benchmarks.measure import parse_options, publish
-from benchmarks.servers import ServerProcess, running_server
-
-MAX_GROWTH_BYTES = 50 * 10**6
-CONNECTIONS = 32
-SETTLE_S = 15
-RECONNECT_S = 0.1
-PATIENCE_S = {Patience.WHOLE: 60.0, Patience.BRIEF: 0.3, Patience.NONE: None}
-MAX_KEPT_BYTES = 2**20
-"""Of an answer; the rest is read and dropped."""
-_STATUS = re.compile(rb"^HTTP/1\.[01] (\d{3})", re.MULTILINE)
-_STREAM = re.compile(rb"^content-type: text/event-stream", re.MULTILINE | re.IGNORECASE)
-_RETRY = re.compile(rb"^retry-after: \d", re.MULTILINE | re.IGNORECASE)
-_SESSION_ID = re.compile(rb"session_id=([0-9a-f]{32})")
-
-
-@dataclass(slots=True)
-class Siege:
-    """What hostile requests did to a server."""
-
-    statuses: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """By kind of request: how often each status came, or ``closed`` where the connection ended without one."""
-    failures: list[tuple[Hostile, bytes]] = field(default_factory=list)
-    """Requests answered 5xx, and the answers. A 503 with Retry-After is how a full queue answers, and no failure."""
-    hung: list[Hostile] = field(default_factory=list)
-    """Complete requests that were not answered and closed in a minute."""
-    growth_bytes: int = 0
-    """Of the server's anonymous memory, from before the first hostile request to after the last."""
-    changed: list[str] = field(default_factory=list)
-    """Routes whose honest answer changed."""
-    session: bytes = LIVE_SESSION
-    """The id of an open event stream, so that some of the hostile messages reach a living session."""
-
-    @property
-    def problems(self) -> list[str]:
-        """Every fault in one sentence; empty where there is none."""
-        problems = [
-            f"{hostile.kind}: {answer[:300]!r} to {hostile.payload[:300]!r}" for hostile, answer in self.failures
-        ]
-        problems += [f"{hostile.kind}: no answer to {hostile.payload[:300]!r}" for hostile in self.hung]
-        problems += [f"the answer of {route} changed" for route in self.changed]
-        if self.growth_bytes > MAX_GROWTH_BYTES:
-            problems.append(f"anonymous memory grew by {self.growth_bytes / 1e6:.0f} MB")
-        return problems
-
-    async def attack(self, address: tuple[str, int], requests: Iterator[Hostile]) -> None:
-        """Send every request over a connection of its own, many of them at a time."""
-
-        async def client() -> None:
-            for hostile in requests:
-                self._note(hostile, *await _send(address, hostile, self.session))
-
-        stream = asyncio.create_task(self._keep_stream_open(address))
-        await asyncio.gather(*(client() for _ in range(CONNECTIONS)))
-        stream.cancel()
-
-    def _note(self, hostile: Hostile, answer: bytes, ended: bool) -> None:
-        statuses = [status.decode() for status in _STATUS.findall(answer)]
-        self.statuses[hostile.kind].update(statuses or ["closed"])
-        is_full = "503" in statuses and _RETRY.search(answer)
-        if any(status.startswith("5") and not (status == "503" and is_full) for status in statuses):
-            self.failures.append((hostile, answer))
-        if hostile.patience is Patience.WHOLE and not ended:
-            self.hung.append(hostile)
-
-    async def _keep_stream_open(self, address: tuple[str, int]) -> None:
-        while True:
-            reader, writer = await asyncio.open_connection(*address)
-            writer.write(head("GET", "/sse", (("Accept", "text/event-stream"),)))
-            with contextlib.suppress(ConnectionError):
-                async for line in reader:
-                    if match := _SESSION_ID.search(line):
-                        self.session = match[1]
-            writer.close()
-            await asyncio.sleep(RECONNECT_S)  # a server without such a route must not be flooded with attempts
+Headers = tuple[tuple[str, str], ...]
+JSON_HEADERS: Headers = (("Content-Type", "application/json"), ("Accept", "application/json, text/event-stream"))
+PAGE = "http://w/index.php/Vienna"
+LIVE_SESSION = b"f" * 32
+"""Stands for the id of an open event stream, which whoever sends the request puts in its place."""
+MESSAGES = f"/messages/?session_id={LIVE_SESSION.decode()}"
+MCP_ENVELOPE = {"jsonrpc": "2.0", "id": 1}
+_CALL: JsonValue = {"name": "retrieve", "arguments": {"query": "comet"}}
+_CLIENT: JsonValue = {
+    "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "client", "version": "1"},
+}  # fmt: skip
+DIALECTS: dict[str, list[dict[str, JsonValue]]] = {
+    "/retrieve": [{"queries": ["comet", "river Danube"], "topk": 2, "return_scores": True}],
+    "/access": [{"urls": [PAGE]}],
+    "/mcp": [
+        {**MCP_ENVELOPE, "method": "tools/call", "params": _CALL},
+        {**MCP_ENVELOPE, "method": "tools/list", "params": {}},
+        {**MCP_ENVELOPE, "method": "initialize", "params": _CLIENT},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+    ],
+    MESSAGES: [
+        {**MCP_ENVELOPE, "method": "ping"},
+        {**MCP_ENVELOPE, "method": "tools/call", "params": _CALL},
+    ],
+}
+PATHS = [
+    "/", "/healthz", "/metrics", "/sse", "/retrieve/", "/mcp/", "/access", "/messages", "/docs", "*", "",
+    "/../../etc/passwd", "//retrieve", "/%00", "/%zz", "/retrieve%2f..", "/retrieve?topk=1&topk=2", "/" + "a" * 60_000,
+    "http://elsewhere.example/retrieve", "/\xff\xfe", "/retrieve#part", "/messages/?session_id=",
+    "/messages/?session_id=x", "/messages/?session_id=" + "0" * 32, "/sse?session_id=1", "/;/", "/\\..\\",
+]  # fmt: skip
+RPC_METHODS = [
+    "tools/call", "tools/list", "initialize", "ping", "resources/read", "prompts/get", "logging/setLevel", "",
+    "completion/complete", "notifications/cancelled", "rpc.discover", "__init__", "sampling/createMessage", 5, None,
+]  # fmt: skip
+STRANGE_HEADERS = {
+    "X-Long": ["x" * 1000, "x" * 70_000, "x" * 300_000],
+    "X-Many": ["v"],
+    "Content-Type": ["text/plain", "", "application/json; charset=utf-16", "multipart/x", "\x80"],
+    "Accept": ["", "text/html", "*/*;q=x", "application/json", "x" * 1000],
+    "Host": ["elsewhere.example", "", "127.0.0.1:99999", "[::1", "a" * 5000],
+    "Origin": ["http://elsewhere.example", "null", "", "http://127.0.0.1:1"],
+    "Authorization": ["Bearer", "Bearer \xe9\xff", "Basic " + "A" * 9000, "\x00"],
+    "Mcp-Session-Id": ["x", "../", "0" * 5000, "\xff"],
+    "MCP-Protocol-Version": ["0", "x", "2025-06-18", "9" * 500],
+    "Expect": ["100-continue"],
+    "Upgrade": ["h2c", "websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13"],
+    "Content-Encoding": ["gzip", "br", "x"],
+}
+METHODS = ["GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "CONNECT", "post", "BREW", "GET\t", ""]
+WHOLE_S, BRIEF_S, NONE_S = 60.0, 0.3, 0.0
+"""How long a client waits for the answer: until the server has closed, which it has to; for a moment, since the server
+may rightly wait for more; not at all."""
 
 
-async def _send(address: tuple[str, int], hostile: Hostile, session: bytes) -> tuple[bytes, bool]:
-    """Return what came back, and whether the server came to an end with it."""
-    reader, writer = await asyncio.open_connection(*address)
-    answer, ended = bytearray(), False
+class Hostile(NamedTuple):
+    """``payload`` goes over a fresh connection."""
 
-    async def drain() -> None:
-        with contextlib.suppress(ConnectionError):  # the server may answer and close before it has read everything
-            await writer.drain()
-
-    async def read() -> None:
-        while data := await reader.read(2**16):
-            if len(answer) < MAX_KEPT_BYTES:
-                answer.extend(data)
-            if _STREAM.search(answer):  # which never ends
-                return
-
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_S[hostile.patience]):
-            with contextlib.suppress(ConnectionError):  # refused while sending: what was answered before counts
-                writer.write(hostile.payload.replace(LIVE_SESSION, session))
-                if hostile.patience is not Patience.NONE:
-                    await asyncio.gather(drain(), read())
-            ended = True
-    if hostile.patience is Patience.NONE:
-        writer.transport.abort()
-    writer.close()
-    with contextlib.suppress(ConnectionError):
-        await writer.wait_closed()
-    return bytes(answer), ended
+    kind: str
+    patience_s: float
+    payload: bytes
 
 
-def besiege(server: ServerProcess, count: int, seed: int, settle_s: float) -> Siege:
-    """Send ``count`` hostile requests to a running server and compare it with itself.
-
-    ``settle_s`` seconds pass before its memory is measured for the second time; it gives back what was freed every ten.
-    """
-    siege, before, memory_bytes = Siege(), _honest_answers(server), server.anonymous_bytes()
-    asyncio.run(siege.attack(server.address, hostile_requests(count, seed)))
-    time.sleep(settle_s)
-    siege.growth_bytes = server.anonymous_bytes() - memory_bytes
-    after = _honest_answers(server)
-    siege.changed = [route for route in before if before[route] != after[route]]
-    return siege
+def draw_requests(count: int, seed: int) -> Iterator[Hostile]:
+    """Yield ``count`` requests of all kinds; equal arguments give equal bytes."""
+    rng = random.Random(seed)
+    for kind in rng.choices(list(_KINDS), [weight for weight, *_ in _KINDS.values()], k=count):
+        _, make, patience_s = _KINDS[kind]
+        yield Hostile(kind, patience_s, make(rng))
 
 
-def _honest_answers(server: ServerProcess) -> dict[str, tuple[int, bytes]]:
-    """Return status and body of an honest request per route; bodies hold nothing that changes between calls."""
-    answers = {}
-    for route in ("/retrieve", "/access", "/mcp"):
-        answer = httpx.post(server.url + route, json=DIALECTS[route][0], headers=JSON_HEADERS, timeout=60)
-        answers[route] = answer.status_code, answer.content
-    return answers
+def _post(path: str, body: bytes, headers: Headers = JSON_HEADERS) -> bytes:
+    return head("POST", path, (*headers, ("Content-Length", str(len(body))))) + body
 
 
-def main() -> None:
-    """Besiege a server; print the number of each status by kind and the verdict, on stderr every problem."""
-    options = parse_options(__doc__, count=10_000, seed=0)
-    with tempfile.TemporaryDirectory() as folder:
-        index = data.prepare_index(data.wiki18_passages(least=1000)[:1000], Path(folder, "hybrid"), data.index_config())
-        pages = data.write_pages(Path(folder, "pages.jsonl"), PAGE)
-        arguments = ["--retriever", "hybrid", "--top-k", "3", "--pages", str(pages)]
-        with running_server(*index, arguments, core=None) as server:
-            siege = besiege(server, options.count, options.seed, SETTLE_S)
-    total = sum(siege.statuses.values(), Counter())
-    kinds = sorted(siege.statuses.items(), key=lambda item: -item[1].total())
-    rows = [(kind, *(counts[status] for status in sorted(total))) for kind, counts in [*kinds, ("all", total)]]
-    verdict = (
-        f"{options.count:,} requests, seed {options.seed}: {len(siege.failures)} answered 5xx, {len(siege.hung)} "
-        f"without an answer, anonymous memory {siege.growth_bytes / 1e6:+.1f} MB, "
-        f"{'no honest answer changed' if not siege.changed else 'changed: ' + ', '.join(siege.changed)}."
-    )
-    publish(options, "hostile_requests", ("kind", *sorted(total)), rows, before=verdict)
-    sys.exit("\n".join(siege.problems) or 0)
+def head(method: str, path: str, headers: Headers) -> bytes:
+    """Return request line and headers, with Host and ``Connection: close`` in front of the given ones."""
+    pairs = (("Host", "127.0.0.1"), ("Connection", "close"), *headers)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in pairs)
+    return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1", "replace")
 
 
-if __name__ == "__main__":
-    main()
+def _honest(rng: random.Random) -> tuple[str, bytes]:
+    path = rng.choice(list(DIALECTS))
+    return path, json.dumps(rng.choice(DIALECTS[path])).encode()
+
+
+def _wrong_type(rng: random.Random) -> bytes:
+    """A field of an honest body, at any depth, holds something else; or a field is missing, doubled or unknown."""
+    path, honest = _honest(rng)
+    body = inside = json.loads(honest)
+    while (deeper := [value for value in inside.values() if isinstance(value, dict) and value]) and rng.random() < 0.7:
+        inside = rng.choice(deeper)
+    for key in rng.choices([*inside, *inside, "where", "filters", "_meta", "__class__", ""], k=rng.randint(1, 2)):
+        inside[key] = _strange_value(rng)
+        if rng.random() < 0.15:
+            del inside[key]
+    return _post(path, json.dumps(body).encode())
+
+
+def _strange_value(rng: random.Random) -> JsonValue:
+    numbers = [0, -1, -(2**31), 2**31, 2**63, 2**64, 10**30, 1.5, -0.0, 1e308, float("nan"), float("inf")]
+    texts = [
+        "", " ", "\x00", "\ud800", "\U0010ffff", "\u202e\ufeff", "a" * 20_000, "1", "null", "../../etc/passwd", "%s%n",
+        "\u0130" * 50, "(" * 500, "' OR 1=1 --", "comet\r\nX-Injected: 1", "0001-01-01", "9999-99-99", "-5-1-1", "NaN",
+    ]  # fmt: skip
+    lists = [[], [[]], [None], [1, "a"], ["\udfff"], [""] * 50, ["comet"] * 200]
+    rest = [None, True, False, {}, {"a": {"b": []}}, {"$ref": "#"}]
+    return rng.choice(rng.choice([numbers, texts, lists, rest]))
+
+
+def _huge_number_or_nest(rng: random.Random) -> bytes:
+    """Numbers that JSON allows and machines do not hold, and nestings beyond any reader."""
+    zeros, depth = rng.choice([40, 400, 4000, 5000]), rng.choice([100, 1000, 10_000, 200_000])
+    number = rng.choice(["1" + "0" * zeros, "-1" + "0" * 400, "1e999", "1e-999", "1.0", "1E5"])
+    opening, closing = rng.choice([("[", "]"), ('{"a":', "}")])
+    nest = opening * depth + "1" + closing * (depth if rng.random() < 0.7 else 0)
+    value = rng.choice([number, nest])
+    path, body = rng.choice([
+        ("/retrieve", f'{{"queries": ["comet"], "topk": {value}}}'),
+        ("/retrieve", f'{{"queries": {value}}}'),
+        (rng.choice(["/mcp", MESSAGES]), f'{{"jsonrpc": "2.0", "id": {value}, "method": "ping"}}'),
+        ("/mcp", f'{{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {value}}}'),
+        (rng.choice(list(DIALECTS)), value),
+    ])  # fmt: skip
+    return _post(path, body.encode())
+
+
+def _broken_json(rng: random.Random) -> bytes:
+    """An honest body cut, flipped, encoded otherwise, followed by more, or none at all."""
+    path, honest = _honest(rng)
+    place = rng.randrange(len(honest))
+    inserted = rng.choice([b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\\ud800", b"\\u", b"\n"])
+    body = rng.choice([
+        honest[:place],
+        honest[:place] + inserted + honest[place:],
+        honest + rng.choice([b"\x00", b"}", b" {}", b"\xff", b"//"]),
+        honest.decode().encode(rng.choice(["utf-16", "utf-32", "utf-8-sig", "utf-7"])),
+        bytes(rng.randrange(256) if rng.random() < 0.05 else byte for byte in honest),
+        rng.randbytes(rng.randint(0, 300)),
+    ])  # fmt: skip
+    return _post(path, body)
+
+
+def _giant(rng: random.Random) -> bytes:
+    """Megabytes: in one text, in many, or of nothing; or more queries than a queue holds, or many passages of each."""
+    if rng.random() < 0.6:
+        queries = [f"comet {number}" for number in range(rng.choice([100, 1000, 5000]))]
+        return _post("/retrieve", json.dumps({"queries": queries, "topk": rng.choice([1, 3, 10**6])}).encode())
+    size = rng.choice([1, 3, 9, 20]) * 2**20
+    start, repeated, end = rng.choice([
+        (b'{"queries": ["', b"comet ", b'"]}'),
+        (b'{"queries": [', b'"a",', b'"a"]}'),
+        (b'{"urls": [', b'"u",', b'"u"]}'),
+        (b"", b" ", b""),
+    ])  # fmt: skip
+    return _post(rng.choice(list(DIALECTS)), start + repeated * (size // len(repeated)) + end)
+
+
+def _left_early(rng: random.Random) -> bytes:
+    """The client stops in the middle of line, headers or body, or does not wait for an answer or an event stream."""
+    path, honest = _honest(rng)
+    whole, length = _post(path, honest), str(10 ** rng.randint(3, 18))
+    streams = [head("GET", path, (("Accept", "text/event-stream"),)) for path in ("/sse", "/mcp")]
+    half = whole[: rng.randrange(len(whole))]
+    false = head("POST", path, (*JSON_HEADERS, ("Content-Length", length))) + b'{"queries": ['
+    return rng.choices([half, false, whole, *streams], [50, 15, 15, 10, 10])[0]
+
+
+def _wrong_method_or_path(rng: random.Random) -> bytes:
+    method = rng.choice([*METHODS, "GET", "POST"])
+    path = rng.choice([*PATHS, *DIALECTS])
+    body = b'{"queries": []}' if method == "POST" else b""
+    headers = (*JSON_HEADERS, ("Content-Length", str(len(body)))) if body or rng.random() < 0.5 else ()
+    return head(method, path, headers) + body
+
+
+def _strange_headers(rng: random.Random) -> bytes:
+    """One strange header, or thousands, beside those that an honest client sends or instead of them."""
+    path, body = _honest(rng)
+    name, values = rng.choice(list(STRANGE_HEADERS.items()))
+    headers: Headers = ((name, rng.choice(values)),) * (rng.choice([50, 3000]) if name == "X-Many" else 1)
+    if rng.random() < 0.7:
+        headers = (*JSON_HEADERS, *headers)
+    if rng.random() < 0.2:
+        return head("GET", rng.choice(["/sse", "/mcp", "/healthz", "/metrics"]), headers)
+    return _post(path, body, headers)
+
+
+def _framing(rng: random.Random) -> bytes:
+    """Lengths that lie, contradict each other or are none, and chunks that are none."""
+    body = b'{"queries": ["comet"], "topk": 1}'
+    length = str(len(body))
+    lengths = ["-1", "abc", "", "1e3", "0x10", "9" * 40, f"{length}, {length}", f" {length} ", "+5", "0"]
+    chunk = b"%x\r\n%b\r\n" % (len(body), body)
+    broken_chunks = [b"zz\r\n", b"-5\r\n", b"ffffffffffffffffff\r\n", b"5\r\nab"]
+    encodings = ["identity", "gzip, chunked", "x", "chunked, chunked"]
+    headers, sent = rng.choice([
+        ((("Content-Length", rng.choice(lengths)),), body),
+        ((("Content-Length", length), ("Content-Length", "5")), body),
+        ((("Content-Length", length), ("Transfer-Encoding", "chunked")), chunk + b"0\r\n\r\n"),
+        ((("Transfer-Encoding", "chunked"),), rng.choice(broken_chunks) + body),
+        ((("Transfer-Encoding", "chunked"),), b"5;ext=" + b"e" * 50_000 + b"\r\nabcde\r\n0\r\n\r\n"),
+        ((("Transfer-Encoding", "chunked"),), b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"),
+        ((("Transfer-Encoding", "chunked"),), chunk + b"0\r\nX-Trailer: " + b"t" * 20_000 + b"\r\n\r\n"),
+        ((("Transfer-Encoding", rng.choice(encodings)),), chunk + b"0\r\n\r\n"),
+    ])  # fmt: skip
+    path = rng.choice(list(DIALECTS))
+    return head("POST", path, (*JSON_HEADERS, *headers)) + sent
+
+
+def _no_http(rng: random.Random) -> bytes:
+    """Bytes of another protocol or of none, and several requests at once, with garbage after them."""
+    request = _post(*_honest(rng)).replace(b"Connection: close\r\n", b"")
+    pipelined = request * rng.choice([1, 2, 20]) + rng.choice([b"", rng.randbytes(50), request[:40]])
+    broken = rng.choice([
+        rng.randbytes(rng.randint(1, 2000)),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(500),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /healthz\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nno colon here\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nA: b\r\n folded\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nA\x00: b\r\nHost: \r\n\r\n",
+        b"GET /healthz HTTP/1.1\nHost: x\n\n",
+        b"\r\n" * 1000,
+        b"A" * 100_000,
+    ])  # fmt: skip
+    return rng.choice([pipelined, broken])
+
+
+def _rpc(rng: random.Random) -> bytes:
+    """JSON-RPC that is well-formed JSON and makes no sense: an unknown tool, arguments that none takes, or no call."""
+    names = rng.sample(["with_meta", "source", "after", "before", "top_k"], rng.randint(0, 3))
+    arguments = {"query": rng.choice(["comet", _strange_value(rng)]), **{name: _strange_value(rng) for name in names}}
+    call: dict[str, JsonValue] = {
+        "name": rng.choice(["retrieve", "retrieve", "search", "retrieve_filtered", "", None, 5]),
+        "arguments": rng.choice([arguments, arguments, arguments, _strange_value(rng)]),
+    }
+    rest = rng.choice([{}, [], None, "x", {"uri": "file:///etc/passwd"}, {"requestId": _strange_value(rng)}])
+    method, params = rng.choice([("tools/call", call), ("tools/call", call), (rng.choice(RPC_METHODS), rest)])
+    version, number = rng.choice(["2.0", "2.0", "2.0", "1.0", 2, None]), rng.choice([1, "a", None, 1.5, [], "x" * 5000])
+    message = {"jsonrpc": version, "id": number, "method": method, "params": params}
+    message = {key: value for key, value in message.items() if rng.random() > 0.1}
+    sent = rng.choice([message, message, message, [message] * 3, {"result": {}, "jsonrpc": "2.0", "id": 1}, []])
+    return _post(rng.choice(["/mcp", MESSAGES, "/messages/"]), json.dumps(sent).encode())
+
+
+_KINDS: dict[str, tuple[float, Callable[[random.Random], bytes], float]] = {
+    "wrong type": (20, _wrong_type, WHOLE_S),
+    "JSON-RPC": (15, _rpc, WHOLE_S),
+    "broken JSON": (15, _broken_json, WHOLE_S),
+    "method or path": (10, _wrong_method_or_path, WHOLE_S),
+    "headers": (10, _strange_headers, WHOLE_S),
+    "left early": (9, _left_early, NONE_S),
+    "framing": (7, _framing, BRIEF_S),
+    "huge number or nest": (5.5, _huge_number_or_nest, WHOLE_S),
+    "no HTTP or pipelined": (8, _no_http, BRIEF_S),
+    "giant": (0.5, _giant, WHOLE_S),
+}
+"""How often each is drawn, relative to the others; what makes its bytes; how long its client stays."""

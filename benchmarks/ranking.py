@@ -1,40 +1,36 @@
 """Ranking on real question sets: BM25 plain and fielded, dense, reciprocal ranks and the learnt hybrid, with intervals.
 
     .venv/bin/python -m benchmarks.ranking                                   # all tables, some ten minutes on one core
-    .venv/bin/python -m benchmarks.ranking --sets multihoprag --tables scores ablation
     .venv/bin/python -m benchmarks.ranking --sets hotpotqa --questions 200 --tables scores
-    .venv/bin/python -m benchmarks.ranking --docs docs/retrieval.md
 
     scores     every retriever on every set; the hybrid by 5-fold cross-validation
     ablation   the hybrid without one feature in turn, and with the first ones alone
-    folds      the hybrid with folds drawn by question, and with questions that share a gold article in one fold
     transfer   weights learnt on one set, tested on another
     speed      CPU milliseconds per query of every retriever, asked in turn
 
-Documents are cut into chunks of at most ``--chunk-size`` tokens of the tokenizer ``words`` (runs of word characters,
-and every other visible character alone), the title not counted; the mean chunk length stands below each table of
-scores. Chunks, questions and indexes stay in ``--work``, where `deepsearch retrieve eval` can read them too. A set's
-questions are those whose gold evidence is known and in its corpus. Dense is TF-IDF + SVD; there are no neural weights.
+Documents are cut into chunks of at most ``--chunk-size`` tokens of the tokenizer ``words``, the title not counted.
+Chunks, questions and indexes stay in ``--work``, where `deepsearch retrieve eval` can read them too. A set's questions
+are those whose gold evidence is known and in its corpus. Dense is TF-IDF + SVD; there are no neural weights.
 """
 
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks import data
 from benchmarks.measure import parse_options, publish, timed
-from deepsearch_rl.corpora.chunking import chunk_corpora
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.gold import with_gold
 from deepsearch_rl.retrieval.hybrid import learning
-from deepsearch_rl.retrieval.hybrid.learning import Example, drawn_folds, fit_weights, score_example
+from deepsearch_rl.retrieval.hybrid.learning import Example, fit_weights, score_example
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, HybridRetriever
 from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.measurement.comparison import Interval, compare_retrievers, opened_finder
@@ -50,6 +46,12 @@ SETS = {
 """Question sets, and the files of their questions."""
 PLAIN = {"contents": 1.0}
 FIELDED = {"title": 1.0, "source": 1.0, "date": 1.0, "body": 1.0}
+NAMES = {
+    "bm25": "BM25F, title, source, date, body",
+    "dense": "dense (TF-IDF + SVD)",
+    "rrf": "reciprocal ranks of the two",
+    "hybrid": "learnt hybrid, cross-validated",
+}
 METRICS = ("mrr@10", "map@10", "hits@4", "hits@10", "evidence_recall@10")
 CUTOFFS = (4, 10)
 DRAWS = 1000
@@ -58,7 +60,7 @@ LEARNING = LearningConfig(split="train", questions=5000, ridge=0.001, folds=5)
 Table = tuple[Sequence[str], list[Sequence[object]]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prepared:
     """A question set with its indexes."""
 
@@ -67,8 +69,9 @@ class Prepared:
     plain: Path
     fielded: Path
 
+    @cached_property
     def examples(self) -> list[Example]:
-        """Return the candidates of every question in the fielded index."""
+        """The candidates of every question in the fielded index."""
         chunks = open_index(self.fielded).chunks
         with opened_finder(self.fielded, chunks) as finder:
             return learning.gather(finder, chunks, with_gold(self.questions))
@@ -77,11 +80,10 @@ class Prepared:
 def prepare(name: str, options: argparse.Namespace) -> Prepared:
     """Chunk a set's corpus, keep the questions that it can answer, and index it twice, unless that is there already."""
     folder: Path = options.work / f"{name}-{options.chunk_size}"
-    chunks = folder / "chunks" / f"{name}.jsonl"
+    chunks = folder / "chunks" / "documents.jsonl"
     if not chunks.is_file():
         documents = list(data.read_documents(options.data / name))
-        write_jsonl(folder / "corpora" / f"{name}.jsonl", documents)
-        chunk_corpora(folder / "corpora", folder / "chunks", data.chunk_config("sentences", options.chunk_size))
+        data.chunk_documents(documents, folder, "sentences", options.chunk_size)
         questions = data.read_questions(options.data / name, SETS[name], documents)
         write_jsonl(folder / "questions.jsonl", questions)
     for kind, fields in (("plain", PLAIN), ("fielded", FIELDED)):
@@ -92,30 +94,20 @@ def prepare(name: str, options: argparse.Namespace) -> Prepared:
 
 
 def index_config(fields: dict[str, float]) -> IndexConfig:
-    """Return an index of weighted fields, dense vectors of TF-IDF + SVD beside it."""
-    fusion = {"depth": 100, "source_depth": 30, "unlearned": "reciprocal_ranks", "rrf_k": 60, "learning": None}
-    return data.index_config(
-        bm25={"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": fields},
-        encoder={"name": "tfidf_svd", "dimension": 256, "fit_rows": 50_000, "max_terms": 50_000},
-        vectors={"kind": "flat"},
-        fusion={**fusion, "bm25_weight": 1.0, "dense_weight": 1.0},
-    )
+    """Return the tiny profile's index with weighted fields, and equal weights of its halves."""
+    section = data.params_section("index")
+    bm25, fusion = {**section["bm25"], "fields": fields}, {**section["fusion"], "dense_weight": 1.0}
+    return data.index_config(bm25=bm25, fusion=fusion)
 
 
 def scores_table(own: Prepared) -> tuple[Table, str]:
     """Return the scores of every retriever on a set, and a note of its size."""
     plain, fielded = (
         compare_retrievers(open_index(index), index, own.questions, retrievers, CUTOFFS, LEARNING, 0, DRAWS)
-        for index, retrievers in ((own.plain, ("bm25",)), (own.fielded, ("bm25", "dense", "rrf", "hybrid")))
+        for index, retrievers in ((own.plain, ("bm25",)), (own.fielded, tuple(NAMES)))
     )
-    scores = {
-        "BM25, title and body": plain.scores["bm25"],
-        "BM25F, title, source, date, body": fielded.scores["bm25"],
-        "dense (TF-IDF + SVD)": fielded.scores["dense"],
-        "reciprocal ranks of the two": fielded.scores["rrf"],
-        "learnt hybrid, cross-validated": fielded.scores["hybrid"],
-    }
-    rows: list[Sequence[object]] = [(name, *_cells(row, ".3f")) for name, row in scores.items()]
+    rows: list[Sequence[object]] = [("BM25, title and body", *_cells(plain.scores["bm25"], ".3f"))]
+    rows += [(NAMES[name], *_cells(scores, ".3f")) for name, scores in fielded.scores.items()]
     rows.append(("hybrid minus its better half", *_cells(fielded.hybrid_minus_better_half, "+.3f")))
     length = fielded.chunk_length
     note = (
@@ -133,7 +125,6 @@ def _cells(scores: dict[str, Interval], form: str) -> Iterator[str]:
 
 def ablation(own: Prepared) -> Table:
     """Return the scores of the hybrid with fewer features."""
-    examples = own.examples()
     variants = {"all eight": FEATURES}
     variants |= {f"without {name}": tuple(other for other in FEATURES if other != name) for name in FEATURES}
     variants |= {
@@ -142,21 +133,22 @@ def ablation(own: Prepared) -> Table:
         "bm25 and dense alone": ("bm25", "dense"),
         "without bm25 and dense": tuple(name for name in FEATURES if name not in ("bm25", "dense")),
     }
-    fold_Q = drawn_folds(len(examples), LEARNING.folds, 0)
-    weights = dict(zip(FEATURES, fit_weights(examples, LEARNING.ridge), strict=True))
+    fitted = zip(FEATURES, fit_weights(own.examples, LEARNING.ridge), strict=True)
+    weights = {f"without {name}": f"{weight:+.2f}" for name, weight in fitted}
     rows: list[Sequence[object]] = []
     for label, names in variants.items():
         mask_F = np.array([name in names for name in FEATURES], dtype=float)
         masked = [
-            replace(own, candidates=replace(own.candidates, features_CF=own.candidates.features_CF * mask_F))
-            for own in examples
+            replace(example, candidates=replace(candidates, features_CF=candidates.features_CF * mask_F))
+            for example in own.examples
+            for candidates in [example.candidates]
         ]
-        weight = weights.get(label.removeprefix("without "))
-        rows.append((label, "" if weight is None else f"{weight:+.2f}", *_held_out(masked, fold_Q)))
+        rows.append((label, weights.get(label, ""), *_held_out(masked)))
     return ("features", "weight", *METRICS), rows
 
 
-def _held_out(examples: Sequence[Example], fold_Q: NDArray[np.int64]) -> list[str]:
+def _held_out(examples: Sequence[Example]) -> list[str]:
+    fold_Q = learning.drawn_folds(len(examples), LEARNING.folds, 0)
     return _means(learning.score_held_out(examples, LEARNING.ridge, fold_Q, CUTOFFS))
 
 
@@ -164,50 +156,16 @@ def _means(scores: Sequence[dict[str, float]]) -> list[str]:
     return [f"{fmean(row[metric] for row in scores):.3f}" for metric in METRICS]
 
 
-def folds_table(prepared: Sequence[Prepared]) -> Table:
-    """Return the scores with folds drawn by question, and with shared gold articles in one fold."""
-    rows: list[Sequence[object]] = []
-    for own in prepared:
-        examples = own.examples()
-        for label, fold_Q in (
-            ("by question", drawn_folds(len(examples), LEARNING.folds, 0)),
-            ("by article", article_folds(own.questions, LEARNING.folds)),
-        ):
-            sizes = ", ".join(map(str, sorted(np.bincount(fold_Q).tolist(), reverse=True)))
-            rows.append((own.name, label, sizes, *_held_out(examples, fold_Q)))
-    return ("set", "folds", "questions in each", *METRICS), rows
-
-
-def article_folds(questions: Sequence[Question], folds: int) -> NDArray[np.int64]:
-    """Folds in which no two share a gold article: connected questions together, the largest groups dealt first."""
-    group = list(range(len(questions)))
-    first: dict[str, int] = {}
-    for number, question in enumerate(questions):
-        facts = question.metadata.evidence_list or ()
-        articles = [fact.doc_id for fact in facts] or (question.metadata.model_extra or {})["supporting_doc_ids"]
-        for article in map(str, articles):
-            other = group[first.setdefault(article, number)]
-            group = [group[number] if own == other else own for own in group]
-    sizes = np.bincount(group, minlength=len(group))
-    fold_of_group, load = np.zeros(len(group), dtype=np.int64), [0] * folds
-    for largest in np.argsort(-sizes, kind="stable").tolist():
-        fold_of_group[largest] = load.index(min(load))
-        load[fold_of_group[largest]] += int(sizes[largest])
-    return fold_of_group[group]
-
-
 def transfer(prepared: Sequence[Prepared]) -> Table:
     """Return the scores of weights learnt on one set, tested on every other; on their own set, cross-validated."""
-    examples = {own.name: own.examples() for own in prepared}
     rows: list[Sequence[object]] = []
-    for learnt_on, known in examples.items():
-        weights_F = fit_weights(known, LEARNING.ridge)
-        for tested_on, others in examples.items():
-            if tested_on == learnt_on:
-                scores = _held_out(others, drawn_folds(len(others), LEARNING.folds, 0))
-            else:
-                scores = _means([score_example(own, weights_F, CUTOFFS) for own in others])
-            rows.append((learnt_on, tested_on, *scores))
+    for learnt, tested in product(prepared, repeat=2):
+        if learnt is tested:
+            scores = _held_out(tested.examples)
+        else:
+            weights_F = fit_weights(learnt.examples, LEARNING.ridge)
+            scores = _means([score_example(example, weights_F, CUTOFFS) for example in tested.examples])
+        rows.append((learnt.name, tested.name, *scores))
     return ("learnt on", "tested on", *METRICS), rows
 
 
@@ -227,7 +185,7 @@ def speed(prepared: Sequence[Prepared]) -> Table:
 
 def main() -> None:
     """Parse the command line and print the tables that it names."""
-    kinds = ["scores", "ablation", "folds", "transfer", "speed"]
+    kinds = ["scores", "ablation", "transfer", "speed"]
     options = parse_options(
         __doc__,
         sets=(list(SETS), "", SETS),
@@ -243,7 +201,6 @@ def main() -> None:
         publish(options, f"ranking scores_{own.name}", *table, after=note)
     tables = {
         f"ablation_{prepared[0].name}": lambda: ablation(prepared[0]),
-        "folds": lambda: folds_table(prepared),
         "transfer": lambda: transfer(prepared),
         "speed": lambda: speed(prepared),
     }

@@ -6,14 +6,11 @@ shown; the time is the browser's own, from the start of the navigation. One key 
 and conversation redrawn, is timed in the same way.
 
     .venv/bin/python -m benchmarks.report_page
-    .venv/bin/python -m benchmarks.report_page --docs docs/evaluation.md          # and the table into the document
 """
 
 import random
 import statistics
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from selenium import webdriver
@@ -31,6 +28,12 @@ PASSAGE_WORDS = 150
 """As in a chunk of 200 tokens."""
 PASSAGES = 5000
 """Chunks of a corpus; MultiHop-RAG's has about as many."""
+DRAWN = {
+    "model": ("base", "sft", "rl", "sft_rl"),
+    "dataset": ("multihoprag", "musique"),
+    "outcome": ("correct", "wrong", "no_answer_tag", "search_budget"),
+    "type": ("inference", "temporal"),
+}
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Trajectories</title>
 <style>{{ css }}</style></head><body><main><section><h2 id="trajectories">Trajectories</h2>
 {% include "trajectories.html" %}</section></main></body></html>"""
@@ -47,48 +50,32 @@ def make_page(rollouts: int, words: int, seed: int) -> str:
     def text(count: int) -> str:
         return " ".join(rng.choices(vocabulary, k=count))
 
-    passages = [text(PASSAGE_WORDS) for _ in range(PASSAGES)]
-
     def make_rollout(number: int) -> ShownRollout:
         fact, question = f"{text(9)}.", f"Which {text(12)}?"
         messages = [ShownMessage(role="system", text="Search."), ShownMessage(role="user", text=question)]
         for _ in range(max(1, words // (3 * PASSAGE_WORDS))):
+            results = [f"[{rank}] {passage}" for rank, passage in enumerate(rng.choices(passages, k=3), 1)]
             messages.append(ShownMessage(role="assistant", text="", queries=(text(5),)))
-            result = [f"[{rank}] {passage}" for rank, passage in enumerate(rng.choices(passages, k=3), 1)]
-            messages.append(ShownMessage(role="tool", text="\n\n".join(result)))
+            messages.append(ShownMessage(role="tool", text="\n\n".join(results)))
         messages[-1] = messages[-1].model_copy(update={"text": f"{messages[-1].text} {fact}"})
         messages.append(ShownMessage(role="assistant", text=f"<answer>{vocabulary[0]}</answer>"))
-        return ShownRollout(
-            id=f"q{number}#0",
-            model=rng.choice(("base", "sft", "rl", "sft_rl")),
-            dataset=rng.choice(("multihoprag", "musique")),
-            outcome=rng.choice(("correct", "wrong", "no_answer_tag", "search_budget")),
-            type=rng.choice(("inference", "temporal")),
-            question=question,
-            golden=(vocabulary[1],),
-            answer=vocabulary[0],
-            f1=0.0,
-            error="",
-            facts=(fact,),
-            messages=tuple(messages),
-        )
+        drawn = {name: rng.choice(values) for name, values in DRAWN.items()}
+        asked = {"id": f"q{number}#0", "question": question, "golden": (vocabulary[1],), "facts": (fact,)}
+        answered = {"answer": vocabulary[0], "f1": 0.0, "error": "", "messages": messages}
+        return ShownRollout.model_validate({**drawn, **asked, **answered})
 
+    passages = [text(PASSAGE_WORDS) for _ in range(PASSAGES)]
     report = {"rollouts": [make_rollout(number) for number in range(rollouts)]}
     return page_templates().from_string(PAGE).render(report=report)
 
 
-@contextmanager
-def chromium() -> Iterator[webdriver.Chrome]:
-    """Run Debian's headless Chromium."""
+def chromium() -> webdriver.Chrome:
+    """Return Debian's headless Chromium, which a ``with`` block ends."""
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(argument)
-    browser = webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
-    try:
-        yield browser
-    finally:
-        browser.quit()
+    return webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
 
 
 def time_page(browser: webdriver.Chrome, address: str) -> tuple[float, float]:

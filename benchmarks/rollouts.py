@@ -1,249 +1,204 @@
-"""Rollouts per second of ``collect``, against loops that open an MCP session for every question.
+"""Rollouts per second of ``collect``, against a loop that opens an MCP session for every question.
 
     .venv/bin/python -m benchmarks.rollouts                                     # four minutes
     .venv/bin/python -m benchmarks.rollouts --rollouts 60 --repetitions 1       # a trial
-    .venv/bin/python -m benchmarks.rollouts --docs docs/evaluation.md           # and the table into the document
-    .venv/bin/python -m benchmarks.rollouts --profile work/collect.prof         # where ours spends its time (cProfile)
+    .venv/bin/python -m cProfile -m benchmarks.rollouts                         # where they spend their time
 
-All answer the same kind of questions through the same Agents SDK, model client and retrieval server, at most
-``--concurrency`` at once, and take turns in one process, so that a busy machine slows all. The model is a scripted
-endpoint in a process of its own that answers at once (benchmarks/servers.py): one search, then an
-answer. The retrieval server is the real one, over BM25.
+``collect`` uses one agent for the run, checks, logs and writes. The loop calls ``Runner.run`` with an
+``MCPServerStreamableHttp`` of each question's own, as DeepSearch-RL's original does, and writes nothing. Both answer
+the same kind of questions through the same Agents SDK, model client and retrieval server (BM25), at most
+``--concurrency`` at once, and take turns in one process. The model is a scripted endpoint in a process of its own that
+answers at once: one search, then an answer.
 
-    collect              ``collect`` with a ``SearchAgent``: one agent for the run, checks, log and artifact included
-    session per question ``Runner.run`` with an ``MCPServerStreamableHttp`` that is opened for each question, as
-                         DeepSearch-RL's original does; it writes nothing
-    ... without TLS      the same with an HTTP client that is told to make no TLS context, of which the SDK's own makes
-                         one per session, whatever the address; the least that a session of its own can cost
-
-What is judged is the harness: its rollouts per second against the other loop's, and its own CPU time per rollout
-(``time.process_time``; the servers' is beside it). Where there are two cores, the harness has one of its own and both
-servers share the other.
+What is judged is the harness: its rollouts per second against the loop's, and its own CPU time per rollout; the
+retrieval server's is beside it. Where there are two cores, the harness has one and both servers share the other.
 """
 
-import argparse
 import asyncio
-import cProfile
 import itertools
+import json
+import multiprocessing
 import os
+import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import httpx2
 import openai
+import uvicorn
 from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner
 from agents.mcp import MCPServerStreamableHttp, MCPServerStreamableHttpParams
-from agents.mcp.util import HttpClientFactory
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from benchmarks import data
-from benchmarks.measure import markdown_table, medians, parse_options, publish_text, timed, verdict, write_figures
-from benchmarks.servers import ANSWER, MODEL, ServerProcess, running_server, scripted_endpoint, spare_core
+from benchmarks.measure import in_turn, markdown_table, medians, parse_options, publish, timed, verdict, write_figures
+from benchmarks.servers import ServerProcess, running_server, spare_core
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import NO_KEY, Endpoint
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.processes import LOOPBACK
 from deepsearch_rl.records import Question
+from deepsearch_rl.retrieval.server.launch import listen
 from deepsearch_rl.trajectories.collect import collect
 
-OURS, THEIRS, LEAN = "collect", "session per question", "session per question without TLS"
+MODEL, ANSWER = "scripted", "Vienna"
+"""Of :func:`scripted_endpoint`."""
+OURS, THEIRS = "collect", "session per question"
 TARGET_RATIO = 2.5
 AIM_CPU_MS = 10
 TEMPERATURE = 0.7
-FORMATS = {
-    "rollouts/s": ".0f",
-    "CPU ms per rollout": ".1f",
-    "retrieval server's": ".1f",
-    "endpoint's": ".2f",
-    "requests to the retrieval server": ".1f",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """What all loops talk to."""
-
-    endpoint: ServerProcess
-    retrieval: ServerProcess
-
-
-Loop = Callable[[Sequence[Question], Servers, AgentConfig], None]
-
-
-def collect_all(questions: Sequence[Question], servers: Servers, config: AgentConfig) -> None:
-    """Run ours; check that every rollout was answered."""
-    endpoint = Endpoint(f"{servers.endpoint.url}/v1", MODEL)
-
-    def make_agent() -> SearchAgent:
-        return SearchAgent(config, endpoint, servers.retrieval.url, TEMPERATURE, seed=0)
-
-    with tempfile.TemporaryDirectory() as folder:
-        log, out = Path(folder, "log.jsonl"), Path(folder, "out.jsonl")
-        rollouts = collect(questions, 1, make_agent, log, config.concurrency, OURS, out)
-        wrong = [rollout.error for rollout in rollouts if rollout.answer != ANSWER or len(rollout.retrievals) != 1]
-    if wrong:
-        raise RuntimeError(f"{len(wrong)} of {rollouts.count} rollouts went wrong, the first with: {wrong[0]}")
-
-
-def session_per_question(
-    questions: Sequence[Question],
-    servers: Servers,
-    config: AgentConfig,
-    *,
-    make_client: HttpClientFactory | None = None,
-) -> None:
-    """Connect, list the tools, run and disconnect for every question."""
-    params = MCPServerStreamableHttpParams(url=f"{servers.retrieval.url}/mcp")
-    if make_client:
-        params["httpx_client_factory"] = make_client
-
-    async def run() -> None:
-        places = asyncio.Semaphore(config.concurrency)
-        client = openai.AsyncOpenAI(base_url=f"{servers.endpoint.url}/v1", api_key=NO_KEY)
-        model = OpenAIChatCompletionsModel(MODEL, client)
-        settings = ModelSettings(temperature=TEMPERATURE, max_tokens=config.max_tokens)
-        instructions = load_prompt(config.prompt)
-
-        async def answer(question: Question) -> str:
-            async with places, MCPServerStreamableHttp(params) as server:
-                agent = Agent(
-                    "a", instructions=instructions, mcp_servers=[server], model=model, model_settings=settings
-                )
-                result = await Runner.run(agent, question.question, run_config=RunConfig(tracing_disabled=True))
-                return str(result.final_output)
-
-        answers = await asyncio.gather(*map(answer, questions))
-        await client.close()
-        if wrong := [answer for answer in answers if ANSWER not in answer]:
-            raise RuntimeError(f"{len(wrong)} of {len(answers)} answers went wrong, the first: {wrong[0]}")
-
-    asyncio.run(run())
-
-
-def client_without_tls(
-    headers: dict[str, str] | None = None, timeout: object = None, auth: object = None
-) -> httpx2.AsyncClient:
-    """The SDK's default client but for the TLS context, which it would make by reading every certificate."""
-    assert auth is None
-    return httpx2.AsyncClient(headers=headers, timeout=timeout, follow_redirects=False, verify=False)  # type: ignore[arg-type]
-
-
-LOOPS: dict[str, Loop] = {
-    OURS: collect_all,
-    THEIRS: session_per_question,
-    LEAN: partial(session_per_question, make_client=client_without_tls),
-}
-
-
-def measure(name: str, questions: Sequence[Question], servers: Servers, config: AgentConfig) -> dict[str, float]:
-    """Time one loop; return the figures of the table."""
-    requests = -servers.retrieval.metrics()["deepsearch_requests_total"]
-    retrieval_s, endpoint_s = -servers.retrieval.cpu_s(), -servers.endpoint.cpu_s()
-    elapsed_s, (cpu_s, _) = timed(lambda: timed(lambda: LOOPS[name](questions, servers, config)), time.monotonic)
-    retrieval_s, endpoint_s = retrieval_s + servers.retrieval.cpu_s(), endpoint_s + servers.endpoint.cpu_s()
-    requests += servers.retrieval.metrics()["deepsearch_requests_total"] - 1  # the one that asked for the count
-    per_rollout = (cpu_s * 1000, retrieval_s * 1000, endpoint_s * 1000, requests)
-    rates = (len(questions) / elapsed_s, *(figure / len(questions) for figure in per_rollout))
-    return dict(zip(FORMATS, rates, strict=True))
-
-
-def measure_in_turn(
-    options: argparse.Namespace, servers: Servers, config: AgentConfig
-) -> dict[str, list[dict[str, float]]]:
-    """Run all loops once unmeasured, then in turn; each repetition begins with the next loop."""
-    numbers = itertools.count()
-    measured: dict[str, list[dict[str, float]]] = {name: [] for name in LOOPS}
-    for name in LOOPS:
-        LOOPS[name](_questions(numbers, 2 * config.concurrency), servers, config)
-    for repetition in range(options.repetitions):
-        first = repetition % len(LOOPS)
-        for name in [*LOOPS][first:] + [*LOOPS][:first]:
-            measured[name].append(measure(name, _questions(numbers, options.rollouts), servers, config))
-            sys.stderr.write(f"{name}: {' '.join(write_figures(measured[name][-1], FORMATS))}\n")
-    return measured
-
-
-def _questions(numbers: Iterator[int], count: int) -> list[Question]:
-    return [
-        Question(id=f"q{number}", question=f"Which town is number {number} on the list?", golden_answers=(ANSWER,))
-        for number in itertools.islice(numbers, count)
-    ]
+FORMATS = {"rollouts/s": ".0f", "CPU ms per rollout": ".1f", "retrieval server's": ".1f"}
 
 
 @contextmanager
-def running_servers(options: argparse.Namespace) -> Iterator[Servers]:
-    """Run both servers, on a core of their own where there are two."""
-    texts = data.wiki18_passages(least=options.passages)[: options.passages]
-    folder = options.work / f"{options.passages}" / "weightless"
-    index = data.prepare_index(texts, folder, data.index_config(vectors={"kind": "flat"}))
-    with (
-        running_server(*index, ["--retriever", "bm25", "--top-k", "3"], spare_core()) as retrieval,
-        scripted_endpoint(data.draw_queries(texts, 1, 5000), spare_core()) as endpoint,
-    ):
-        yield Servers(endpoint, retrieval)
+def scripted_endpoint(queries: Sequence[str], core: int | None) -> Iterator[str]:
+    """Run a Chat Completions endpoint without a model, and yield its URL.
+
+    Each new conversation searches for the next of ``queries`` and then answers. It costs the endpoint little to see
+    whether a conversation already holds a tool's result, so that the client is what is measured.
+    """
+    searches, answer = itertools.cycle([_completion(query) for query in queries]), _completion(None)
+
+    async def complete(request: Request) -> JSONResponse:
+        return JSONResponse(answer if b"tool_call_id" in await request.body() else next(searches))
+
+    def serve(listener: socket.socket) -> None:
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+        app = Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"])])
+        uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False)).run(sockets=[listener])
+
+    with listen(LOOPBACK, 0) as listener:
+        process = multiprocessing.get_context("fork").Process(target=serve, args=(listener,), daemon=True)
+        process.start()
+        try:
+            yield f"http://{LOOPBACK}:{listener.getsockname()[1]}/v1"
+        finally:
+            process.kill()
+            process.join()
 
 
-def report(runs: dict[str, list[dict[str, float]]], options: argparse.Namespace) -> str:
-    """Return verdicts and table as Markdown. A cell is the median of the repetitions."""
-    cells = {name: medians(figures) for name, figures in runs.items()}
+def _completion(query: str | None) -> dict[str, object]:
+    message: dict[str, object] = {"role": "assistant", "content": None if query else f"<answer>{ANSWER}</answer>"}
+    if query:
+        function = {"name": "retrieve", "arguments": json.dumps({"query": query})}
+        message["tool_calls"] = [{"id": "call_of_the_script", "type": "function", "function": function}]
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if query else "stop"}
+    usage = {"prompt_tokens": 200, "completion_tokens": 20, "total_tokens": 220}
+    shared = {"id": "c", "object": "chat.completion", "created": 0, "model": MODEL}
+    return {**shared, "choices": [choice], "usage": usage}
 
-    def faster_than(other: str) -> float:
-        """Return the median ratio of rollouts/s of neighbours in time."""
-        pairs = zip(runs[OURS], runs[other], strict=True)
-        return statistics.median(ours["rollouts/s"] / theirs["rollouts/s"] for ours, theirs in pairs)
 
-    def cpu_ratio(other: str) -> str:
-        return f"{cells[other]['CPU ms per rollout'] / cpu_ms:.2f}"
+def collect_all(questions: Sequence[Question], endpoint: str, retrieval: str, config: AgentConfig) -> list[str]:
+    """Run ours; return the answers."""
+    agent = partial(SearchAgent, config, Endpoint(endpoint, MODEL), retrieval, TEMPERATURE, seed=0)
+    with tempfile.TemporaryDirectory() as folder:
+        log, out = Path(folder, "log.jsonl"), Path(folder, "out.jsonl")
+        return [str(rollout.answer) for rollout in collect(questions, 1, agent, log, config.concurrency, OURS, out)]
 
-    cpu_ms, ratio = cells[OURS]["CPU ms per rollout"], faster_than(THEIRS)
-    verdicts = [
-        (f"rollouts/s, {OURS} : {THEIRS}", TARGET_RATIO, f"{ratio:.2f}", verdict(ratio >= TARGET_RATIO)),
-        (f"{OURS}'s CPU ms per rollout", AIM_CPU_MS, f"{cpu_ms:.1f}", verdict(cpu_ms <= AIM_CPU_MS)),
-        (f"CPU per rollout, {THEIRS} : {OURS}", "-", cpu_ratio(THEIRS), "-"),
-        (f"rollouts/s, {OURS} : {LEAN}", "-", f"{faster_than(LEAN):.2f}", "-"),
-        (f"CPU per rollout, {LEAN} : {OURS}", "-", cpu_ratio(LEAN), "-"),
+
+def session_per_question(
+    questions: Sequence[Question], endpoint: str, retrieval: str, config: AgentConfig
+) -> list[str]:
+    """Connect, list the tools, run and disconnect for every question; return the answers."""
+    params = MCPServerStreamableHttpParams(url=f"{retrieval}/mcp")
+
+    async def run() -> list[str]:
+        places = asyncio.Semaphore(config.concurrency)
+        client = openai.AsyncOpenAI(base_url=endpoint, api_key=NO_KEY)
+        model = OpenAIChatCompletionsModel(MODEL, client)
+        settings = ModelSettings(temperature=TEMPERATURE, max_tokens=config.max_tokens)
+        agent = Agent("a", instructions=load_prompt(config.prompt), model=model, model_settings=settings)
+
+        async def answer(question: Question) -> str:
+            async with places, MCPServerStreamableHttp(params) as server:
+                own = agent.clone(mcp_servers=[server])
+                result = await Runner.run(own, question.question, run_config=RunConfig(tracing_disabled=True))
+                return str(result.final_output)
+
+        async with client:
+            return await asyncio.gather(*map(answer, questions))
+
+    return asyncio.run(run())
+
+
+LOOPS = {OURS: collect_all, THEIRS: session_per_question}
+
+
+def measure(
+    name: str, numbers: Iterator[int], rollouts: int, endpoint: str, retrieval: ServerProcess, config: AgentConfig
+) -> dict[str, float]:
+    """Time one loop over new questions, which must all be answered; return the figures of the table."""
+    questions = [
+        Question(id=f"q{number}", question=f"Which town is number {number} on the list?", golden_answers=(ANSWER,))
+        for number in itertools.islice(numbers, rollouts)
     ]
-    rows = [(name, *write_figures(figures, FORMATS)) for name, figures in cells.items()]
-    return (
-        f"{options.repetitions} x {options.rollouts} rollouts of two model calls and one search by each loop, in turn, "
-        f"{options.concurrency} at once; {options.passages:,} passages, BM25, top 3. Medians, the ratio of rollouts/s "
-        f"that of neighbours in time.\n\n"
-        f"{markdown_table(('what', 'target', 'measured', 'verdict'), verdicts)}\n"
-        f"{markdown_table(('loop', *FORMATS), rows)}"
-    )
+    retrieval_s, started_s = retrieval.cpu_s(), time.monotonic()
+    cpu_s, answers = timed(lambda: LOOPS[name](questions, endpoint, retrieval.url, config))
+    elapsed_s, retrieval_s = time.monotonic() - started_s, retrieval.cpu_s() - retrieval_s
+    if wrong := [answer for answer in answers if ANSWER not in answer]:
+        raise RuntimeError(f"{name}: {len(wrong)} of {rollouts} rollouts went wrong, the first answered: {wrong[0]}")
+    figures = (rollouts / elapsed_s, cpu_s / rollouts * 1000, retrieval_s / rollouts * 1000)
+    sys.stderr.write(f"{name}: {figures[0]:.0f} rollouts/s\n")
+    return dict(zip(FORMATS, figures, strict=True))
+
+
+def verdicts(runs: dict[str, list[dict[str, float]]]) -> list[tuple[object, ...]]:
+    """Return targets beside figures of both loops; the ratio of rollouts/s is the median of neighbours in time."""
+    pairs = zip(runs[OURS], runs[THEIRS], strict=True)
+    ratio = statistics.median(ours["rollouts/s"] / theirs["rollouts/s"] for ours, theirs in pairs)
+    ours_ms, theirs_ms = (medians(runs[name])["CPU ms per rollout"] for name in (OURS, THEIRS))
+    return [
+        (f"rollouts/s, {OURS} : {THEIRS}", TARGET_RATIO, f"{ratio:.2f}", verdict(ratio >= TARGET_RATIO)),
+        (f"{OURS}'s CPU ms per rollout", AIM_CPU_MS, f"{ours_ms:.1f}", verdict(ours_ms <= AIM_CPU_MS)),
+        (f"CPU per rollout, {THEIRS} : {OURS}", "-", f"{theirs_ms / ours_ms:.2f}", "-"),
+    ]
 
 
 def main() -> None:
-    """Measure all loops in turn and print the tables."""
+    """Measure both in turn and print the tables."""
     options = parse_options(
         __doc__,
         rollouts=(150, "per loop and repetition"),
         repetitions=9,
         concurrency=(30, "rollouts at once"),
         passages=(1000, "rows of the index"),
-        work=(data.WORK, "index and results"),
-        profile=(Path, "write cProfile's figures of one run of ours there, and no table"),
+        work=(data.WORK, "index"),
     )
     # the tiny profile's agent, with the prompt and the limits of a model of full size
     sizes = {"prompt": "multihoprag_nothink", "max_tokens": 1024, "context_tokens": 16384}
     changes = {**sizes, "concurrency": options.concurrency}
     config = AgentConfig.model_validate(data.params_section("agent") | changes)
-    with running_servers(options) as servers:
+    texts = data.wiki18_passages(least=options.passages)[: options.passages]
+    folder, numbers = options.work / f"{options.passages}" / "weightless", itertools.count()
+    index = data.prepare_index(texts, folder, data.index_config())
+    with (
+        running_server(index, ["--retriever", "bm25", "--top-k", "3"], spare_core()) as retrieval,
+        scripted_endpoint(data.draw_queries(texts, 1, 5000), spare_core()) as endpoint,
+    ):
         if spare_core() is not None:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        if options.profile:  # makes everything slower: for shares, not for figures
-            profiler, numbers = cProfile.Profile(), itertools.count()
-            collect_all(_questions(numbers, 2 * config.concurrency), servers, config)
-            profiler.runcall(collect_all, _questions(numbers, options.rollouts), servers, config)
-            profiler.dump_stats(options.profile)
-        else:
-            publish_text(options, "rollouts", report(measure_in_turn(options, servers, config), options))
+        setting = endpoint, retrieval, config
+        for name in LOOPS:
+            measure(name, numbers, 2 * config.concurrency, *setting)  # not counted: libraries are loaded
+        works = {name: partial(measure, name, numbers, options.rollouts, *setting) for name in LOOPS}
+        runs = in_turn(works, options.repetitions)
+    note = (
+        f"{options.repetitions} x {options.rollouts} rollouts of two model calls and one search by each, in turn, "
+        f"{options.concurrency} at once; {options.passages:,} passages, BM25, top 3. Medians, the ratio of rollouts/s "
+        f"that of neighbours in time.\n\n{markdown_table(('what', 'target', 'measured', 'verdict'), verdicts(runs))}"
+    )
+    rows = [(name, *write_figures(medians(figures), FORMATS)) for name, figures in runs.items()]
+    publish(options, "rollouts", ("loop", *FORMATS), rows, before=note)
 
 
 if __name__ == "__main__":

@@ -1,37 +1,41 @@
-"""Servers in processes of their own, with what the kernel knows about them: CPU time and memory."""
+"""The retrieval server in a process of its own, and clients that load it: closed loops over keep-alive HTTP/1.1.
+
+Each client holds one connection, sends a request, waits for the whole answer and sends the next. Requests are bytes
+made beforehand, answers are parsed by httptools, and both run in one uvloop thread: what is left per request is a few
+tens of microseconds, so that one core outruns the servers it is to measure.
+
+Closed loops answer "how fast for C clients", not "what happens at R requests/s": a slow answer delays its client's next
+request, and latencies count from the moment a request is sent.
+"""
 
 import asyncio
 import itertools
 import json
-import multiprocessing
 import os
-import re
-import socket
 import sys
-import urllib.error
-import urllib.request
+import time
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httptools
+import numpy as np
 import psutil
 import uvloop
 
 from benchmarks.measure import status_kb
 from deepsearch_rl import processes
 from deepsearch_rl.processes import LOOPBACK, free_port
-from deepsearch_rl.retrieval.server.launch import listen
 
-STARTUP_TIMEOUT_S = 180
-MODEL, ANSWER = "scripted", "Vienna"
-"""Of :func:`scripted_endpoint`."""
-_SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
-_TOOL_RESULT = b"tool_call_id"
-"""Stands in every message with a tool's result, and nowhere else in a request of OpenAI's client."""
+STARTUP_TIMEOUT_S, GRACE_S = 180, 30
+MAIN = "from deepsearch_rl.cli import main; main()"
+
+
+# --- servers --------------------------------------------------------------------------------------------------------
 
 
 def spare_core() -> int | None:
@@ -48,11 +52,6 @@ class ServerProcess:
     pid: int
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Host and port."""
-        return LOOPBACK, self.port
-
-    @property
     def url(self) -> str:
         """Base URL, without a slash at the end."""
         return f"http://{LOOPBACK}:{self.port}"
@@ -62,131 +61,171 @@ class ServerProcess:
         times = psutil.Process(self.pid).cpu_times()
         return times.user + times.system
 
-    def anonymous_bytes(self) -> int:
+    def anonymous_mb(self) -> float:
         """Return the anonymous memory in RAM: heaps and stacks, without mapped files."""
-        return status_kb("RssAnon", self.pid) * 1024
-
-    def metrics(self) -> Counter[str]:
-        """Return the samples of ``/metrics`` by name, summed over labels; empty where there is no such route."""
-        try:
-            with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
-                text = answer.read().decode()
-        except urllib.error.HTTPError:
-            return Counter()
-        totals: Counter[Any] = Counter()
-        for name, value in _SAMPLE.findall(text):
-            totals[name] += float(value)
-        return totals
+        return status_kb("RssAnon", self.pid) * 1024 / 1e6
 
 
 @contextmanager
 def running_server(
-    index_dir: Path, chunks_path: Path, options: Sequence[str], core: int | None
+    index: tuple[Path, Path], options: Sequence[str], core: int | None, program: str = MAIN
 ) -> Iterator[ServerProcess]:
-    """Start the retrieval server, wait until it answers, and stop it when the block ends.
+    """Start the retrieval server, wait until it answers, and stop it when the block ends; EndpointError if it fails.
 
-    Args:
-        index_dir: a finished index.
-        chunks_path: its chunk file.
-        options: further options of the server's command line.
-        core: the one CPU that all its threads run on; None lets them run anywhere.
-
-    Raises:
-        EndpointError: it did not come up; the message holds what it wrote.
+    ``index`` is an index's folder and its chunk file, ``options`` are further ones of the server's command line, which
+    ``program`` reads. All its threads run on ``core``, or anywhere.
     """
     port = free_port()
-    serve = ["-c", "from deepsearch_rl.cli import main; main()", "retrieve", "serve", "--port", str(port)]
-    index = ["--index", str(index_dir), "--chunks", str(chunks_path)]
-    # One thread for the numeric libraries: the server's core is one, and the other belongs to the generator.
-    command = ["env", "OMP_NUM_THREADS=1", sys.executable, *serve, *index, *options]
-    pinned = command if core is None else ["taskset", "-c", str(core), *command]
-    url = f"http://{LOOPBACK}:{port}"
-    with processes.running_server("the retrieval server", pinned, url, "/healthz", STARTUP_TIMEOUT_S) as server:
+    pinned = [] if core is None else ["taskset", "-c", str(core)]
+    # One thread for the numeric libraries: the server's core is one, and the other belongs to the clients.
+    python = ["env", "OMP_NUM_THREADS=1", sys.executable, "-c", program]
+    command = ["retrieve", "serve", "--port", str(port), "--index", str(index[0]), "--chunks", str(index[1]), *options]
+    with processes.running_server(
+        "the retrieval server", [*pinned, *python, *command], f"http://{LOOPBACK}:{port}", "/healthz", STARTUP_TIMEOUT_S
+    ) as server:
         yield ServerProcess(port, psutil.Process(server.process.pid).children()[0].pid)
 
 
-@contextmanager
-def forked_server(serve: Callable[[socket.socket], None], core: int | None = None) -> Iterator[ServerProcess]:
-    """Run ``serve`` on a listening socket in a forked process until the block ends."""
-
-    def serve_on_core() -> None:
-        if core is not None:
-            os.sched_setaffinity(0, {core})
-        serve(listener)
-
-    with listen(LOOPBACK, 0) as listener:
-        process = multiprocessing.get_context("fork").Process(target=serve_on_core, daemon=True)
-        process.start()
-        assert process.pid is not None
-        server = ServerProcess(listener.getsockname()[1], process.pid)
-    try:
-        yield server
-    finally:
-        process.kill()
-        process.join()
+# --- load -----------------------------------------------------------------------------------------------------------
 
 
-def trivial_server() -> AbstractContextManager[ServerProcess]:
-    """Run a server that only answers."""
-    answer = _response({"result": []})
-    return forked_server(lambda listener: _serve_bytes(listener, lambda _: answer))
+class Request(NamedTuple):
+    """``payload`` is what goes over the wire; an answer of status 200 is wrong unless its body holds ``expected``."""
+
+    payload: bytes
+    expected: bytes = b""
 
 
-def scripted_endpoint(queries: Sequence[str], core: int | None) -> AbstractContextManager[ServerProcess]:
-    """Run a Chat Completions endpoint without a model: one search per conversation, then an answer, both at once.
-
-    Each new conversation searches for the next of ``queries``. It costs the endpoint some tens of microseconds to see
-    whether a conversation already holds a tool's result, so that the client is what is measured.
-    """
-    searches, answer = itertools.cycle([_completion(query) for query in queries]), _completion(None)
-    return forked_server(
-        lambda listener: _serve_bytes(listener, lambda body: answer if _TOOL_RESULT in body else next(searches)), core
-    )
-
-
-def _completion(query: str | None) -> bytes:
-    message: dict[str, object] = {"role": "assistant", "content": f"<answer>{ANSWER}</answer>" if not query else None}
-    if query:
-        function = {"name": "retrieve", "arguments": json.dumps({"query": query})}
-        message["tool_calls"] = [{"id": "call_of_the_script", "type": "function", "function": function}]
-    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if query else "stop"}
-    usage = {"prompt_tokens": 200, "completion_tokens": 20, "total_tokens": 220}
-    completion = {"id": "c", "object": "chat.completion", "created": 0, "model": MODEL}
-    return _response({**completion, "choices": [choice], "usage": usage})
-
-
-def _response(body: object) -> bytes:
+def json_request(body: object, expected: bytes, path: str = "/retrieve") -> Request:
+    """Return a POST of a JSON body, whose answer may be what MCP asks for."""
     payload = json.dumps(body).encode()
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
-    return head.encode() + payload
+    accepted = "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{accepted}Content-Length: {len(payload)}\r\n\r\n"
+    return Request(head.encode() + payload, expected)
 
 
-def _serve_bytes(listener: socket.socket, respond: Callable[[bytes], bytes]) -> None:
-    """Answer every request with the bytes that ``respond`` returns for its body: the least that a server can do."""
+@dataclass(slots=True)
+class Load:
+    """What clients sent and got. Latencies are those of complete answers, whatever their status."""
 
-    async def serve() -> None:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Connection(respond), sock=listener)
-        await server.serve_forever()
+    elapsed_s: float = 0.0
+    generator_cpu_s: float = 0.0
+    server_cpu_s: float = 0.0
+    latencies_s: array = field(default_factory=lambda: array("d"))
+    statuses: Counter[int] = field(default_factory=Counter)
+    wrong: int = 0
+    """Answers of status 200 without the text that they had to hold."""
+    broken: int = 0
+    """Requests without an answer: connection refused or lost, bytes that are no HTTP, nothing before the grace ends."""
 
-    uvloop.run(serve())
+    @property
+    def answered(self) -> int:
+        """Complete answers of any status."""
+        return len(self.latencies_s)
+
+    @property
+    def rate_per_s(self) -> float:
+        """Right answers per second of wall time."""
+        return (self.statuses[200] - self.wrong) / self.elapsed_s
+
+    @property
+    def errors(self) -> int:
+        """Everything that is not a right answer of status 200."""
+        return self.answered - self.statuses[200] + self.wrong + self.broken
+
+    def percentile_ms(self, percent: float) -> float:
+        """Latency that ``percent`` % of the answers stayed below."""
+        return float(np.percentile(self.latencies_s, percent)) * 1000 if self.answered else float("nan")
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The columns of a table."""
+        return {
+            "queries/s": self.rate_per_s,
+            "p50 ms": self.percentile_ms(50),
+            "p99 ms": self.percentile_ms(99),
+            "CPU ms/query": self.server_cpu_s / self.answered * 1000,
+            "client us/query": self.generator_cpu_s / self.answered * 1e6,
+            "errors": self.errors,
+        }
 
 
-class _Connection(asyncio.Protocol):
-    """One keep-alive connection of :func:`_serve_bytes`."""
+class _Client(asyncio.Protocol):
+    """One connection: the next request goes out as soon as the answer to the last one is whole."""
 
-    def __init__(self, respond: Callable[[bytes], bytes]) -> None:
-        self._respond, self._parser, self._body = respond, httptools.HttpRequestParser(self), b""
+    def __init__(self, requests: Iterator[Request], load: Load) -> None:
+        self._requests, self._load = requests, load
+        self._request: Request | None = None
+        self._body: list[bytes] = []
+        self.left = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
-        self._transport = transport
+        self.transport = transport
+        self._send_next()
+
+    def _send_next(self) -> None:
+        self._request = next(self._requests, None)
+        if self._request is None:
+            self.transport.close()
+            return
+        self._parser = httptools.HttpResponseParser(self)
+        self._sent_s = time.perf_counter()
+        self.transport.write(self._request.payload)
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.transport.abort()  # counted as broken when the connection is gone
 
     def on_body(self, body: bytes) -> None:
-        self._body += body
+        self._body.append(body)
 
     def on_message_complete(self) -> None:
-        self._transport.write(self._respond(self._body))
-        self._body = b""
+        assert self._request
+        self._load.latencies_s.append(time.perf_counter() - self._sent_s)
+        status = self._parser.get_status_code()
+        self._load.statuses[status] += 1
+        self._load.wrong += status == 200 and self._request.expected not in b"".join(self._body)
+        self._body.clear()
+        if self._parser.should_keep_alive():
+            self._send_next()
+        else:
+            self._request = None
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio hands it over
+        self._load.broken += self._request is not None
+        self.left.set_result(None)
+
+
+async def drive(port: int, requests: Iterable[Request], clients: int, max_seconds: float) -> Load:
+    """Send requests from ``clients`` connections at once until the time or the requests are used up.
+
+    Whichever client is free sends the next request; one whose connection is closed by the server does not come back.
+    What is not answered half a minute after the end is broken.
+    """
+    loop, load = asyncio.get_running_loop(), Load()
+    cpu_s, started_s = time.process_time(), time.perf_counter()
+    in_time = itertools.takewhile(lambda _: time.perf_counter() < started_s + max_seconds, requests)
+    connections = (loop.create_connection(lambda: _Client(in_time, load), LOOPBACK, port) for _ in range(clients))
+    results = await asyncio.gather(*connections, return_exceptions=True)
+    connected = [result[1] for result in results if not isinstance(result, BaseException)]
+    load.broken += clients - len(connected)
+    if connected:
+        await asyncio.wait([client.left for client in connected], timeout=max_seconds + GRACE_S)
+    load.elapsed_s, load.generator_cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
+    for client in connected:
+        if not client.left.done():
+            client.transport.abort()
+            await client.left
+    return load
+
+
+def load_server(server: ServerProcess, requests: Sequence[Request], clients: int, seconds: float) -> Load:
+    """Send requests, again and again, for some seconds; write the rate to stderr."""
+    server_cpu_s = server.cpu_s()
+    load = uvloop.run(drive(server.port, itertools.cycle(requests), clients, seconds))
+    load.server_cpu_s = server.cpu_s() - server_cpu_s
+    sys.stderr.write(f"{server.url}, {clients} clients: {load.rate_per_s:.0f}/s\n")
+    return load

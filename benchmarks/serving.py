@@ -1,12 +1,11 @@
 """The CPU engine against ``transformers.generate``: CPU seconds per turn of 64 agent conversations, in one process.
 
-    .venv/bin/python -m benchmarks.serving models/tiny/sft
+    .venv/bin/python -m benchmarks.serving --model models/tiny/sft
 
 Both generate the same greedy tokens for the same prompts, turn by turn (a passage of 60 tokens is added after every
 answer, as a search would), in turns, so that a busy machine slows both. Prints the time of each turn and the ratio.
 """
 
-import argparse
 import os
 import random
 import sys
@@ -17,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.measure import timed
+from benchmarks.measure import parse_options, timed
 from deepsearch_rl.serving.engine import Engine, Sampling, end_ids
 
 CONVERSATIONS, TURNS, ANSWER_TOKENS, PASSAGE_TOKENS = 64, 3, 24, 60
@@ -48,9 +47,7 @@ def _with_generate(model: PreTrainedModel, conversations: list[list[int]]) -> li
 
 def main() -> None:
     """Time both and print one line per turn."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a merged model folder, e.g. models/tiny/sft")
-    folder = parser.parse_args().model
+    folder = parse_options(__doc__, model=(Path("models/tiny/sft"), "a merged model folder")).model
     served, plain = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval() for _ in range(2))
     engine = Engine(served, slots=2 * CONVERSATIONS, context_tokens=1024)
     rng, vocabulary = random.Random(0), plain.config.vocab_size

@@ -5,7 +5,6 @@ set and 100 to each of three others, a rollout with two searches of three passag
 other values of `track.predictions` and `track.traces`, in turns, each time into the same store, which exists already.
 
     .venv/bin/python -m benchmarks.tracking
-    .venv/bin/python -m benchmarks.tracking --docs docs/evaluation.md          # and the table into the document
 """
 
 import random
@@ -27,9 +26,7 @@ from deepsearch_rl.tracking.upload import upload
 MODELS = ("base", "rl", "sft", "sft_rl")
 RUNS = (("multihoprag", 400, 3, 0.7), ("multihoprag", 400, 1, 0.0), *((name, 100, 1, 0.7) for name in ("a", "b", "c")))
 """Question set, questions, answers to each, temperature."""
-WORDS = [
-    "the", "film", "was", "made", "in", "a", "town", "by", "an", "artist", "who", "left", "her", "city", "and", "met",
-]  # fmt: skip
+WORDS = ["the", "film", "was", "made", "in", "a", "town", "by", "an", "artist", "who", "left", "her", "city", "met"]
 TIMEOUT_S = 60.0
 CHOICES: tuple[tuple[str, int | None, float], ...] = (
     ("scores and tables alone", 0, 0.0),
@@ -69,10 +66,8 @@ def _make_rollout(rng: random.Random, key: RowKey, number: int, sample: int) -> 
         return " ".join(rng.choices(WORDS, k=words))
 
     question = Question(id=f"q{number}", question=text(15), golden_answers=("town",))
-    results = ["\n\n".join(f"[{rank}] A Title\n{text(28)}" for rank in (1, 2, 3)) for _ in range(2)]
-    return make_trajectory(
-        question, sample, key, [(text(5), result) for result in results], rng.choice(("town", "city"))
-    )
+    searches = [(text(5), "\n\n".join(f"[{rank}] A Title\n{text(28)}" for rank in (1, 2, 3))) for _ in range(2)]
+    return make_trajectory(question, sample, key, searches, rng.choice(("town", "city")))
 
 
 def measure(results: Results, store: Path, predictions: int | None, traces: float) -> tuple[float, float, int, int]:
