@@ -10,7 +10,6 @@ from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.answers import INSUFFICIENT, extract_answer
 from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, name_words, read_object
 from deepsearch_rl.training.pretrain.documents import CurriculumStage, DocumentConfig, DocumentGenerator
-from deepsearch_rl.training.pretrain.passage_set import Names, strange_words
 
 KINDS = ("copy", "reasoning", "search", "continuation", "demonstration")
 Turns = list[dict[str, Any]]
@@ -18,8 +17,7 @@ Turns = list[dict[str, Any]]
 
 @pytest.fixture
 def generator(document_config: DocumentConfig) -> DocumentGenerator:
-    names = Names(strange_words(OUT_OF_DOMAIN), document_config.strange_names)
-    return DocumentGenerator(IN_DOMAIN, names, load_prompt("tiny"), document_config)
+    return DocumentGenerator(load_prompt("tiny"), document_config)
 
 
 def take(generator: DocumentGenerator, stage: CurriculumStage, count: int, **shares: float) -> list[Turns]:

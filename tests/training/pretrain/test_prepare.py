@@ -59,7 +59,7 @@ def test_a_run_that_dies_leaves_the_old_model_and_nothing_half_written(
     folder = tmp_path / "base"
     folder.mkdir()
     (folder / "config.json").write_text("old")
-    monkeypatch.setattr(trainer, "_backward", lambda *_: 1 / 0)
+    monkeypatch.setattr(trainer, "backward", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare_model(config, 0, folder)
     assert contents(folder) == {"config.json": b"old"}

@@ -24,9 +24,9 @@ from pydantic import Field, JsonValue
 
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL_NAME
 from deepsearch_rl.answers import INSUFFICIENT
-from deepsearch_rl.corpora.world.grammar import Grammar, Relation
+from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, Relation
 from deepsearch_rl.records import Record
-from deepsearch_rl.training.pretrain.passage_set import Names, PassageSet, relations_of
+from deepsearch_rl.training.pretrain.passage_set import PassageSet, draw_name, draw_similar_name, relations_of
 
 Turn = dict[str, JsonValue]
 RESULTS = 3
@@ -61,30 +61,24 @@ class DocumentConfig(Record):
 
 @dataclass(frozen=True, slots=True)
 class DocumentGenerator:
-    """Writes documents about random facts of one grammar, each a conversation as the chat template takes it."""
+    """Writes documents about random facts, each a conversation as the chat template takes it."""
 
-    grammar: Grammar
-    names: Names
     prompt: str
     config: DocumentConfig
 
     def documents(self, stage: CurriculumStage, rng: random.Random) -> Iterator[list[Turn]]:
         """Yield documents of a curriculum stage without end."""
-        kinds = [
-            (self._demonstration, stage.demonstration_share),
-            (self._search, stage.search_share),
-            (self._continuation, stage.continuation_share),
-            (self._reasoning, stage.reasoning_share),
-            (self._copy, stage.copy_share),
-        ]
-        writers, shares = zip(*kinds, strict=True)
+        writers = (self._demonstration, self._search, self._continuation, self._reasoning, self._copy, self._reading)
+        shares = [stage.demonstration_share, stage.search_share, stage.continuation_share]
+        shares += [stage.reasoning_share, stage.copy_share]
         while True:
-            write = rng.choices((*writers, self._reading), (*shares, 1 - sum(shares)))[0]
+            write = rng.choices(writers, [*shares, 1 - sum(shares)])[0]
             yield write(stage, rng)
 
     def _copy(self, _: CurriculumStage, rng: random.Random) -> list[Turn]:
-        kinds = list(self.grammar.kinds.values())
-        names = ", ".join(self.names.draw(rng.choice(kinds), rng) for _ in range(rng.randint(2, 12)))
+        kinds = list(IN_DOMAIN.kinds.values())
+        strange = self.config.strange_names
+        names = ", ".join(draw_name(rng.choice(kinds), strange, rng) for _ in range(rng.randint(2, 12)))
         return [_user(f"Name {names}."), _answer(names)]
 
     def _reading(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
@@ -102,13 +96,10 @@ class DocumentGenerator:
 
     def _question_without_answer(self, passages: PassageSet, rng: random.Random) -> str:
         passage = rng.choice(passages.passages)
-        stated = {fact.relation.name for fact in passages.facts if fact.subject == passage.subject}
-        relations = relations_of(self.grammar, passage.kind)
-        unstated = [relation for relation in relations if relation.name not in stated]
-        if unstated:
+        if unstated := passages.unstated[passage.subject]:
             return self._question([rng.choice(unstated)], passage.subject, rng)
-        stranger = self.names.draw_similar(passage.subject, passage.kind, rng)
-        return self._question([rng.choice(relations)], stranger, rng)
+        stranger = draw_similar_name(passage.subject, passage.kind, self.config.strange_names, rng)
+        return self._question([rng.choice(relations_of(passage.kind))], stranger, rng)
 
     def _reasoning(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         chain, head = self._chain(rng)
@@ -138,7 +129,6 @@ class DocumentGenerator:
             subject = passages.state(relation, subject)
             for _ in range(rng.randint(0, RESULTS - 1)):
                 passages.add()
-            passages.shuffle()
             turns += [_result(passages), _call(following, subject, rng)]
         return self._with_system(turns, rng)
 
@@ -146,34 +136,34 @@ class DocumentGenerator:
         chain, head = self._chain(rng)
         passages, relation = self._passages(stage, rng), chain[0]
         if rng.random() < self.config.wrong_query:
-            relation = rng.choice(relations_of(self.grammar, self.grammar.kinds[relation.subject_kind]))
+            relation = rng.choice(relations_of(IN_DOMAIN.kinds[relation.subject_kind]))
         answer = passages.state(relation, head, hidden=rng.random() < self.config.unanswerable)
         for _ in range(RESULTS - 1):
             passages.add()
-        passages.shuffle()
+        result = _result(passages)
         if passages.facts and rng.random() < self.config.wrong_answer:
             answer = rng.choice(passages.facts).object
         question = _user(self._question(chain, head, rng))
-        return self._with_system([question, _call(relation, head, rng), _result(passages), _answer(answer)], rng)
+        return self._with_system([question, _call(relation, head, rng), result, _answer(answer)], rng)
 
     def _with_system(self, turns: list[Turn], rng: random.Random) -> list[Turn]:
         bare = rng.random() < self.config.without_system
         return turns if bare else [{"role": "system", "content": self.prompt}, *turns]
 
     def _passages(self, stage: CurriculumStage, rng: random.Random) -> PassageSet:
-        return PassageSet(self.grammar, self.names, stage.facts, stage.fillers, rng)
+        return PassageSet(self.config.strange_names, stage.facts, stage.fillers, rng)
 
     def _chain(self, rng: random.Random, min_hops: int = 1) -> tuple[list[Relation], str]:
         """Draw a chain of at least ``min_hops`` relations, first hop first, and its head entity."""
         hops = max(min_hops, rng.choices(range(1, len(self.config.hops) + 1), self.config.hops)[0])
-        chain = [rng.choice(list(self.grammar.relations.values()))]
+        chain = [rng.choice(list(IN_DOMAIN.relations.values()))]
         while len(chain) < hops:
-            chain.append(rng.choice(relations_of(self.grammar, self.grammar.kinds[chain[-1].object_kind])))
-        return chain, self.names.draw(self.grammar.kinds[chain[0].subject_kind], rng)
+            chain.append(rng.choice(relations_of(IN_DOMAIN.kinds[chain[-1].object_kind])))
+        return chain, draw_name(IN_DOMAIN.kinds[chain[0].subject_kind], self.config.strange_names, rng)
 
     def _question(self, chain: Sequence[Relation], head: str, rng: random.Random) -> str:
-        path = self.grammar.path(tuple(relation.name for relation in chain), head)
-        wordings = self.grammar.questions["person" if chain[-1].object_kind == "person" else "other"]
+        path = IN_DOMAIN.path(tuple(relation.name for relation in chain), head)
+        wordings = IN_DOMAIN.questions["person" if chain[-1].object_kind == "person" else "other"]
         return rng.choice(wordings).format(path=path)
 
 
@@ -186,6 +176,9 @@ def _answer(name: str) -> Turn:
 
 
 def _result(passages: PassageSet) -> Turn:
+    """Return a search's result: the passages, in random order three times of ten."""
+    if passages.rng.random() < 0.3:
+        passages.rng.shuffle(passages.passages)
     return {"role": "tool", "content": passages.text()}
 
 

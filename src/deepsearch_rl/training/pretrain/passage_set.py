@@ -8,18 +8,19 @@ like the first results of a search: two parts of one article, and articles about
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from deepsearch_rl.answers import INSUFFICIENT
-from deepsearch_rl.corpora.world.grammar import YEAR, Grammar, Kind, Relation
+from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, YEAR, Kind, Relation
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.passages import format_passages
 
 _SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.4  # shares of further passages; the rest is about anything
 _NEW_PARAGRAPH = 0.3  # share of sentences that open one
+_STRANGE_WORDS = [word for kind in OUT_OF_DOMAIN.kinds.values() if kind.name != YEAR for word in kind.word_lists[0]]
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """``relation`` leads from ``subject`` to ``object``."""
 
     relation: Relation
@@ -27,41 +28,38 @@ class Fact:
     object: str
 
 
-@dataclass(frozen=True, slots=True)
-class FactPassage:
+class FactPassage(NamedTuple):
     """A passage about one subject and the facts that it states."""
 
     subject: str
     kind: Kind
-    facts: tuple[Fact, ...]
+    facts: list[Fact]
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Draws names for a grammar's kinds.
+def draw_name(kind: Kind, strange_share: float, rng: random.Random) -> str:
+    """Return a random name of ``kind``, or of two words of another language's names in ``strange_share`` of the draws.
 
-    ``strange_words`` are words of another language's names. A share of the names is made of two of them, whatever the
-    kind, so that each word of the vocabulary occurs and is copied; they are first words of their names alone, so that
-    no such name is one of that other world.
+    So each word of the vocabulary occurs and is copied. The two are first words of their names alone, so that no such
+    name is one of that other world.
     """
+    if rng.random() < strange_share:
+        return " ".join(rng.sample(_STRANGE_WORDS, 2))
+    return " ".join(rng.choice(words) for words in kind.word_lists)
 
-    strange_words: Sequence[str]
-    strange_share: float
 
-    def draw(self, kind: Kind, rng: random.Random) -> str:
-        """Return a random name of ``kind``."""
-        if rng.random() < self.strange_share:
-            return " ".join(rng.sample(self.strange_words, 2))
-        return " ".join(rng.choice(words) for words in kind.word_lists)
+def draw_similar_name(name: str, kind: Kind, strange_share: float, rng: random.Random) -> str:
+    """Return a name of ``kind`` that differs from ``name`` in one word, where ``name`` has several."""
+    words, other = name.split(), draw_name(kind, strange_share, rng).split()
+    if len(words) != len(other) or len(words) == 1:
+        return " ".join(other)
+    place = rng.randrange(len(words))
+    return " ".join([*words[:place], other[place], *words[place + 1 :]])
 
-    def draw_similar(self, name: str, kind: Kind, rng: random.Random) -> str:
-        """Return a name of ``kind`` that differs from ``name`` in one word, where ``name`` has several."""
-        words, other = name.split(), self.draw(kind, rng).split()
-        if len(words) != len(other) or len(words) == 1:
-            return " ".join(other)
-        place = rng.randrange(len(words))
-        return " ".join([*words[:place], other[place], *words[place + 1 :]])
+
+def relations_of(kind: Kind) -> list[Relation]:
+    """Return the relations whose subjects are of ``kind``, in the grammar's order."""
+    return [relation for relation in IN_DOMAIN.relations.values() if relation.subject_kind == kind.name]
 
 
 @dataclass(slots=True)
@@ -71,13 +69,13 @@ class PassageSet:
     ``fact_range`` and ``filler_range`` are the fewest and most facts, and sentences without a fact, of a passage.
     """
 
-    grammar: Grammar
-    names: Names
+    strange_share: float
     fact_range: tuple[int, int]
     filler_range: tuple[int, int]
     rng: random.Random
     passages: list[FactPassage] = field(default_factory=list)
-    _unstated: dict[str, list[Relation]] = field(default_factory=dict)
+    unstated: dict[str, list[Relation]] = field(default_factory=dict)
+    """By subject: the relations that no passage states."""
 
     @property
     def facts(self) -> list[Fact]:
@@ -95,46 +93,37 @@ class PassageSet:
 
         If ``hidden``, have that relation stated nowhere, and return the answer that there is none.
         """
-        kind = self.grammar.kinds[relation.subject_kind]
+        kind = IN_DOMAIN.kinds[relation.subject_kind]
         if hidden:
-            self._relations(subject, kind).remove(relation)
-        self.add_about(subject, kind, () if hidden else [relation])
-        objects = [fact.object for fact in self.facts if fact.relation is relation and fact.subject == subject]
-        return INSUFFICIENT if hidden else objects[0]
+            self.unstated.setdefault(subject, relations_of(kind)).remove(relation)
+        self._add_about(subject, kind, () if hidden else [relation])
+        return INSUFFICIENT if hidden else self.passages[-1].facts[0].object
 
     def add(self) -> None:
         """Add a passage about the first passage's subject, one of similar name, or any."""
         draw, first = self.rng.random(), self.passages[0] if self.passages else None
         if first and draw < _SAME_SUBJECT:
-            self.add_about(first.subject, first.kind)
+            self._add_about(first.subject, first.kind)
         elif first and draw < _SAME_SUBJECT + _SIMILAR_SUBJECT:
-            self.add_about(self.names.draw_similar(first.subject, first.kind, self.rng), first.kind)
+            self._add_about(draw_similar_name(first.subject, first.kind, self.strange_share, self.rng), first.kind)
         else:
-            kinds = [kind for kind in self.grammar.kinds.values() if relations_of(self.grammar, kind)]
-            kind = self.rng.choice(kinds)
-            self.add_about(self.names.draw(kind, self.rng), kind)
+            kind = self.rng.choice([kind for kind in IN_DOMAIN.kinds.values() if relations_of(kind)])
+            self._add_about(draw_name(kind, self.strange_share, self.rng), kind)
 
-    def add_about(self, subject: str, kind: Kind, relations: Sequence[Relation] = ()) -> None:
-        """Add a passage about ``subject`` that states ``relations`` and others at random."""
-        unstated = self._relations(subject, kind)
+    def _add_about(self, subject: str, kind: Kind, relations: Sequence[Relation] = ()) -> None:
+        """Add a passage about ``subject`` that states ``relations`` first and others at random."""
+        unstated = self.unstated.setdefault(subject, relations_of(kind))
         others = [relation for relation in unstated if relation not in relations]
         count = max(0, self.rng.randint(*self.fact_range) - len(relations))
         stated = [*relations, *self.rng.sample(others, min(count, len(others)))]
-        self._unstated[subject] = [relation for relation in unstated if relation not in stated]
-        facts = tuple(Fact(relation, subject, self._draw_object(relation)) for relation in stated)
+        self.unstated[subject] = [relation for relation in unstated if relation not in stated]
+        facts = [Fact(relation, subject, self._draw_object(relation)) for relation in stated]
         self.passages.append(FactPassage(subject, kind, facts, self._write(facts, kind)))
-
-    def shuffle(self) -> None:
-        """Put the passages into random order, in three sets of ten."""
-        if self.rng.random() < 0.3:
-            self.rng.shuffle(self.passages)
-
-    def _relations(self, subject: str, kind: Kind) -> list[Relation]:
-        return self._unstated.setdefault(subject, relations_of(self.grammar, kind))
 
     def _draw_object(self, relation: Relation) -> str:
         """Draw a name that is no subject of the set, so that a chain of facts never returns to an earlier name."""
-        while (name := self.names.draw(self.grammar.kinds[relation.object_kind], self.rng)) in self._unstated:
+        kind = IN_DOMAIN.kinds[relation.object_kind]
+        while (name := draw_name(kind, self.strange_share, self.rng)) in self.unstated:
             pass
         return name
 
@@ -147,14 +136,3 @@ class PassageSet:
         sentences += rng.sample(kind.fillers, min(fillers, len(kind.fillers)))
         rng.shuffle(sentences)
         return "".join(sentence + ("\n" if rng.random() < _NEW_PARAGRAPH else " ") for sentence in sentences).strip()
-
-
-def relations_of(grammar: Grammar, kind: Kind) -> list[Relation]:
-    """Return the relations whose subjects are of ``kind``, in the grammar's order."""
-    return [relation for relation in grammar.relations.values() if relation.subject_kind == kind.name]
-
-
-def strange_words(grammar: Grammar) -> tuple[str, ...]:
-    """Return the first words of the names of another world, without years."""
-    lists = [kind.word_lists[0] for kind in grammar.kinds.values() if kind.name != YEAR]
-    return tuple(word for words in lists for word in words)
