@@ -26,7 +26,7 @@ def test_a_hidden_fact_is_stated_nowhere() -> None:
         assert passages.state(birthplace, "Ada Abbott", hidden=True) == INSUFFICIENT
         for _ in range(4):
             passages.add()
-        text = "\n".join(passage.text for passage in passages.passages)
+        text = "\n".join(passage.contents for passage in passages.passages)
         assert read_object(IN_DOMAIN, "birthplace", "Ada Abbott", text) is None
 
 

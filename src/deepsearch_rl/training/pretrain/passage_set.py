@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, YEAR, Kind, Relation
-from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.passages import format_passages
 
 _SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.4  # shares of further passages; the rest is about anything
@@ -34,7 +33,7 @@ class FactPassage(NamedTuple):
     subject: str
     kind: Kind
     facts: list[Fact]
-    text: str
+    contents: str
 
 
 def draw_name(kind: Kind, strange_share: float, rng: random.Random) -> str:
@@ -84,9 +83,7 @@ class PassageSet:
 
     def text(self) -> str:
         """Return the passages as a search shows them."""
-        metadata = ChunkMetadata(doc_id="pretraining", doc_chunks=1, doc_chunk_id=0)
-        contents = [f"{passage.subject}\n{passage.text}" for passage in self.passages]
-        return format_passages([Chunk(id="pretraining", contents=text, metadata=metadata) for text in contents])
+        return format_passages(self.passages)
 
     def state(self, relation: Relation, subject: str, hidden: bool = False) -> str:
         """Add a passage about ``subject`` that states ``relation``, among others, and return the object.
@@ -118,7 +115,7 @@ class PassageSet:
         stated = [*relations, *self.rng.sample(others, min(count, len(others)))]
         self.unstated[subject] = [relation for relation in unstated if relation not in stated]
         facts = [Fact(relation, subject, self._draw_object(relation)) for relation in stated]
-        self.passages.append(FactPassage(subject, kind, facts, self._write(facts, kind)))
+        self.passages.append(FactPassage(subject, kind, facts, f"{subject}\n{self._write(facts, kind)}"))
 
     def _draw_object(self, relation: Relation) -> str:
         """Draw a name that is no subject of the set, so that a chain of facts never returns to an earlier name."""
