@@ -76,7 +76,8 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
             generation = await asyncio.wrap_future(engine.generate(prompt, sampling))
         except (ConversationError, ValueError) as error:
             raise HTTPException(400, str(error)) from error
-        return _completion(request, len(prompt), generation, chat_format.text(generation.token_ids))
+        text = chat_format.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
+        return _completion(request, len(prompt), generation, str(text))
 
     return app
 

@@ -42,7 +42,7 @@ class Generation:
     finish_reason: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     prompt: Sequence[int]
     sampling: Sampling
@@ -68,7 +68,8 @@ class Engine:
         self._model, self._end_ids, self.context_tokens = model, frozenset(end_ids(model)), context_tokens
         self._table = SlotTable(model.config, slots, context_tokens)
         self._batch = slots // 2
-        self._waiting: queue.SimpleQueue[_Request | threading.Event | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._stale = False
         self._backlog: list[_Request] = []
         self._running: list[_Request] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -86,10 +87,8 @@ class Engine:
         return request.result
 
     def forget(self) -> None:
-        """Drop everything computed so far and wait until it is gone; call it when the weights have changed."""
-        cleared = threading.Event()
-        self._waiting.put(cleared)
-        cleared.wait()
+        """Have later requests use nothing computed so far; call it when the weights have changed."""
+        self._stale = True
 
     def close(self) -> None:
         """Stop the thread; requests that are not finished are cancelled."""
@@ -109,34 +108,30 @@ class Engine:
         """Move what waits into the backlog, blocking while there is nothing else to do; False at the end."""
         idle = not self._running and not self._backlog
         while idle or not self._waiting.empty():
-            match self._waiting.get():
-                case None:
-                    return False
-                case threading.Event() as cleared:
-                    self._table.clear()
-                    cleared.set()
-                case request:
-                    self._backlog.append(request)
-                    idle = False
+            request = self._waiting.get()
+            if request is None:
+                return False
+            self._backlog.append(request)
+            idle = False
+        if self._stale:
+            self._stale = False
+            self._table.clear()
         return True
 
     def _admit(self) -> None:
         """Start requests while there is room; of equal prompts the first goes ahead and the others copy its work."""
         while self._backlog and len(self._running) < self._batch:
             first: dict[tuple[int, ...], _Request] = {}
-            later: list[_Request] = []
             for request in self._backlog:
-                prompt = tuple(request.prompt)
-                if prompt in first or len(self._running) + len(first) == self._batch:
-                    later.append(request)
-                else:
-                    first[prompt] = request
-            self._backlog, rests = later, []
-            for request in first.values():
+                first.setdefault(tuple(request.prompt), request)
+            started = list(first.values())[: self._batch - len(self._running)]
+            self._backlog = [request for request in self._backlog if request not in started]
+            rests = []
+            for request in started:
                 request.slot, computed = self._table.acquire(request.prompt)
                 rests.append(list(request.prompt[computed:]))
-            self._running += first.values()
-            self._step(list(first.values()), rests)
+            self._running += started
+            self._step(started, rests)
 
     def _step(self, requests: list[_Request], new_tokens: list[list[int]]) -> None:
         try:
@@ -194,9 +189,8 @@ def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int],
     uniform_B = torch.tensor([request.rng.random() for request in requests], dtype=torch.float64)
     scaled_BV = logits_BV.double() / temperatures_B.clamp(min=1e-6).double()[:, None]
     cumulative_BV = torch.softmax(scaled_BV, dim=-1).cumsum(dim=-1)
-    drawn_B = (
-        (cumulative_BV < (uniform_B * cumulative_BV[:, -1])[:, None]).sum(dim=-1).clamp(max=logits_BV.shape[1] - 1)
-    )
+    below_BV = cumulative_BV < (uniform_B * cumulative_BV[:, -1])[:, None]
+    drawn_B = below_BV.sum(dim=-1).clamp(max=logits_BV.shape[1] - 1)
     tokens_B = torch.where(temperatures_B == 0, logits_BV.argmax(dim=-1), drawn_B)
     return tokens_B.tolist(), logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1).tolist()
 

@@ -11,18 +11,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
 from art import dev, types
-from art.local.backend import LocalBackend
 from art.local.checkpoints import get_last_checkpoint_dir
-from art.local.service import ModelService
 from art.model import TrainableModel
 from art.preprocessing.pack import DiskPackedTensors, packed_tensors_from_dir
 from art.utils.get_model_step import get_step_from_dir
-from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
-from mp_actors import move_to_child_process
+from art.utils.output_dirs import get_step_checkpoint_dir
 
 from deepsearch_rl.processes import LOOPBACK
 from deepsearch_rl.serving.chat_format import load_chat_format
@@ -39,25 +36,12 @@ def make_cpu_trainer(task: RlTask, config: RlConfig, in_process: bool = False) -
 
     Two processes let generation and the rollouts' own work run on two cores.
     """
-    backend = CpuBackend(task, config, in_process)
-    return ArtTrainer(task, config, backend, model_settings(config), {"device": "cpu", "dtype": "float32"})
 
+    def make_service(model: TrainableModel[Any, Any], folder: str) -> CpuService:
+        return CpuService(model.name, model.base_model, config, folder, task.agent.context_tokens, task.seed)
 
-class CpuBackend(LocalBackend):
-    """``art.LocalBackend`` whose models are trained and served by :class:`CpuService`."""
-
-    def __init__(self, task: RlTask, config: RlConfig, in_process: bool) -> None:
-        super().__init__(path=str(task.scratch), in_process=in_process)
-        self._task, self._config = task, config
-
-    async def _get_service(self, model: TrainableModel) -> ModelService:
-        if model.name not in self._services:
-            folder = get_model_dir(model=model, art_path=self._path)
-            context_tokens, seed = self._task.agent.context_tokens, self._task.seed
-            service = CpuService(model.name, model.base_model, self._config, folder, context_tokens, seed)
-            running = service if self._in_process else move_to_child_process(service)
-            self._services[model.name] = cast(ModelService, running)
-        return self._services[model.name]
+    hardware = {"device": "cpu", "dtype": "float32"}
+    return ArtTrainer(task, config, make_service, model_settings(config), hardware, in_process)
 
 
 @dataclass
@@ -121,13 +105,6 @@ class CpuService:
         self._policy.publish()
         self._engine.forget()
         self._policy.save(self._checkpoint(self.step + 1))
-
-    async def register_lora_for_step(self, step: int, checkpoint_dir: str) -> None:
-        """Load nothing: a step without an update keeps the live weights; its folder carries the new number."""
-
-    async def aclose(self) -> None:
-        """Stop the server."""
-        self.close()
 
     def close(self) -> None:
         """Stop the server."""

@@ -10,7 +10,7 @@ import contextlib
 import io
 import random
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ import openai
 from art import dev
 from art.auto_trajectory import AutoTrajectoryContext
 from art.local.backend import LocalBackend
+from art.local.service import ModelService
 from art.types import MessagesAndChoices
 from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
+from mp_actors import move_to_child_process
 from openai.types.chat.chat_completion import Choice
 
 from deepsearch_rl.agent.endpoint import Endpoint
@@ -46,23 +48,43 @@ METRICS = {
 """ART's metrics of an update and their names in the log."""
 
 
-class ArtTrainer:
-    """An :class:`~deepsearch_rl.training.rl.trainer.RlTrainer` around an ART backend.
+MakeService = Callable[[art.TrainableModel[Any, Any], str], Any]
+"""Makes the service that trains and serves a model in a folder: ART's ``ModelService`` and ``trainer_logprobs``."""
 
-    The backend's service for the policy must have ``trainer_logprobs``. ``settings`` are ART's model settings,
-    ``hardware`` names device and dtype of the service.
+
+class ServiceBackend(LocalBackend):
+    """``art.LocalBackend`` with another service."""
+
+    def __init__(self, path: str, make_service: MakeService, in_process: bool) -> None:
+        super().__init__(path=path, in_process=in_process)
+        self._make_service = make_service
+
+    async def _get_service(self, model: art.TrainableModel[Any, Any]) -> ModelService:
+        if model.name not in self._services:
+            service = self._make_service(model, get_model_dir(model=model, art_path=self._path))
+            self._services[model.name] = service if self._in_process else move_to_child_process(service)
+        return self._services[model.name]
+
+
+class ArtTrainer:
+    """An :class:`~deepsearch_rl.training.rl.trainer.RlTrainer` around one of ART's services.
+
+    ``settings`` are ART's model settings, ``hardware`` names device and dtype of the service. Its step folders lie
+    below ``task.scratch``, and it has a process of its own unless ``in_process``.
     """
 
     def __init__(
         self,
         task: RlTask,
         config: RlConfig,
-        backend: LocalBackend,
+        make_service: MakeService,
         settings: dev.InternalModelConfig,
         hardware: Mapping[str, str],
+        in_process: bool = False,
     ) -> None:
         self.hardware = hardware
-        self._task, self._config, self._backend = task, config, backend
+        self._task, self._config = task, config
+        self._backend = ServiceBackend(str(task.scratch), make_service, in_process)
         self._model: art.TrainableModel[Any, Any] = art.TrainableModel(
             name="policy", project="deepsearch-rl", base_model=str(task.start), _internal_config=settings
         )
@@ -72,9 +94,7 @@ class ArtTrainer:
     async def start(self, step: int) -> None:
         """Delete checkpoints of later steps and folders that a kill left half-written, then serve the newest policy."""
         self._step = step
-        for number, checkpoint in self._checkpoints():
-            if not 0 <= number <= step:
-                shutil.rmtree(checkpoint)
+        self.keep_only(set(range(step + 1)))
         await self._model.register(self._backend)
 
     async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
@@ -152,15 +172,10 @@ class ArtTrainer:
         shutil.copytree(checkpoint, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*RESUME_ONLY))
 
     def keep_only(self, steps: set[int]) -> None:
-        """Delete the checkpoints of all other steps."""
-        for step, checkpoint in self._checkpoints():
-            if step >= 0 and step not in steps:
-                shutil.rmtree(checkpoint)
-
-    def _checkpoints(self) -> Iterator[tuple[int, Path]]:
-        """Yield every checkpoint with its step; -1 for a folder that a kill left half-written."""
-        for folder in list(self._folder.glob("checkpoints/*")):
-            yield int(folder.name) if folder.name.isdigit() else -1, folder
+        """Delete all other folders of checkpoints."""
+        kept = {Path(get_step_checkpoint_dir(str(self._folder), step)) for step in steps}
+        for checkpoint in set(self._folder.glob("checkpoints/*")) - kept:
+            shutil.rmtree(checkpoint)
 
     async def close(self) -> None:
         """Stop the backend's services."""
