@@ -160,7 +160,7 @@ class Engine:
         counts_B = torch.tensor([len(tokens) for tokens in new_tokens])
         width = int(counts_B.max())
         tokens_BQ = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in new_tokens])
-        start_B = torch.from_numpy(self._table.lengths(slots))
+        start_B = torch.from_numpy(self._table.lengths[slots])
         # Padding gets the row's last position: it is overwritten by nothing and seen by nothing but itself.
         offsets_BQ = torch.minimum(torch.arange(width)[None, :], counts_B[:, None] - 1)
         tokens_BQ = tokens_BQ.gather(1, offsets_BQ)
@@ -174,7 +174,7 @@ class Engine:
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
-        self._table.extend(slots, counts_B.tolist())
+        self._table.lengths[slots] += counts_B.numpy()
         last_BE = hidden_BQE[torch.arange(len(slots)), counts_B - 1]
         return self._model.lm_head(last_BE).float()
 

@@ -22,13 +22,9 @@ from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.files import read_record
 from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.redaction import public_address, split_address
+from deepsearch_rl.redaction import public_address
 
 FILE = "endpoint.json"
-REMOTE_TIMEOUT_S = 20.0
-"""How long a server that runs already may take to say that it is there."""
-_HEADER_TEXT = re.compile(r"[!-~]+")
-"""What a key may hold; a client would call anything else a broken connection."""
 
 
 class RemoteConfig(Record):
@@ -55,7 +51,7 @@ def resolve_endpoint(config: RemoteConfig) -> Endpoint:
     address = shown_address(base_url, _place(config))
     model = _resolved(config.model, "the name of the model to ask for")
     key = _resolved(f"${config.api_key_variable}", f"the key of {address}")
-    if not _HEADER_TEXT.fullmatch(key):
+    if not re.fullmatch(r"[!-~]+", key):  # a client would call anything else a broken connection
         raise ConfigError(
             f"the environment variable {config.api_key_variable} holds no key: there is white space (perhaps a line's "
             "end) or a character outside ASCII in it."
@@ -85,7 +81,7 @@ def open_endpoint(config: RemoteConfig) -> Endpoint:
     """
     endpoint = resolve_endpoint(config)
     try:  # any answer will do
-        httpx.get(f"{endpoint.base_url.rstrip('/')}/models", timeout=REMOTE_TIMEOUT_S)
+        httpx.get(f"{endpoint.base_url.rstrip('/')}/models", timeout=20.0)
     except httpx.TransportError as error:
         raise EndpointError(
             f"no model server answers at {shown_address(endpoint.base_url)} ({error}); start it, or correct its "
@@ -100,10 +96,10 @@ def shown_address(base_url: str, place: str = "the endpoint's settings") -> str:
     Raises:
         ConfigError: the address cannot be read in one way only, so that nobody knows which part of it is secret.
     """
-    parts, address = split_address(base_url), public_address(base_url)
+    address = public_address(base_url)
     with contextlib.suppress(httpx.InvalidURL):
-        httpx.URL(base_url)
-        if address is not None and parts is not None and parts.hostname and parts.scheme in {"http", "https"}:
+        url = httpx.URL(base_url)
+        if address is not None and url.host and url.scheme in {"http", "https"}:
             return address
     raise ConfigError(
         f"the address in {place} cannot be read: give http:// or https://, a host, a port number if it needs one, "

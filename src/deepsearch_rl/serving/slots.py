@@ -8,6 +8,7 @@ Shapes: N slots, B rows of a forward pass, Q new tokens per row, T tokens that c
 D head dimension.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch
 from transformers import PretrainedConfig
 
 EMPTY = -1
+BUSY = np.iinfo(np.int64).max
+"""When a slot was last used whose request still runs."""
 
 
 class SlotTable:
@@ -25,10 +28,10 @@ class SlotTable:
         self.keys = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
         self.values = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
         self._tokens = np.full((slots, context_tokens), EMPTY, dtype=np.int64)
-        self._lengths = np.zeros(slots, dtype=np.int64)
+        self.lengths = np.zeros(slots, dtype=np.int64)
+        """How many tokens of each slot are computed."""
         self._last_used = np.zeros(slots, dtype=np.int64)
-        self._busy = np.zeros(slots, dtype=bool)
-        self._clock = 0
+        self._clock = itertools.count(1)
 
     def acquire(self, tokens: Sequence[int]) -> tuple[int, int]:
         """Take a slot for a prompt and return it with the number of its tokens that are computed already.
@@ -40,42 +43,32 @@ class SlotTable:
         prompt = np.asarray(tokens, dtype=np.int64)
         equal = self._tokens[:, : len(prompt)] == prompt
         prefixes = np.where(equal.all(axis=1), len(prompt), equal.argmin(axis=1))
-        common = np.minimum(prefixes, self._lengths)
+        common = np.minimum(prefixes, self.lengths)
         source = int(common.argmax())
         shared = min(int(common[source]), len(prompt) - 1)
-        continues = not self._busy[source] and shared > 0 and shared >= self._lengths[source] - 1
-        slot = source if continues else int(np.where(self._busy, np.iinfo(np.int64).max, self._last_used).argmin())
+        continues = self._last_used[source] != BUSY and shared > 0 and shared >= self.lengths[source] - 1
+        slot = source if continues else int(self._last_used.argmin())
         if slot != source and shared > 0:
             for tensor in (*self.keys, *self.values):
                 tensor[slot, :, :shared] = tensor[source, :, :shared]
         self._tokens[slot] = EMPTY
         self._tokens[slot, : len(prompt)] = prompt
-        self._lengths[slot] = shared
-        self._busy[slot] = True
+        self.lengths[slot] = shared
+        self._last_used[slot] = BUSY
         return slot, shared
-
-    def extend(self, slots: Sequence[int], counts: Sequence[int]) -> None:
-        """Count further tokens of each slot as computed."""
-        self._lengths[list(slots)] += np.asarray(counts)
 
     def append(self, slot: int, token: int) -> None:
         """Add a drawn token, which is computed by the next forward pass."""
-        self._tokens[slot, self._lengths[slot]] = token
+        self._tokens[slot, self.lengths[slot]] = token
 
     def release(self, slot: int) -> None:
         """End a request; its tokens stay until the slot is needed."""
-        self._clock += 1
-        self._last_used[slot] = self._clock
-        self._busy[slot] = False
+        self._last_used[slot] = next(self._clock)
 
     def clear(self) -> None:
         """Forget every conversation: the weights have changed."""
         self._tokens[:] = EMPTY
-        self._lengths[:] = 0
-
-    def lengths(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the number of computed tokens of each slot, shape [B]."""
-        return self._lengths[list(slots)]
+        self.lengths[:] = 0
 
 
 class SlotCache:
