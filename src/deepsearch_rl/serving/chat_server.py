@@ -6,8 +6,7 @@
 
     python -m deepsearch_rl.serving.chat_server SOCKET FOLDER NAME SLOTS CONTEXT_TOKENS     (started by `launch`)
 
-As with vLLM, an answer whose tool calls parse has them as ``tool_calls``, and every sampled token is reported as
-``token_id:N``, so that a trainer reads the very tokens that were sampled.
+Every sampled token is reported as ``token_id:N``, so that a trainer reads the very tokens that were sampled.
 """
 
 import asyncio
@@ -133,7 +132,7 @@ def serve_in_thread(app: FastAPI) -> Iterator[int]:
 
 
 def main() -> None:
-    """Serve a model folder on the inherited socket until told to stop; see the module's docstring for the arguments."""
+    """Serve a model folder on the inherited socket until told to stop."""
     descriptor, folder, name, slots, context_tokens = sys.argv[1:]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     app = chat_app(Engine(model, int(slots), int(context_tokens)), load_chat_format(Path(folder)), lambda: name)

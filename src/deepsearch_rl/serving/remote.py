@@ -6,8 +6,7 @@ like any other and stands in the same table:
     {"base_url": "$OPENAI_BASE_URL", "model": "$OPENAI_MODEL", "api_key_variable": "OPENAI_API_KEY"}
 
 Address and model name are texts, or ``$NAME`` for what the environment variable NAME holds; the key always comes from
-the environment. Because an artifact must say what was really asked, results name the address and the model that the
-variables held, and the log of unfinished work is kept apart by them.
+the environment. Results name the address and the model that the variables held.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ class RemoteConfig(Record):
 
 
 def read_remote(folder: Path) -> RemoteConfig | None:
-    """Return what ``endpoint.json`` of a model folder says, None if there is no such file."""
+    """Return what ``endpoint.json`` of a model folder says, None if there is none."""
     path = folder / FILE
     return read_record(path, RemoteConfig) if path.is_file() else None
 
@@ -44,8 +43,7 @@ def read_remote(folder: Path) -> RemoteConfig | None:
 def resolve_endpoint(config: RemoteConfig) -> Endpoint:
     """Return the endpoint with what its environment variables hold; nothing is asked yet.
 
-    Raises:
-        ConfigError: a variable is not set, or its address or key cannot be used; names it, never its value.
+    ConfigError names a variable that is not set, or whose address or key cannot be used, and never shows its value.
     """
     base_url = _resolved(config.base_url, "the address of an OpenAI-compatible server, up to and including /v1")
     address = shown_address(base_url, _place(config))
@@ -73,12 +71,7 @@ def _place(config: RemoteConfig) -> str:
 
 
 def open_endpoint(config: RemoteConfig) -> Endpoint:
-    """Return the endpoint of :func:`resolve_endpoint` after it has answered.
-
-    Raises:
-        ConfigError: a variable is not set, or its address or key cannot be used.
-        EndpointError: nothing answers at its address.
-    """
+    """Return the endpoint of :func:`resolve_endpoint`; raise EndpointError if nothing answers at its address."""
     endpoint = resolve_endpoint(config)
     try:  # any answer will do
         httpx.get(f"{endpoint.base_url.rstrip('/')}/models", timeout=20.0)
@@ -93,8 +86,7 @@ def open_endpoint(config: RemoteConfig) -> Endpoint:
 def shown_address(base_url: str, place: str = "the endpoint's settings") -> str:
     """Return the address of a web server without user, password and query; ``place`` is where it comes from.
 
-    Raises:
-        ConfigError: the address cannot be read in one way only, so that nobody knows which part of it is secret.
+    Raises ConfigError if it cannot be read in one way only, so that nobody knows which part of it is secret.
     """
     address = public_address(base_url)
     with contextlib.suppress(httpx.InvalidURL):
