@@ -1,8 +1,7 @@
 """Supervised fine-tuning with ms-swift: a LoRA on the teacher's successful trajectories.
 
-:func:`swift_sft_command` says what is trained, as the exact ``swift sft`` call; :func:`train_adapter` runs it. The loss
-is on assistant tokens alone (reasoning, tool calls and answers), which ms-swift derives from the roles of the rows;
-``loss_scale`` restricts it to the last turn where each turn is a row of its own.
+The loss is on assistant tokens alone (reasoning, tool calls and answers), which ms-swift derives from the roles of the
+rows; ``loss_scale`` restricts it to the last turn where each turn is a row of its own.
 
 On a CPU, rows go through one at a time with gradients accumulated over a batch: without padding, attention needs no
 mask and skips its upper half, which makes a token cost 90 us instead of 125 us (three layers of 128, one thread), for
@@ -39,7 +38,7 @@ from deepsearch_rl.trajectories.convert import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
 TRAINER_STATE = "trainer_state.json"
-"""What the Hugging Face trainer, behind ms-swift, keeps of a run; the last file that a checkpoint gets."""
+"""The last file that a checkpoint gets."""
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 _LOSS = re.compile(r"'loss': '?([\d.]+)")
 
@@ -52,10 +51,7 @@ class SftConfig(Record):
     model_type: NonEmpty = Field(description="ms-swift's name of the architecture, e.g. qwen3")
     template: NonEmpty = Field(description="ms-swift's name of the chat template, e.g. qwen3_nothinking")
     agent_template: NonEmpty = Field(description="ms-swift's name of the tool call format, e.g. hermes")
-    loss_scale: NonEmpty = Field(
-        description="ms-swift's name of the tokens with loss: default (of every turn) or last_round (of the last), "
-        "with +ignore_think_prefix where the model's prompt ends in <think>"
-    )
+    loss_scale: NonEmpty = Field(description="ms-swift's name of the tokens with loss: default, last_round, ...")
     lora_rank: int = Field(ge=1)
     lora_alpha: int = Field(ge=1, description="the adapter is scaled by alpha / rank")
     lora_dropout: float = Field(ge=0, lt=1)
@@ -158,8 +154,7 @@ def swift_sft_command(
 def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: Path, output: Path) -> None:
     """Train on a base model and ms-swift's rows; write adapter, ``train_log.jsonl`` and ``manifest.json`` at once.
 
-    Checkpoints are in ``work`` under a name made from all inputs, so that a killed run continues and a run with other
-    inputs starts afresh.
+    Checkpoints are in ``work`` under a name made from all inputs, so that a killed run continues.
 
     Raises:
         UnavailableError: params name a GPU and there is none.

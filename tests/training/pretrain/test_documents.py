@@ -158,8 +158,7 @@ def test_a_hidden_fact_is_stated_nowhere() -> None:
     for seed in range(50):
         passages = passage_set(seed)
         assert passages.state(birthplace, "Ada Abbott", hidden=True) == INSUFFICIENT
-        for _ in range(4):
-            passages.add()
+        passages.add(4)
         text = "\n".join(passage.contents for passage in passages.passages)
         assert read_object(IN_DOMAIN, "birthplace", "Ada Abbott", text) is None
 

@@ -140,16 +140,17 @@ class PassageSet:
         self._add_about(subject, kind, () if hidden else [relation])
         return INSUFFICIENT if hidden else self.passages[-1].facts[0].object
 
-    def add(self) -> None:
-        """Add a passage about the first passage's subject, one of similar name, or any."""
-        draw, first = self.rng.random(), self.passages[0] if self.passages else None
-        if first and draw < _SAME_SUBJECT:
-            self._add_about(first.subject, first.kind)
-        elif first and draw < _SAME_SUBJECT + _SIMILAR_SUBJECT:
-            self._add_about(draw_similar_name(first.subject, first.kind, self.strange_share, self.rng), first.kind)
-        else:
-            kind = self.rng.choice([kind for kind in IN_DOMAIN.kinds.values() if relations_of(kind)])
-            self._add_about(draw_name(kind, self.strange_share, self.rng), kind)
+    def add(self, count: int = 1) -> None:
+        """Add passages, each about the first passage's subject, one of similar name, or any."""
+        for _ in range(count):
+            draw, first = self.rng.random(), self.passages[0] if self.passages else None
+            if first and draw < _SAME_SUBJECT:
+                self._add_about(first.subject, first.kind)
+            elif first and draw < _SAME_SUBJECT + _SIMILAR_SUBJECT:
+                self._add_about(draw_similar_name(first.subject, first.kind, self.strange_share, self.rng), first.kind)
+            else:
+                kind = self.rng.choice([kind for kind in IN_DOMAIN.kinds.values() if relations_of(kind)])
+                self._add_about(draw_name(kind, self.strange_share, self.rng), kind)
 
     def _add_about(self, subject: str, kind: Kind, relations: Sequence[Relation] = ()) -> None:
         """Add a passage about ``subject`` that states ``relations`` first and others at random."""
@@ -196,15 +197,13 @@ class DocumentGenerator:
             yield write(stage, rng)
 
     def _copy(self, _: CurriculumStage, rng: random.Random) -> list[Turn]:
-        kinds = list(IN_DOMAIN.kinds.values())
-        strange = self.config.strange_names
-        names = ", ".join(draw_name(rng.choice(kinds), strange, rng) for _ in range(rng.randint(2, 12)))
+        kinds, share = list(IN_DOMAIN.kinds.values()), self.config.strange_names
+        names = ", ".join(draw_name(rng.choice(kinds), share, rng) for _ in range(rng.randint(2, 12)))
         return [_user(f"Name {names}."), _answer(names)]
 
     def _reading(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         passages = self._passages(stage, rng)
-        for _ in range(rng.randint(*stage.passages)):
-            passages.add()
+        passages.add(rng.randint(*stage.passages))
         facts = rng.sample(passages.facts, min(rng.randint(*stage.questions), len(passages.facts)))
         pairs = [(self._question([fact.relation], fact.subject, rng), fact.object) for fact in facts]
         if not pairs or rng.random() < self.config.unanswerable * len(pairs):
@@ -247,8 +246,7 @@ class DocumentGenerator:
         for relation, following in itertools.pairwise(chain[: rng.randint(2, len(chain))]):
             passages = self._passages(stage, rng)
             subject = passages.state(relation, subject)
-            for _ in range(rng.randint(0, RESULTS - 1)):
-                passages.add()
+            passages.add(rng.randint(0, RESULTS - 1))
             turns += [_result(passages), _call(following, subject, rng)]
         return self._with_system(turns, rng)
 
@@ -258,8 +256,7 @@ class DocumentGenerator:
         if rng.random() < self.config.wrong_query:
             relation = rng.choice(relations_of(IN_DOMAIN.kinds[relation.subject_kind]))
         answer = passages.state(relation, head, hidden=rng.random() < self.config.unanswerable)
-        for _ in range(RESULTS - 1):
-            passages.add()
+        passages.add(RESULTS - 1)
         result = _result(passages)
         if passages.facts and rng.random() < self.config.wrong_answer:
             answer = rng.choice(passages.facts).object

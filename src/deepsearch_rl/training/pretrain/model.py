@@ -1,12 +1,9 @@
 """The tokenizer of the generated worlds and the empty Qwen3 model.
 
-The tokenizer is a byte-level BPE in which every word of given texts is one token. Copying names is what a model of
-this size learns last, and a name of one token per word is copied in as many steps as it has words. Qwen's
-pre-tokeniser joins a word with the space before it, so the promise holds for words that follow a space: that is why
-answers are written ``<answer> X</answer>``.
-
-Merges alone would need a thousand intermediate tokens to build these words. Instead, as in Llama 3's tokenizer
-(``ignore_merges``), a word that is in the vocabulary is taken whole, and merges serve any other text.
+The tokenizer is a byte-level BPE in which every word of given texts is one token, because copying names is what a model
+of this size learns last. Qwen's pre-tokeniser joins a word with the space before it, so this holds for words that
+follow a space: that is why answers are written ``<answer> X</answer>``. As in Llama 3's tokenizer (``ignore_merges``),
+a word that is in the vocabulary is taken whole, and merges serve any other text.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The folder of the base model: pretrained from scratch, or a snapshot of the Hugging Face hub at a pinned revision."""
+"""The folder of the base model, from either source."""
 
 import shutil
 from pathlib import Path
@@ -56,9 +56,7 @@ def prepare_model(config: PrepareModelConfig, seed: int, folder: Path) -> None:
 
 
 def download(config: ModelHubConfig, folder: Path, endpoint: str | None = None) -> None:
-    """Fetch weights, tokenizer and configs into an existing folder.
-
-    Files come through the hub's own cache, so a killed download continues where it stopped.
+    """Fetch weights, tokenizer and configs into an existing folder, through the hub's own cache, which keeps files.
 
     Raises:
         ConfigError: there is no such repository or revision.

@@ -1,8 +1,8 @@
-"""Params section ``rl``."""
+"""Params section ``rl``. Sources of the losses: GRPO, arXiv 2402.03300; GSPO, arXiv 2507.18071."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, FiniteFloat, field_validator
 
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.records import Record
@@ -12,9 +12,7 @@ from deepsearch_rl.training.rl.rewards import REWARDS, ThinkLength
 class LossConfig(Record):
     """The policy-gradient loss, as ART computes it."""
 
-    algorithm: Literal["grpo", "gspo"] = Field(
-        description="grpo: one importance ratio per token (arXiv 2402.03300); gspo: one per rollout (arXiv 2507.18071)"
-    )
+    algorithm: Literal["grpo", "gspo"] = Field(description="one importance ratio per token, or one per rollout")
     epsilon: float = Field(gt=0, description="lower clip range of the ratio")
     epsilon_high: float = Field(gt=0, description="upper clip range of the ratio")
     truncated_importance_sampling: float | None = Field(description="cap of the ratio as a loss weight; null is off")
@@ -49,24 +47,18 @@ class RlConfig(Record):
 
     backend: str = Field(description="name of the engine that trains and serves the policy (backends/make.py)")
     starts: tuple[str, ...] = Field(description="models that RL starts from; one rl stage each")
-    dataset: str = Field(
-        description="question set: its train split is rolled out, its dev split chooses the checkpoint"
-    )
+    dataset: str = Field(description="its train split is rolled out, its dev split chooses the checkpoint")
     steps: dict[str, int] = Field(description="training steps per start")
     groups_per_step: int = Field(ge=1, description="questions per step")
     group_size: int = Field(ge=2, description="rollouts per question")
     temperature: float = Field(gt=0, description="of the rollouts; engines report log-probabilities of temperature 1")
     learning_rate: float = Field(gt=0)
     minibatches: int = Field(ge=1, description="optimizer steps per training step")
-    rewards: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
-        min_length=1, description="weights by reward; their weighted sum is the reward of a rollout"
-    )
+    rewards: dict[str, FiniteFloat] = Field(min_length=1, description="weights by reward")
     think_length: ThinkLength = Field(description="tokens of a thought that short_think rewards")
     shuffle_rewards: bool = Field(description="control experiment: shuffle rewards inside every group")
     gate_f1: float = Field(ge=0, le=1, description="sampled training F1 below which a start is reported as too weak")
-    max_sequence_tokens: int = Field(
-        ge=1, description="longest rollout that is trained on; a multiple of logprob_chunk"
-    )
+    max_sequence_tokens: int = Field(ge=1, description="of a rollout that is trained on; a multiple of logprob_chunk")
     logprob_chunk: int = Field(ge=1, description="tokens whose logits are held at once (unsloth)")
     slots: int = Field(ge=2, description="conversations that the server keeps (cpu)")
     lora: LoraConfig
