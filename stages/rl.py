@@ -9,9 +9,8 @@ from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.training.backends.make import open_engine
 from deepsearch_rl.training.model_folder import weight_files
-from deepsearch_rl.training.rl.config import RlConfig
 from deepsearch_rl.training.rl.loop import train_policy
-from deepsearch_rl.training.rl.trainer import RlTask
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 from stages.entry import run_for_item
 
 

@@ -15,7 +15,7 @@ from art.local.backend import LocalBackend
 
 from deepsearch_rl.training.backends.art.trainer import ServiceBackend, train_arguments
 from deepsearch_rl.training.backends.art.unsloth import ScoringUnslothService, unsloth_settings
-from deepsearch_rl.training.rl.config import RlConfig
+from deepsearch_rl.training.rl.trainer import RlConfig
 
 SECTIONS = {"init_args": InitArgs, "engine_args": EngineArgs, "peft_args": PeftArgs, "trainer_args": TrainerArgs}
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.backends.art.cpu import make_cpu_trainer
-from deepsearch_rl.training.rl.config import RlConfig
-from deepsearch_rl.training.rl.trainer import RlTask, RlTrainer
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer
 
 MakeTrainer = Callable[[RlTask, RlConfig], RlTrainer]
 

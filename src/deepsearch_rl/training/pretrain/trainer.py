@@ -45,8 +45,8 @@ class OptimizerConfig(Record):
     adam_learning_rate: float = Field(gt=0, description="of embeddings and norms")
     batch_tokens: int = Field(ge=64, description="tokens of a batch, padding included")
     pool: int = Field(ge=1, description="documents that are sorted by length before they are cut into batches")
-    warmup: float = Field(gt=0, le=1, description="share of training over which the rates rise from zero")
-    decay: float = Field(gt=0, le=1, description="share of training over which they fall to a tenth, at the end")
+    warmup: float = Field(ge=0, le=1, description="share of training over which the rates rise from zero")
+    decay: float = Field(ge=0, le=1, description="share of training over which they fall to a tenth, at the end")
 
 
 class PretrainConfig(Record):
@@ -85,7 +85,9 @@ def pretrain(config: PretrainConfig, seed: int, folder: Path) -> None:
         for step, (level, examples) in enumerate(_curriculum(config, tokenizer, seed), 1):
             window.append(backward(model, examples))
             progress = done / total  # the rates rise from 0 to 1, stay there and fall to 0.1
-            rate = min(progress / rates.warmup, 1.0, 1 - 0.9 * (progress - (1 - rates.decay)) / rates.decay)
+            rate = progress / rates.warmup if progress < rates.warmup else 1.0
+            if progress > 1 - rates.decay:
+                rate = 1 - 0.9 * (progress - (1 - rates.decay)) / rates.decay
             muon.step(rates.muon_learning_rate * rate)
             adam.param_groups[0]["lr"] = rates.adam_learning_rate * rate
             adam.step()
@@ -95,10 +97,8 @@ def pretrain(config: PretrainConfig, seed: int, folder: Path) -> None:
             bar.advance(tokens, f"loss {window[-1][0]:.2f}")
             if step % LOG_EVERY == 0:
                 loss, accuracy = (round(sum(values) / len(window), 5) for values in zip(*window, strict=True))
-                rounded = round(rate, 5)
-                log.append(
-                    PretrainStep(step=step, tokens=done, level=level, loss=loss, accuracy=accuracy, rate=rounded)
-                )
+                scores = {"loss": loss, "accuracy": accuracy, "rate": round(rate, 5)}
+                log.append(PretrainStep(step=step, tokens=done, level=level, **scores))
                 window.clear()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -27,9 +27,8 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, StalePolicyError
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.training.rl.config import CanaryConfig, RlConfig
 from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
-from deepsearch_rl.training.rl.trainer import RlTask, RlTrainer, Sampling
+from deepsearch_rl.training.rl.trainer import CanaryConfig, RlConfig, RlTask, RlTrainer, Sampling
 
 _LOG = logging.getLogger(__name__)
 TRAIN_LOG = "train_log.jsonl"

@@ -38,8 +38,7 @@ from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import Engine
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
-from deepsearch_rl.training.rl.config import LoraConfig, LossConfig, RlConfig
-from deepsearch_rl.training.rl.trainer import RlTask
+from deepsearch_rl.training.rl.trainer import LoraConfig, LossConfig, RlConfig, RlTask
 
 OPTIMIZER_FILE = "optimizer.pt"
 ROWS_PER_FORWARD = 16
@@ -47,18 +46,33 @@ ROWS_PER_FORWARD = 16
 MAX_GRAD_NORM = 1.0
 
 
-@dataclass(slots=True)
 class LoraPolicy:
-    """A trained adapter, the dense model that is served, and the optimizer's state."""
+    """A trained adapter on a merged model, the dense model that is served, and the optimizer's state.
 
-    trained: peft.PeftModel
-    served: PreTrainedModel
-    optimizer: torch.optim.Optimizer
+    The adapter is a new one, or that of a checkpoint with its optimizer.
+    """
+
+    def __init__(self, start: Path, lora: LoraConfig, seed: int, checkpoint: Path | None) -> None:
+        torch.manual_seed(seed)
+        base = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+        if checkpoint is None:
+            settings = peft.LoraConfig(
+                r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+            )
+            self._trained = cast(peft.PeftModel, peft.get_peft_model(base, settings))
+        else:
+            self._trained = peft.PeftModel.from_pretrained(base, checkpoint, is_trainable=True)
+        parameters = [parameter for parameter in self._trained.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0)
+        if checkpoint is not None:
+            self._optimizer.load_state_dict(torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True))
+        self.served: PreTrainedModel = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).eval()
+        self.publish()
 
     def publish(self) -> None:
         """Write the trained weights into the served model."""
         with torch.no_grad():
-            for name, layer in self.trained.base_model.model.named_modules():
+            for name, layer in self._trained.base_model.model.named_modules():
                 if isinstance(layer, Linear):
                     base = cast(torch.nn.Linear, layer.get_base_layer())
                     weight = base.weight + layer.get_delta_weight("default")
@@ -66,59 +80,38 @@ class LoraPolicy:
 
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return the trained policy's log-probability of every token but the first, by a forward pass of its own."""
-        self.trained.eval()
+        self._trained.eval()
         with torch.no_grad():
-            logprobs_BS, _ = token_statistics(self.trained, torch.tensor([token_ids]), torch.tensor([len(token_ids)]))
+            logprobs_BS, _ = token_statistics(self._trained, torch.tensor([token_ids]), torch.tensor([len(token_ids)]))
         return logprobs_BS[0, :-1].tolist()
 
     def save(self, folder: Path) -> None:
         """Write adapter and optimizer; ``folder`` appears by one rename, so that a kill leaves no half checkpoint."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = folder.with_name(f"partial-{folder.name}")
-        self.trained.save_pretrained(str(partial))
-        torch.save(self.optimizer.state_dict(), partial / OPTIMIZER_FILE)
+        self._trained.save_pretrained(str(partial))
+        torch.save(self._optimizer.state_dict(), partial / OPTIMIZER_FILE)
         partial.replace(folder)
 
     def update(
         self, packed: PackedTensors, rows: torch.Tensor, config: RlConfig, art_config: dev.TrainConfig
     ) -> dict[str, float]:
         """Make one optimizer step over ``rows`` of the packed tensors; return its metrics by ART's names."""
-        self.trained.train()
-        self.optimizer.param_groups[0]["lr"] = config.learning_rate
+        self._trained.train()
+        self._optimizer.param_groups[0]["lr"] = config.learning_rate
         trained_tokens = packed["assistant_mask"][rows].sum().item()
         totals: dict[str, float] = defaultdict(float)
         tensors = {name: tensor for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)}
         lengths = (tensors["group_ids"] != -1).sum(dim=1)
         for batch in rows[lengths[rows].argsort()].split(ROWS_PER_FORWARD):  # of similar length: little padding
             inputs = {name: tensor[batch, : int(lengths[batch].max())] for name, tensor in tensors.items()}
-            metrics = _backward(self.trained, inputs, lengths[batch], config.loss, art_config, trained_tokens)
+            metrics = _backward(self._trained, inputs, lengths[batch], config.loss, art_config, trained_tokens)
             for name, value in metrics.items():
                 totals[name] += value
-        norm = torch.nn.utils.clip_grad_norm_(self.trained.parameters(), MAX_GRAD_NORM)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        norm = torch.nn.utils.clip_grad_norm_(self._trained.parameters(), MAX_GRAD_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
         return {**totals, "loss/grad_norm": float(norm), "loss/learning_rate": config.learning_rate}
-
-
-def load_policy(start: Path, lora: LoraConfig, seed: int, checkpoint: Path | None = None) -> LoraPolicy:
-    """Open a merged model with a new adapter, or with the adapter and optimizer of a checkpoint."""
-    torch.manual_seed(seed)
-    base = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
-    if checkpoint is None:
-        settings = peft.LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
-        )
-        trained = cast(peft.PeftModel, peft.get_peft_model(base, settings))
-    else:
-        trained = peft.PeftModel.from_pretrained(base, checkpoint, is_trainable=True)
-    parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0)
-    if checkpoint is not None:
-        optimizer.load_state_dict(torch.load(checkpoint / OPTIMIZER_FILE, weights_only=True))
-    served = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32).eval()
-    policy = LoraPolicy(trained, served, optimizer)
-    policy.publish()
-    return policy
 
 
 def token_statistics(
@@ -198,7 +191,7 @@ class CpuService:
     def _policy(self) -> LoraPolicy:
         newest = get_last_checkpoint_dir(self.output_dir)
         checkpoint = Path(newest) if newest else None
-        policy = load_policy(Path(self.base_model), self.config.lora, self.seed, checkpoint)
+        policy = LoraPolicy(Path(self.base_model), self.config.lora, self.seed, checkpoint)
         if checkpoint is None:  # step 0 is a checkpoint like any other: it may turn out to be the best
             policy.save(self._checkpoint(0))
         return policy

@@ -30,8 +30,7 @@ from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.tool import RETRIEVE_TOOL
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.records import Question
-from deepsearch_rl.training.rl.config import RlConfig
-from deepsearch_rl.training.rl.trainer import RlTask, Rollout, SampledTokens, Sampling
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, Rollout, SampledTokens, Sampling
 
 RESUME_ONLY = ("optimizer.pt", "README.md")
 """Files of a checkpoint that a merge does not need."""

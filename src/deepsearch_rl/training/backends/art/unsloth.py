@@ -15,8 +15,7 @@ from art.unsloth.service import UnslothService
 from art.unsloth.train import UnslothTrainContext, gc_and_empty_cuda_cache
 
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
-from deepsearch_rl.training.rl.config import RlConfig
-from deepsearch_rl.training.rl.trainer import RlTask
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 
 LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
