@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.processes import LOOPBACK
@@ -34,8 +34,6 @@ from deepsearch_rl.serving.engine import Engine, Generation, Sampling
 
 class ChatCompletionRequest(BaseModel):
     """The fields of a Chat Completions request that are used; others are ignored, as other servers do."""
-
-    model_config = ConfigDict(extra="ignore")
 
     model: str
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]

@@ -97,9 +97,8 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
     if isinstance(settings, CpuConfig):
         listener = socket.create_server((LOOPBACK, 0))
         port = listener.getsockname()[1]
-        sizes = [settings.slots, settings.context_tokens]
-        arguments = map(str, [listener.fileno(), folder, SERVED_NAME, *sizes])
-        command = [sys.executable, "-m", "deepsearch_rl.serving.chat_server", *arguments]
+        arguments = [listener.fileno(), folder, SERVED_NAME, settings.slots, settings.context_tokens]
+        command = [sys.executable, "-m", "deepsearch_rl.serving.chat_server", *map(str, arguments)]
     else:
         port = free_port()  # vLLM takes no open socket
         command = vllm_serve_command(folder, settings, port)

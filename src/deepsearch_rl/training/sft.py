@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import (
@@ -71,8 +71,6 @@ class SftConfig(Record):
 class SftLogLine(BaseModel):
     """One line of ``train_log.jsonl``: means since the line before."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
     step: int
     loss: float
     learning_rate: float
@@ -82,8 +80,6 @@ class SftLogLine(BaseModel):
 
 class TrainerState(BaseModel):
     """How far a run is, and what it logged (``logging.jsonl`` repeats steps after a resume)."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     global_step: int = Field(ge=0)
     max_steps: int = Field(ge=0)

@@ -54,8 +54,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
 
     Raises:
         StalePolicyError: the server does not serve the policy that was just trained.
-        ConfigError: params give no number of steps for this start, name a protocol that is not trained here, or let a
-            model think whose thoughts are not sent back.
+        ConfigError: params have no number of steps for this start, another protocol, or thoughts not sent back.
         ArtifactError: a split without a question.
     """
     if task.start_name not in config.steps:
@@ -93,9 +92,8 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
 def policy_text(start: Path, config: RlConfig) -> PolicyText:
     """Return how to read the policy that starts from a model folder, from its tokenizer and chat template."""
     tokenizer = AutoTokenizer.from_pretrained(start)
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
-    )
+    turns = [{"role": "user", "content": "?"}]
+    prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     return PolicyText(
         count_tokens=lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
         think_length=config.think_length,
@@ -189,12 +187,8 @@ class _Run:
         trajectories = [rollout.trajectory for rollouts_G in rollouts_QG for rollout in rollouts_G]
         metrics = rollout_metrics(trajectories, [parts for parts_G in parts_QG for parts in parts_G])
         if step == 1 and metrics["f1"] < config.gate_f1:
-            _LOG.warning(
-                "rl@%s starts at a sampled F1 of %.2f, below the gate of %.2f: expect it to learn little.",
-                self.task.start_name,
-                metrics["f1"],
-                config.gate_f1,
-            )
+            text = "rl@%s starts at a sampled F1 of %.2f, below the gate of %.2f: expect it to learn little."
+            _LOG.warning(text, self.task.start_name, metrics["f1"], config.gate_f1)
         shuffler = random.Random(f"{self.task.seed}/{draw}") if config.shuffle_rewards else None
         return metrics | await self.trainer.update(rollouts_QG, group_rewards(parts_QG, shuffler))
 

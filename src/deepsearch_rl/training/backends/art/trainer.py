@@ -47,43 +47,33 @@ METRICS = {
 """ART's metrics of an update and their names in the log."""
 
 
-MakeService = Callable[[art.TrainableModel[Any, Any], str], Any]
-"""Makes the service that trains and serves a model in a folder: ART's ``ModelService`` and ``trainer_logprobs``."""
-
-
 class ServiceBackend(LocalBackend):
-    """``art.LocalBackend`` with another service."""
-
-    def __init__(self, path: str, make_service: MakeService, in_process: bool) -> None:
-        super().__init__(path=path, in_process=in_process)
-        self._make_service = make_service
+    """``art.LocalBackend`` that is given its services (ART 0.5.18 imports Megatron before it makes one)."""
 
     async def _get_service(self, model: art.TrainableModel[Any, Any]) -> ModelService:
-        if model.name not in self._services:
-            service = self._make_service(model, get_model_dir(model=model, art_path=self._path))
-            self._services[model.name] = service if self._in_process else move_to_child_process(service)
         return self._services[model.name]
 
 
 class ArtTrainer:
     """An :class:`~deepsearch_rl.training.rl.trainer.RlTrainer` around one of ART's services.
 
-    ``settings`` are ART's model settings, ``hardware`` names device and dtype of the service. Its step folders lie
-    below ``task.scratch``, and it has a process of its own unless ``in_process``.
+    ``make_service`` gets ART's model and its folder below ``task.scratch`` and makes an ART ``ModelService`` that also
+    has ``trainer_logprobs``; it runs in a process of its own unless ``in_process``. ``settings`` are ART's model
+    settings, ``hardware`` names device and dtype of the service.
     """
 
     def __init__(
         self,
         task: RlTask,
         config: RlConfig,
-        make_service: MakeService,
+        make_service: Callable[[art.TrainableModel[Any, Any], str], Any],
         settings: dev.InternalModelConfig,
         hardware: Mapping[str, str],
         in_process: bool = False,
     ) -> None:
         self.hardware = hardware
-        self._task, self._config = task, config
-        self._backend = ServiceBackend(str(task.scratch), make_service, in_process)
+        self._task, self._config, self._make_service, self._in_process = task, config, make_service, in_process
+        self._backend = ServiceBackend(path=str(task.scratch), in_process=in_process)
         self._model: art.TrainableModel[Any, Any] = art.TrainableModel(
             name="policy", project="deepsearch-rl", base_model=str(task.start), _internal_config=settings
         )
@@ -94,6 +84,8 @@ class ArtTrainer:
         """Delete checkpoints of later steps and folders that a kill left half-written, then serve the newest policy."""
         self._step = step
         self.keep_only(set(range(step + 1)))
+        service = self._make_service(self._model, str(self._folder))
+        self._backend._services[self._model.name] = service if self._in_process else move_to_child_process(service)
         await self._model.register(self._backend)
 
     async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
@@ -162,7 +154,7 @@ class ArtTrainer:
 
     async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return the service's own log-probability of every token but the first."""
-        service: Any = await self._backend._get_service(self._model)
+        service: Any = self._backend._services[self._model.name]
         return await service.trainer_logprobs(list(token_ids))
 
     def save(self, step: int, folder: Path) -> None:
