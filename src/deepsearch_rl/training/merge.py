@@ -68,9 +68,7 @@ def swift_export_command(config: MergeConfig, base: Path, adapter: Path, output:
 
 
 def merge_adapter(config: MergeConfig, base: Path, adapter: Path, work: Path, output: Path) -> None:
-    """Merge a PEFT folder into the model folder that it was trained on and write the whole model folder at once.
-
-    The tool's log goes to ``work``.
+    """Merge a PEFT folder into its base's model folder and write the whole folder at once; the log goes to ``work``.
 
     Raises:
         UnavailableError: params name a GPU and there is none.

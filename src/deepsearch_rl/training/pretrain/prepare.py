@@ -39,9 +39,9 @@ class PrepareModelConfig(Record):
 
 
 def prepare_model(config: PrepareModelConfig, seed: int, folder: Path) -> None:
-    """Write the base model, with tokenizer and chat template; the whole folder is replaced, and only by a whole model.
+    """Write the base model, with tokenizer and chat template, at once; ``seed`` draws weights and documents.
 
-    ``seed`` draws weights and documents. Raises UnknownNameError for a prompt that does not exist, ConfigError where
+    Raises UnknownNameError for a prompt that does not exist, ConfigError where
     the section of the source is missing, and as :func:`download`.
     """
     with atomic_directory(folder) as partial:

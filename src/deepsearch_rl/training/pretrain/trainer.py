@@ -186,10 +186,7 @@ def orthogonalise(matrices_NRC: Tensor) -> Tensor:
 
 
 class Muon:
-    """Optimizer of weight matrices by orthogonalised momentum: every direction of a matrix learns at the same speed.
-
-    Matrices of one shape are stepped together.
-    """
+    """Optimizer of weight matrices by orthogonalised momentum; matrices of one shape are stepped together."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         by_shape = itertools.groupby(sorted(parameters, key=lambda p: tuple(p.shape)), key=lambda p: tuple(p.shape))

@@ -47,10 +47,7 @@ MAX_GRAD_NORM = 1.0
 
 
 class LoraPolicy:
-    """A trained adapter on a merged model, the dense model that is served, and the optimizer's state.
-
-    The adapter is a new one, or that of a checkpoint with its optimizer.
-    """
+    """An adapter in training (a new one, or a checkpoint's with its optimizer), and the dense model served for it."""
 
     def __init__(self, start: Path, lora: LoraConfig, seed: int, checkpoint: Path | None) -> None:
         torch.manual_seed(seed)
@@ -117,10 +114,7 @@ class LoraPolicy:
 def token_statistics(
     model: torch.nn.Module, tokens_BS: torch.Tensor, lengths_B: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probability and entropy (nats, no gradient) of every next token of right-padded rows, each [B, S].
-
-    Padding cannot be attended to.
-    """
+    """Return log-probability and entropy (nats, no gradient) of every next token of right-padded rows, each [B, S]."""
     positions_S = torch.arange(tokens_BS.shape[1])
     attention_BS = (positions_S[None, :] < lengths_B[:, None]).long()
     logits_BSV = model(input_ids=tokens_BS, attention_mask=attention_BS, use_cache=False).logits.float()
@@ -238,10 +232,7 @@ class CpuService:
 
 
 def make_cpu_trainer(task: RlTask, config: RlConfig, in_process: bool = False) -> ArtTrainer:
-    """Return the trainer; its service has a process of its own unless ``in_process``.
-
-    Two processes let generation and the rollouts' own work run on two cores.
-    """
+    """Return the trainer; with a process of its own, the service generates on another core than the rollouts' work."""
 
     def make_service(model: TrainableModel[Any, Any], folder: str) -> CpuService:
         return CpuService(model.name, model.base_model, config, folder, task.agent.context_tokens, task.seed)
