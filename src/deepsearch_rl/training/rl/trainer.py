@@ -133,7 +133,7 @@ class SampledTokens:
 
 
 class RlTrainer(Protocol):
-    """An engine of one policy: the start model at step 0; every update makes the next (Q questions, G rollouts each)."""
+    """An engine of one policy: the start model at step 0; an update makes the next (Q questions, G rollouts each)."""
 
     @property
     def hardware(self) -> Mapping[str, str]:
