@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from pydantic import Field
@@ -131,8 +131,9 @@ def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> Example
 
     Conversations with a system prompt have the search tool.
     """
-    tools = [RETRIEVE_TOOL] if turns[0]["role"] == "system" else None
-    tokens = tokenizer.apply_chat_template(list(turns), tools=tools, return_dict=False)
+    conversation: list[Any] = list(turns)
+    tools: list[Any] | None = [RETRIEVE_TOOL] if turns[0]["role"] == "system" else None
+    tokens = cast(list[int], tokenizer.apply_chat_template(conversation, tools=tools, return_dict=False))
     opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
     end = tokenizer.convert_tokens_to_ids(TURN_END)
     labels, inside = [], False
@@ -163,8 +164,8 @@ def backward(model: Qwen3ForCausalLM, examples: Sequence[Example]) -> tuple[floa
     """Compute a batch's gradients; return the loss and the share of trained tokens that were predicted right."""
     tokens, labels = zip(*examples, strict=True)
     # No attention mask: padding stands on the right, where a causal model cannot see it from any trained token.
-    inputs_BT = pad_sequence(tokens, batch_first=True)
-    labels_S = pad_sequence(labels, batch_first=True, padding_value=IGNORED).flatten()
+    inputs_BT = pad_sequence(list(tokens), batch_first=True)
+    labels_S = pad_sequence(list(labels), batch_first=True, padding_value=IGNORED).flatten()
     places_P = (labels_S != IGNORED).nonzero().squeeze(1)
     hidden_BTD = model.model(input_ids=inputs_BT, use_cache=False).last_hidden_state
     # Logits of trained positions alone: eight of nine tokens are read, not written.

@@ -138,29 +138,38 @@ class RlTrainer(Protocol):
     @property
     def hardware(self) -> Mapping[str, str]:
         """``device`` and ``dtype`` of the training, for the manifest."""
+        ...
 
     async def start(self, step: int) -> None:
         """Serve the policy of ``step``; delete checkpoints of later steps, which a killed run never logged."""
+        ...
 
     async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
         """Answer every question with the newest policy; return Q groups in the order of the questions."""
+        ...
 
     async def update(
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
         """Make and serve the policy of the next step and keep its checkpoint; return metrics by the log's names."""
+        ...
 
     async def sample_greedily(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> SampledTokens:
         """Return what the newest policy's server writes after ``messages`` with the tool, or raise EndpointError."""
+        ...
 
     async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return the trainer's own log-probability of every token but the first."""
+        ...
 
     def save(self, step: int, folder: Path) -> None:
         """Write the adapter of a step's checkpoint to an existing folder, without what only a resume needs."""
+        ...
 
     def keep_only(self, steps: set[int]) -> None:
         """Delete the checkpoints of all other steps."""
+        ...
 
     async def close(self) -> None:
         """Stop server and training; may be called before :meth:`start`."""
+        ...
