@@ -73,7 +73,7 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
             generation = await asyncio.wrap_future(engine.generate(prompt, sampling))
         except (ConversationError, ValueError) as error:
             raise HTTPException(400, str(error)) from error
-        text = chat_format.tokenizer.decode(generation.token_ids, skip_special_tokens=True)
+        text = chat_format.tokenizer.decode(list(generation.token_ids), skip_special_tokens=True)
         return _completion(request, len(prompt), generation, str(text))
 
     return app

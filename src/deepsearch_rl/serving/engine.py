@@ -18,6 +18,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +31,7 @@ BUSY = np.iinfo(np.int64).max
 """When a slot was last used whose request still runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(NamedTuple):
     """How tokens are drawn: from the plain softmax at ``temperature``; the most probable token at 0."""
 
     temperature: float
@@ -39,8 +39,7 @@ class Sampling:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(NamedTuple):
     """An answer: its tokens (an end token included) and their log-probabilities at temperature 1."""
 
     token_ids: tuple[int, ...]

@@ -67,9 +67,7 @@ class ServingConfig(Record):
 def require_backend(config: ServingConfig) -> CpuConfig | VllmConfig:
     """Return the settings of the named backend after checking, before anything is read or started, that it can run.
 
-    Raises:
-        ConfigError: it has no settings in params.
-        UnavailableError: it needs a GPU or a package that is not here.
+    Raises ConfigError if it has no settings in params, UnavailableError if it needs a GPU or package that is not here.
     """
     settings = getattr(config, config.backend)
     if settings is None:

@@ -23,8 +23,6 @@ ENGINES: Mapping[str, Callable[[], MakeTrainer]] = {"cpu": lambda: make_cpu_trai
 def open_engine(name: str) -> MakeTrainer:
     """Return what makes the trainer of a run, after a check, before anything is read or started, that it can run here.
 
-    Raises:
-        UnknownNameError: there is no engine of this name.
-        UnavailableError: it needs hardware or packages that are missing.
+    Raises UnknownNameError for an unknown name, UnavailableError if hardware or packages are missing.
     """
     return look_up("rl.backend", name, ENGINES)()

@@ -58,9 +58,7 @@ def prepare_model(config: PrepareModelConfig, seed: int, folder: Path) -> None:
 def download(config: ModelHubConfig, folder: Path, endpoint: str | None = None) -> None:
     """Fetch weights, tokenizer and configs into an existing folder, through the hub's own cache, which keeps files.
 
-    Raises:
-        ConfigError: there is no such repository or revision.
-        EndpointError: the hub does not answer.
+    Raises ConfigError if there is no such repository or revision, EndpointError if the hub does not answer.
     """
     name = f"{config.repository} at revision {config.revision[:12]}"
     try:
