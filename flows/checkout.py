@@ -32,13 +32,13 @@ SECTIONS = {
     "report": "deepsearch_rl.evaluation.report.write_report:ReportConfig",
     "requires": "deepsearch_rl.commands.doctor:Requirements",
     "retrieval": "deepsearch_rl.retrieval.server.config:RetrievalConfig",
-    "rl": "deepsearch_rl.training.rl.config:RlConfig",
+    "rl": "deepsearch_rl.training.rl.trainer:RlConfig",
     "serving": "deepsearch_rl.serving.launch:ServingConfig",
     "sft": "deepsearch_rl.training.sft:SftConfig",
     "synthesize": "deepsearch_rl.trajectories.synthesize:SynthesizeConfig",
     "track": "deepsearch_rl.tracking.bundle:TrackConfig",
     "trained": "deepsearch_rl.evaluation.report.write_report:TrainedConfig",
-    "unsloth_merge": "deepsearch_rl.training.adapter_merge:AdapterMergeConfig",
+    "unsloth_merge": "deepsearch_rl.training.merge:AdapterMergeConfig",
 }
 """Section of params.yaml -> its config, imported only when a run changes the section: some load torch."""
 

@@ -9,16 +9,15 @@ from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.training.backends.make import open_engine
 from deepsearch_rl.training.model_folder import weight_files
-from deepsearch_rl.training.rl.config import RlConfig
 from deepsearch_rl.training.rl.loop import train_policy
-from deepsearch_rl.training.rl.trainer import RlTask
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 from stages.entry import run_for_item
 
 
 def main(profile: Profile, item: str) -> None:
     """Train from ``models/<profile>/<item>`` into ``models/<profile>/rl_adapter/<item>``."""
     config = profile.section("rl", RlConfig)
-    engine = open_engine(config.backend)
+    make_trainer = open_engine(config.backend)
     look_up("start", item, config.steps)
     agent, retrieval = profile.section("agent", AgentConfig), profile.section("retrieval", RetrievalConfig)
     seed, start, questions = (
@@ -42,7 +41,7 @@ def main(profile: Profile, item: str) -> None:
             scratch=profile.work / f"rl-{item}-{key[:12]}",
             seed=seed,
         )
-        train_policy(task, config, engine.make(task, config), profile.models / "rl_adapter" / item)
+        train_policy(task, config, make_trainer(task, config), profile.models / "rl_adapter" / item)
 
 
 if __name__ == "__main__":

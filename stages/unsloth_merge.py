@@ -1,7 +1,7 @@
 """Merge an RL adapter into its start model and prove that nothing was lost: `python -m stages.unsloth_merge P sft`."""
 
 from deepsearch_rl.profile import Profile
-from deepsearch_rl.training.adapter_merge import AdapterMergeConfig, merge_rl_adapter
+from deepsearch_rl.training.merge import AdapterMergeConfig, merge_rl_adapter
 from stages.entry import run_for_item
 
 

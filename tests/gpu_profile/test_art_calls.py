@@ -13,10 +13,9 @@ from art.dev.model import EngineArgs, InitArgs, InternalModelConfig, PeftArgs, T
 from art.dev.validate import is_dedicated_mode, validate_dedicated_config
 from art.local.backend import LocalBackend
 
-from deepsearch_rl.training.backends.art.trainer import train_arguments
-from deepsearch_rl.training.backends.art.unsloth import UnslothBackend, unsloth_settings
-from deepsearch_rl.training.backends.art.unsloth_service import ScoringUnslothService, make_service
-from deepsearch_rl.training.rl.config import RlConfig
+from deepsearch_rl.training.backends.art.trainer import ServiceBackend, train_arguments
+from deepsearch_rl.training.backends.art.unsloth import ScoringUnslothService, unsloth_settings
+from deepsearch_rl.training.rl.trainer import RlConfig
 
 SECTIONS = {"init_args": InitArgs, "engine_args": EngineArgs, "peft_args": PeftArgs, "trainer_args": TrainerArgs}
 
@@ -54,8 +53,7 @@ def test_the_model_and_its_service_are_made_as_art_makes_them(config: RlConfig, 
     model: art.TrainableModel[Any, Any] = art.TrainableModel(
         name="policy", project="test", base_model="models/gpu/sft", _internal_config=settings
     )
-    service = make_service(model, str(tmp_path))
-    assert isinstance(service, ScoringUnslothService)
+    service = ScoringUnslothService(model.name, model.base_model, settings, str(tmp_path))
     assert service.rollout_weights_mode == "lora"
     engine = service._runtime_engine_args(None)
     assert (engine["enable_lora"], engine["enforce_eager"], engine["generation_config"]) == (True, True, "vllm")
@@ -64,7 +62,7 @@ def test_the_model_and_its_service_are_made_as_art_makes_them(config: RlConfig, 
 
 
 def test_our_backend_replaces_the_one_method_that_makes_the_service() -> None:
-    ours, theirs = (inspect.signature(kind._get_service) for kind in (UnslothBackend, LocalBackend))
+    ours, theirs = (inspect.signature(kind._get_service) for kind in (ServiceBackend, LocalBackend))
     assert list(ours.parameters) == list(theirs.parameters)
     for name in ("_sleep_runtime", "_wake_runtime", "_state"):
         assert hasattr(ScoringUnslothService, name)

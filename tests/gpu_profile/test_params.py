@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.serving.remote import read_remote
 from deepsearch_rl.training.backends.art.trainer import train_arguments
-from deepsearch_rl.training.rl.config import RlConfig
+from deepsearch_rl.training.rl.trainer import RlConfig
 from deepsearch_rl.trajectories.synthesize import SynthesizeConfig
 from scripts.imports import PACKAGES, closure, imported_names
 from tests.gpu_profile.check_environment import pins

@@ -9,7 +9,7 @@ from swift.utils.utils import _patch_get_type_hints
 from transformers import HfArgumentParser
 
 from deepsearch_rl.training.merge import MergeConfig, swift_export_command
-from deepsearch_rl.training.sft import SftConfig, SftTask, swift_sft_command
+from deepsearch_rl.training.sft import SftConfig, swift_sft_command
 
 PROFILES = ("params.yaml", "profiles/smoke/params.yaml", "profiles/gpu/params.yaml")
 
@@ -28,8 +28,8 @@ def parse(arguments: type, command: list[str]) -> dict[str, object]:
 @pytest.mark.parametrize("params", PROFILES)
 def test_swift_reads_our_fine_tuning_call_as_we_mean_it(root: Path, params: str) -> None:
     config = SftConfig.model_validate(yaml.safe_load((root / params).read_text())["sft"])
-    task = SftTask(Path("models/x/base"), Path("data/x/sft/train.jsonl"), Path("work/x"), 7)
-    read = parse(SftArguments, swift_sft_command(config, task, Path("work/x/checkpoint-5")))
+    folders = (Path("models/x/base"), Path("data/x/sft/train.jsonl"), Path("work/x"))
+    read = parse(SftArguments, swift_sft_command(config, *folders, 7, Path("work/x/checkpoint-5")))
     assert (read["model"], read["dataset"]) == ("models/x/base", ["data/x/sft/train.jsonl"])
     assert read["resume_from_checkpoint"] == "work/x/checkpoint-5"
     assert (read["lora_rank"], read["lora_alpha"], read["lora_dropout"]) == (

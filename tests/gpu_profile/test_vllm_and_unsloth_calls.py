@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from deepsearch_rl.serving.launch import VllmConfig, vllm_serve_command
-from deepsearch_rl.training.adapter_merge import AdapterMergeConfig, unsloth_load_arguments, unsloth_save_arguments
 from deepsearch_rl.training.backends.art.unsloth import unsloth_settings
-from deepsearch_rl.training.rl.config import RlConfig
+from deepsearch_rl.training.merge import AdapterMergeConfig, unsloth_load_arguments, unsloth_save_arguments
+from deepsearch_rl.training.rl.trainer import RlConfig
 from tests.gpu_profile.check_environment import ENVIRONMENT, PYTHON
 
 pytestmark = [

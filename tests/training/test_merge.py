@@ -13,15 +13,16 @@ from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, UnavailableError
 from deepsearch_rl.files import sha256_file
-from deepsearch_rl.training.adapter_merge import (
+from deepsearch_rl.training.merge import (
     AdapterMergeConfig,
     GreedyAnswer,
+    MergeConfig,
     fixed_prompts,
     greedy_answers,
+    merge_adapter,
     merge_rl_adapter,
     require_same_answers,
 )
-from deepsearch_rl.training.merge import MergeConfig, merge_adapter
 from deepsearch_rl.training.model_folder import complete_folder
 
 PEFT_MERGE = AdapterMergeConfig(
@@ -117,15 +118,15 @@ def test_gpu_merges_without_a_gpu_stop_before_anything_is_read(tmp_path: Path) -
 
 def test_answers_may_part_at_a_tie_and_nowhere_else() -> None:
     logits = torch.tensor([[0.0, 3.0, 2.9], [0.0, 3.0, 1.0]])
-    ours = [GreedyAnswer((1, 1), logits)]
-    require_same_answers(ours, [GreedyAnswer((1, 1), logits)], tie_tolerance=0.0)
-    require_same_answers(ours, [GreedyAnswer((2, 0), logits)], tie_tolerance=0.2)
+    ours = [GreedyAnswer([1, 1], logits)]
+    require_same_answers(ours, [GreedyAnswer([1, 1], logits)], tie_tolerance=0.0)
+    require_same_answers(ours, [GreedyAnswer([2, 0], logits)], tie_tolerance=0.2)
     with pytest.raises(CheckFailedError, match="from token 0 on"):
-        require_same_answers(ours, [GreedyAnswer((2, 0), logits)], tie_tolerance=0.0)
+        require_same_answers(ours, [GreedyAnswer([2, 0], logits)], tie_tolerance=0.0)
     with pytest.raises(CheckFailedError, match="from token 1 on"):
-        require_same_answers(ours, [GreedyAnswer((1, 2), logits)], tie_tolerance=0.2)
+        require_same_answers(ours, [GreedyAnswer([1, 2], logits)], tie_tolerance=0.2)
     with pytest.raises(CheckFailedError, match="prompt 1 of 1"):
-        require_same_answers(ours, [GreedyAnswer((1,), logits[:1])], tie_tolerance=0.2)
+        require_same_answers(ours, [GreedyAnswer([1], logits[:1])], tie_tolerance=0.2)
 
 
 @pytest.mark.slow

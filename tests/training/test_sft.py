@@ -13,14 +13,14 @@ import yaml
 from safetensors.torch import load_file
 
 from deepsearch_rl.errors import ArtifactError, CommandError, RecordError, UnavailableError
-from deepsearch_rl.files import sha256_file
+from deepsearch_rl.files import read_record, sha256_file
+from deepsearch_rl.training import sft
 from deepsearch_rl.training.sft import (
+    TRAINER_STATE,
     SftConfig,
-    SftTask,
+    TrainerState,
     canonical_adapter_config,
     newest_checkpoint,
-    read_log,
-    read_state,
     swift_sft_command,
     train_adapter,
 )
@@ -91,7 +91,7 @@ def test_training_on_a_gpu_that_is_not_there_stops_before_anything_is_read(confi
 
 
 def test_float32_switches_both_kinds_of_mixed_precision_off(config: SftConfig, tmp_path: Path) -> None:
-    flags = flags_of(swift_sft_command(config, SftTask(tmp_path, tmp_path, tmp_path, 3)))
+    flags = flags_of(swift_sft_command(config, tmp_path, tmp_path, tmp_path, 3))
     assert (flags["torch_dtype"], flags["fp16"], flags["bf16"]) == ("float32", "false", "false")
     assert (flags["seed"], flags["data_seed"]) == ("3", "3")
 
@@ -116,18 +116,34 @@ def test_equal_runs_in_different_folders_publish_equal_settings() -> None:
 def write_state(folder: Path, **changes: object) -> Path:
     """A checkpoint with a finished run's state, some of it replaced."""
     state = {"global_step": 5, "max_steps": 5, "log_history": [ENTRY, SUMMARY], "best_metric": None}
-    (folder / "trainer_state.json").write_text(json.dumps(state | changes))
-    return folder
+    (folder / TRAINER_STATE).write_text(json.dumps(state | changes))
+    return folder / TRAINER_STATE
 
 
 def test_the_training_curve_leaves_out_the_closing_summary(tmp_path: Path) -> None:
-    lines = read_log(write_state(tmp_path))
-    assert [(line.step, line.loss, line.token_acc) for line in lines] == [(5, 1.5, 0.7)]
+    state = read_record(write_state(tmp_path), TrainerState)
+    assert [(line.step, line.loss, line.token_acc) for line in state.lines] == [(5, 1.5, 0.7)]
 
 
-@pytest.mark.parametrize(("steps", "finished"), [(4, False), (5, True)])
-def test_a_run_is_finished_at_its_last_step(tmp_path: Path, steps: int, finished: bool) -> None:
-    assert read_state(write_state(tmp_path, global_step=steps)).finished is finished
+@pytest.mark.parametrize(("steps", "calls"), [(4, 1), (5, 0)])
+def test_swift_runs_unless_the_newest_checkpoint_has_the_last_step(
+    config: SftConfig,
+    policy_folder: Path,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    calls: int,
+) -> None:
+    write_state(tmp_path, global_step=steps)
+    (tmp_path / "adapter_config.json").write_text('{"target_modules": []}')
+    (tmp_path / "adapter_model.safetensors").touch()
+    commands: list[object] = []
+    monkeypatch.setattr(sft, "newest_checkpoint", lambda _: tmp_path)
+    monkeypatch.setattr(sft, "run_swift", lambda *call: commands.append(call))
+    train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
+    assert len(commands) == calls
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["steps"] == steps
 
 
 @pytest.mark.parametrize(
@@ -143,7 +159,7 @@ def test_a_state_of_another_trainer_is_named_by_file_and_field(
     tmp_path: Path, changes: dict[str, object], field: str
 ) -> None:
     with pytest.raises(ArtifactError, match=rf"trainer_state\.json, field '{field}': "):
-        read_log(write_state(tmp_path, **changes))
+        read_record(write_state(tmp_path, **changes), TrainerState)
 
 
 @pytest.mark.slow

@@ -39,20 +39,16 @@ class ChatFormat:
         Raises ConversationError if the chat template refuses the messages.
         """
         try:
-            text = self.tokenizer.apply_chat_template(
+            tokens = self.tokenizer.apply_chat_template(
                 list(messages),
                 tools=list(tools) if tools else None,
                 add_generation_prompt=not continue_last,
                 continue_final_message=continue_last,
-                tokenize=False,
+                return_dict=False,
             )
         except (jinja2.TemplateError, KeyError, TypeError, ValueError) as error:
             raise ConversationError(f"the conversation cannot be rendered: {error}") from error
-        return list(self.tokenizer.encode(cast(str, text), add_special_tokens=False))
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of an answer without the token that ends it."""
-        return cast(str, self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return cast(list[int], tokens)
 
 
 def load_chat_format(folder: Path) -> ChatFormat:

@@ -6,8 +6,7 @@
 
     python -m deepsearch_rl.serving.chat_server SOCKET FOLDER NAME SLOTS CONTEXT_TOKENS     (started by `launch`)
 
-As with vLLM, an answer whose tool calls parse has them as ``tool_calls``, and every sampled token is reported as
-``token_id:N``, so that a trainer reads the very tokens that were sampled.
+Every sampled token is reported as ``token_id:N``, so that a trainer reads the very tokens that were sampled.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ from typing import Annotated, Any
 import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.processes import LOOPBACK
@@ -35,8 +34,6 @@ from deepsearch_rl.serving.engine import Engine, Generation, Sampling
 
 class ChatCompletionRequest(BaseModel):
     """The fields of a Chat Completions request that are used; others are ignored, as other servers do."""
-
-    model_config = ConfigDict(extra="ignore")
 
     model: str
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
@@ -76,7 +73,8 @@ def chat_app(engine: Engine, chat_format: ChatFormat, served_name: Callable[[], 
             generation = await asyncio.wrap_future(engine.generate(prompt, sampling))
         except (ConversationError, ValueError) as error:
             raise HTTPException(400, str(error)) from error
-        return _completion(request, len(prompt), generation, chat_format.text(generation.token_ids))
+        text = chat_format.tokenizer.decode(list(generation.token_ids), skip_special_tokens=True)
+        return _completion(request, len(prompt), generation, str(text))
 
     return app
 
@@ -132,7 +130,7 @@ def serve_in_thread(app: FastAPI) -> Iterator[int]:
 
 
 def main() -> None:
-    """Serve a model folder on the inherited socket until told to stop; see the module's docstring for the arguments."""
+    """Serve a model folder on the inherited socket until told to stop."""
     descriptor, folder, name, slots, context_tokens = sys.argv[1:]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     app = chat_app(Engine(model, int(slots), int(context_tokens)), load_chat_format(Path(folder)), lambda: name)

@@ -1,31 +1,37 @@
 """Generation for small models on a CPU: continuous batching over slots, prefixes reused across turns.
 
 ``transformers.generate`` computes every prompt from its first token, keeps a batch until its slowest member is done
-and copies all keys and values at every step. An agent's prompts are mostly what was computed a turn ago, so this
-engine keeps them (:mod:`deepsearch_rl.serving.slots`), lets requests join and leave between two tokens, and draws every
-request from a random generator of its own: the same request with the same seed draws the same tokens, whatever else is
-in the batch. The model is transformers' own; only its cache and the loop around it are ours. docs/serving.md has the
-measurements, and a test proves equal outputs to ``generate``.
+and copies all keys and values at every step. Agents send the same conversation again with every turn, groups of
+rollouts share their question, and all share the system prompt; so this engine keeps keys and values in slots that
+outlive a request, and a new one starts from the slot that has the longest common prefix with it. Requests join and
+leave between two tokens, and each draws from a random generator of its own: the same request with the same seed draws
+the same tokens, whatever else is in the batch. The model is transformers' own; only its cache and the loop around it
+are ours.
+
+Shapes: N slots, B rows of a forward pass, Q new tokens per row, T tokens that can be attended to, H key-value heads,
+D head dimension.
 """
 
+import itertools
 import queue
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, PreTrainedModel
-
-from deepsearch_rl.serving.slots import SlotCache, SlotTable
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 ATTENTION = "grouped_sdpa"
+EMPTY = -1
+BUSY = np.iinfo(np.int64).max
+"""When a slot was last used whose request still runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(NamedTuple):
     """How tokens are drawn: from the plain softmax at ``temperature``; the most probable token at 0."""
 
     temperature: float
@@ -33,8 +39,7 @@ class Sampling:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(NamedTuple):
     """An answer: its tokens (an end token included) and their log-probabilities at temperature 1."""
 
     token_ids: tuple[int, ...]
@@ -42,7 +47,7 @@ class Generation:
     finish_reason: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     prompt: Sequence[int]
     sampling: Sampling
@@ -68,7 +73,8 @@ class Engine:
         self._model, self._end_ids, self.context_tokens = model, frozenset(end_ids(model)), context_tokens
         self._table = SlotTable(model.config, slots, context_tokens)
         self._batch = slots // 2
-        self._waiting: queue.SimpleQueue[_Request | threading.Event | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._stale = False
         self._backlog: list[_Request] = []
         self._running: list[_Request] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -86,10 +92,8 @@ class Engine:
         return request.result
 
     def forget(self) -> None:
-        """Drop everything computed so far and wait until it is gone; call it when the weights have changed."""
-        cleared = threading.Event()
-        self._waiting.put(cleared)
-        cleared.wait()
+        """Have later requests use nothing computed so far; call it when the weights have changed."""
+        self._stale = True
 
     def close(self) -> None:
         """Stop the thread; requests that are not finished are cancelled."""
@@ -109,34 +113,30 @@ class Engine:
         """Move what waits into the backlog, blocking while there is nothing else to do; False at the end."""
         idle = not self._running and not self._backlog
         while idle or not self._waiting.empty():
-            match self._waiting.get():
-                case None:
-                    return False
-                case threading.Event() as cleared:
-                    self._table.clear()
-                    cleared.set()
-                case request:
-                    self._backlog.append(request)
-                    idle = False
+            request = self._waiting.get()
+            if request is None:
+                return False
+            self._backlog.append(request)
+            idle = False
+        if self._stale:
+            self._stale = False
+            self._table.clear()
         return True
 
     def _admit(self) -> None:
         """Start requests while there is room; of equal prompts the first goes ahead and the others copy its work."""
         while self._backlog and len(self._running) < self._batch:
             first: dict[tuple[int, ...], _Request] = {}
-            later: list[_Request] = []
             for request in self._backlog:
-                prompt = tuple(request.prompt)
-                if prompt in first or len(self._running) + len(first) == self._batch:
-                    later.append(request)
-                else:
-                    first[prompt] = request
-            self._backlog, rests = later, []
-            for request in first.values():
+                first.setdefault(tuple(request.prompt), request)
+            started = list(first.values())[: self._batch - len(self._running)]
+            self._backlog = [request for request in self._backlog if request not in started]
+            rests = []
+            for request in started:
                 request.slot, computed = self._table.acquire(request.prompt)
                 rests.append(list(request.prompt[computed:]))
-            self._running += first.values()
-            self._step(list(first.values()), rests)
+            self._running += started
+            self._step(started, rests)
 
     def _step(self, requests: list[_Request], new_tokens: list[list[int]]) -> None:
         try:
@@ -164,12 +164,10 @@ class Engine:
         """Compute each row's new tokens and return the logits after its last one, [B, V]."""
         counts_B = torch.tensor([len(tokens) for tokens in new_tokens])
         width = int(counts_B.max())
-        tokens_BQ = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in new_tokens])
-        start_B = torch.from_numpy(self._table.lengths(slots))
-        # Padding gets the row's last position: it is overwritten by nothing and seen by nothing but itself.
+        # Padding repeats the row's last token at its position: the same key and value are stored once more.
+        tokens_BQ = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in new_tokens])
         offsets_BQ = torch.minimum(torch.arange(width)[None, :], counts_B[:, None] - 1)
-        tokens_BQ = tokens_BQ.gather(1, offsets_BQ)
-        positions_BQ = start_B[:, None] + offsets_BQ
+        positions_BQ = torch.from_numpy(self._table.lengths[slots])[:, None] + offsets_BQ
         cache = SlotCache(self._table, torch.tensor(slots), positions_BQ)
         hidden_BQE = self._model.model(
             input_ids=tokens_BQ,
@@ -179,7 +177,7 @@ class Engine:
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
-        self._table.extend(slots, counts_B.tolist())
+        self._table.lengths[slots] += counts_B.numpy()
         last_BE = hidden_BQE[torch.arange(len(slots)), counts_B - 1]
         return self._model.lm_head(last_BE).float()
 
@@ -194,9 +192,8 @@ def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int],
     uniform_B = torch.tensor([request.rng.random() for request in requests], dtype=torch.float64)
     scaled_BV = logits_BV.double() / temperatures_B.clamp(min=1e-6).double()[:, None]
     cumulative_BV = torch.softmax(scaled_BV, dim=-1).cumsum(dim=-1)
-    drawn_B = (
-        (cumulative_BV < (uniform_B * cumulative_BV[:, -1])[:, None]).sum(dim=-1).clamp(max=logits_BV.shape[1] - 1)
-    )
+    below_BV = cumulative_BV < (uniform_B * cumulative_BV[:, -1])[:, None]
+    drawn_B = below_BV.sum(dim=-1).clamp(max=logits_BV.shape[1] - 1)
     tokens_B = torch.where(temperatures_B == 0, logits_BV.argmax(dim=-1), drawn_B)
     return tokens_B.tolist(), logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1).tolist()
 
@@ -224,3 +221,80 @@ def end_ids(model: PreTrainedModel) -> list[int]:
     assert model.generation_config is not None
     ids = model.generation_config.eos_token_id
     return [ids] if isinstance(ids, int) else list(ids or [])
+
+
+class SlotTable:
+    """Tokens, keys and values of N = ``slots`` conversations of a model; layers and heads come from its config."""
+
+    def __init__(self, config: PretrainedConfig, slots: int, context_tokens: int) -> None:
+        shape = (slots, config.num_key_value_heads, context_tokens, config.head_dim)
+        self.keys = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
+        self.values = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
+        self._tokens = np.full((slots, context_tokens), EMPTY, dtype=np.int64)
+        self.lengths = np.zeros(slots, dtype=np.int64)
+        """How many tokens of each slot are computed."""
+        self._last_used = np.zeros(slots, dtype=np.int64)
+        self._clock = itertools.count(1)
+
+    def acquire(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Take a slot for a prompt and return it with the number of its tokens that are computed already.
+
+        The last token of a prompt is never counted as computed: its output is what the first answer token is drawn
+        from. A finished conversation that the prompt continues is taken over in place; any other prefix is copied into
+        the slot that was unused for the longest time.
+        """
+        prompt = np.asarray(tokens, dtype=np.int64)
+        equal = self._tokens[:, : len(prompt)] == prompt
+        prefixes = np.where(equal.all(axis=1), len(prompt), equal.argmin(axis=1))
+        common = np.minimum(prefixes, self.lengths)
+        source = int(common.argmax())
+        shared = min(int(common[source]), len(prompt) - 1)
+        continues = self._last_used[source] != BUSY and shared > 0 and shared >= self.lengths[source] - 1
+        slot = source if continues else int(self._last_used.argmin())
+        if slot != source and shared > 0:
+            for tensor in (*self.keys, *self.values):
+                tensor[slot, :, :shared] = tensor[source, :, :shared]
+        self._tokens[slot] = EMPTY
+        self._tokens[slot, : len(prompt)] = prompt
+        self.lengths[slot] = shared
+        self._last_used[slot] = BUSY
+        return slot, shared
+
+    def append(self, slot: int, token: int) -> None:
+        """Add a drawn token, which is computed by the next forward pass."""
+        self._tokens[slot, self.lengths[slot]] = token
+
+    def release(self, slot: int) -> None:
+        """End a request; its tokens stay until the slot is needed."""
+        self._last_used[slot] = next(self._clock)
+
+    def clear(self) -> None:
+        """Forget every conversation: the weights have changed."""
+        self._tokens[:] = EMPTY
+        self.lengths[:] = 0
+
+
+class SlotCache:
+    """What the model's attention layers see of the slots in one forward pass (the ``update`` of a transformers cache).
+
+    ``slots_B`` is the slot of each row, ``positions_BQ`` says where each row's new tokens go.
+    """
+
+    def __init__(self, table: SlotTable, slots_B: torch.Tensor, positions_BQ: torch.Tensor) -> None:
+        self._table, self._slots_B, self._positions_BQ = table, slots_B, positions_BQ
+        self._visible = int(positions_BQ.max()) + 1
+
+    def update(
+        self, keys_BHQD: torch.Tensor, values_BHQD: torch.Tensor, layer: int, _arguments: object = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new tokens' keys and values; return all that can be attended to, each [B, H, T, D]."""
+        stored = []
+        for tensors, new_BHQD in ((self._table.keys, keys_BHQD), (self._table.values, values_BHQD)):
+            tensor_NHTD = tensors[layer]
+            tensor_NHTD[self._slots_B[:, None], :, self._positions_BQ] = new_BHQD.transpose(1, 2)
+            stored.append(tensor_NHTD[:, :, : self._visible].index_select(0, self._slots_B))
+        return stored[0], stored[1]
+
+    def mask(self) -> torch.Tensor:
+        """Return which tokens each new token may attend to: those up to itself; [B, 1, Q, T]."""
+        return (torch.arange(self._visible)[None, None, :] <= self._positions_BQ[:, :, None])[:, None]

@@ -1,8 +1,4 @@
-"""What a GPU backend needs, asked for before it does anything else.
-
-A stage of the gpu profile that is started on the wrong machine must not download, tokenise or write for an hour
-before it fails: every GPU backend begins with :func:`require_gpu`.
-"""
+"""What a GPU backend needs: asked for first, so that no stage works for an hour before it fails."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,8 +11,7 @@ def require_gpu(purpose: str, packages: Sequence[str] = ()) -> None:
     """Check that the packages are installed and that torch sees a CUDA device.
 
     ``purpose`` is the subject of the error message, e.g. ``"rl with the unsloth backend"``. ``packages`` are import
-    names; they are looked up, not imported, because some fail to import without a GPU. UnavailableError names
-    everything that is missing, not only the first.
+    names, looked up only: some fail to import without a GPU. UnavailableError names everything that is missing.
     """
     missing = [f"the package {name!r}" for name in packages if find_spec(name) is None]
     if find_spec("torch") is None or not import_module("torch").cuda.is_available():

@@ -67,9 +67,7 @@ class ServingConfig(Record):
 def require_backend(config: ServingConfig) -> CpuConfig | VllmConfig:
     """Return the settings of the named backend after checking, before anything is read or started, that it can run.
 
-    Raises:
-        ConfigError: the named backend has no settings in params.
-        UnavailableError: it needs a GPU or a package that is not here.
+    Raises ConfigError if it has no settings in params, UnavailableError if it needs a GPU or package that is not here.
     """
     settings = getattr(config, config.backend)
     if settings is None:
@@ -83,12 +81,8 @@ def require_backend(config: ServingConfig) -> CpuConfig | VllmConfig:
 def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
     """Serve a model folder, or reach the server that it describes, and yield where the model answers.
 
-    Raises:
-        ConfigError: the named backend has no settings in params, or a variable of ``endpoint.json`` is not set.
-        UnavailableError: it needs a GPU or a package that is not here.
-        ArtifactError: ``folder`` holds no model.
-        EndpointError: the server ended or did not answer in time (the message holds its last lines), or one that
-            should run does not answer.
+    Raises as :func:`require_backend` and :func:`open_endpoint`; ArtifactError if ``folder`` holds no model;
+    EndpointError, with the server's last lines, if it ended or did not answer in time.
     """
     remote = read_remote(folder)
     if remote is not None:
@@ -101,9 +95,8 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
     if isinstance(settings, CpuConfig):
         listener = socket.create_server((LOOPBACK, 0))
         port = listener.getsockname()[1]
-        sizes = [settings.slots, settings.context_tokens]
-        arguments = map(str, [listener.fileno(), folder, SERVED_NAME, *sizes])
-        command = [sys.executable, "-m", "deepsearch_rl.serving.chat_server", *arguments]
+        arguments = [listener.fileno(), folder, SERVED_NAME, settings.slots, settings.context_tokens]
+        command = [sys.executable, "-m", "deepsearch_rl.serving.chat_server", *map(str, arguments)]
     else:
         port = free_port()  # vLLM takes no open socket
         command = vllm_serve_command(folder, settings, port)
@@ -117,9 +110,8 @@ def vllm_serve_command(folder: Path, config: VllmConfig, port: int) -> list[str]
     """Return the ``vllm serve`` call for a merged 16-bit model folder on a loopback port (vLLM 0.32; LoRA stays off).
 
     Departures from vLLM's defaults: ``--generation-config vllm``, because the model folder's own file would add top-k
-    and top-p to every request, and a recorded temperature would no longer say how an answer was drawn; token ids in
-    the log-probabilities, so that a trainer reads the very tokens that were sampled; hermes tool calls, the format
-    that Qwen3 was trained on and that our SFT rows use.
+    and top-p to every request; token ids in the log-probabilities, so that a trainer reads the very tokens that were
+    sampled.
     """
     flags = {
         "served-model-name": SERVED_NAME,

@@ -6,8 +6,7 @@ like any other and stands in the same table:
     {"base_url": "$OPENAI_BASE_URL", "model": "$OPENAI_MODEL", "api_key_variable": "OPENAI_API_KEY"}
 
 Address and model name are texts, or ``$NAME`` for what the environment variable NAME holds; the key always comes from
-the environment. Because an artifact must say what was really asked, results name the address and the model that the
-variables held, and the log of unfinished work is kept apart by them.
+the environment. Results name the address and the model that the variables held.
 """
 
 import contextlib
@@ -22,13 +21,9 @@ from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.files import read_record
 from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.redaction import public_address, split_address
+from deepsearch_rl.redaction import public_address
 
 FILE = "endpoint.json"
-REMOTE_TIMEOUT_S = 20.0
-"""How long a server that runs already may take to say that it is there."""
-_HEADER_TEXT = re.compile(r"[!-~]+")
-"""What a key may hold; a client would call anything else a broken connection."""
 
 
 class RemoteConfig(Record):
@@ -40,7 +35,7 @@ class RemoteConfig(Record):
 
 
 def read_remote(folder: Path) -> RemoteConfig | None:
-    """Return what ``endpoint.json`` of a model folder says, None if there is no such file."""
+    """Return what ``endpoint.json`` of a model folder says, None if there is none."""
     path = folder / FILE
     return read_record(path, RemoteConfig) if path.is_file() else None
 
@@ -48,14 +43,13 @@ def read_remote(folder: Path) -> RemoteConfig | None:
 def resolve_endpoint(config: RemoteConfig) -> Endpoint:
     """Return the endpoint with what its environment variables hold; nothing is asked yet.
 
-    Raises:
-        ConfigError: a variable is not set, or its address or key cannot be used; names it, never its value.
+    ConfigError names a variable that is not set, or whose address or key cannot be used, and never shows its value.
     """
     base_url = _resolved(config.base_url, "the address of an OpenAI-compatible server, up to and including /v1")
     address = shown_address(base_url, _place(config))
     model = _resolved(config.model, "the name of the model to ask for")
     key = _resolved(f"${config.api_key_variable}", f"the key of {address}")
-    if not _HEADER_TEXT.fullmatch(key):
+    if not re.fullmatch(r"[!-~]+", key):  # a client would call anything else a broken connection
         raise ConfigError(
             f"the environment variable {config.api_key_variable} holds no key: there is white space (perhaps a line's "
             "end) or a character outside ASCII in it."
@@ -77,15 +71,10 @@ def _place(config: RemoteConfig) -> str:
 
 
 def open_endpoint(config: RemoteConfig) -> Endpoint:
-    """Return the endpoint of :func:`resolve_endpoint` after it has answered.
-
-    Raises:
-        ConfigError: a variable is not set, or its address or key cannot be used.
-        EndpointError: nothing answers at its address.
-    """
+    """Return the endpoint of :func:`resolve_endpoint`; raise EndpointError if nothing answers at its address."""
     endpoint = resolve_endpoint(config)
     try:  # any answer will do
-        httpx.get(f"{endpoint.base_url.rstrip('/')}/models", timeout=REMOTE_TIMEOUT_S)
+        httpx.get(f"{endpoint.base_url.rstrip('/')}/models", timeout=20.0)
     except httpx.TransportError as error:
         raise EndpointError(
             f"no model server answers at {shown_address(endpoint.base_url)} ({error}); start it, or correct its "
@@ -97,13 +86,12 @@ def open_endpoint(config: RemoteConfig) -> Endpoint:
 def shown_address(base_url: str, place: str = "the endpoint's settings") -> str:
     """Return the address of a web server without user, password and query; ``place`` is where it comes from.
 
-    Raises:
-        ConfigError: the address cannot be read in one way only, so that nobody knows which part of it is secret.
+    Raises ConfigError if it cannot be read in one way only, so that nobody knows which part of it is secret.
     """
-    parts, address = split_address(base_url), public_address(base_url)
+    address = public_address(base_url)
     with contextlib.suppress(httpx.InvalidURL):
-        httpx.URL(base_url)
-        if address is not None and parts is not None and parts.hostname and parts.scheme in {"http", "https"}:
+        url = httpx.URL(base_url)
+        if address is not None and url.host and url.scheme in {"http", "https"}:
             return address
     raise ConfigError(
         f"the address in {place} cannot be read: give http:// or https://, a host, a port number if it needs one, "

@@ -1,15 +1,45 @@
-"""Merging the SFT adapter into its base model with ms-swift, which makes a plain Hugging Face folder."""
+"""Merging adapters into their base: the SFT adapter by ms-swift, the RL adapter by PEFT or Unsloth, with a proof.
 
+RL backends: ``peft`` adds the adapter to the base in the base's own 16- or 32-bit weights; ``unsloth`` (GPU) does the
+same from its own loader, ``save_pretrained_merged(..., save_method="merged_16bit")``. Neither ever merges into a base
+that was loaded in 4 bits, although the adapter may have been trained beside one: the rounded base would be kept.
+
+The proof that the merged model is the trained one: both write the same greedy answers to a fixed set of prompts,
+compared token by token.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+import torch
+from peft import PeftModel
 from pydantic import Field
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deepsearch_rl.files import atomic_directory
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.errors import CheckFailedError, ConfigError
+from deepsearch_rl.files import atomic_directory, read_json, write_json
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, CONFIG, complete_folder, require_files
 from deepsearch_rl.training.swift_run import run_swift, swift_command
+
+MANIFEST = "manifest.json"
+QUESTIONS = (
+    "Who directed the film?",
+    "In which city was the founder of the company born?",
+    "Which country is the capital of the region in?",
+    "Did the two people found the same company?",
+    "When was the bridge over the river opened?",
+    "Who is the spouse of the person who wrote the novel?",
+    "Which of the two films came out first?",
+    "What is the name of the company that made the engine?",
+)
 
 
 class MergeConfig(Record):
@@ -38,9 +68,7 @@ def swift_export_command(config: MergeConfig, base: Path, adapter: Path, output:
 
 
 def merge_adapter(config: MergeConfig, base: Path, adapter: Path, work: Path, output: Path) -> None:
-    """Merge a PEFT folder into the model folder that it was trained on and write the whole model folder at once.
-
-    The tool's log goes to ``work``.
+    """Merge a PEFT folder into its base's model folder and write the whole folder at once; the log goes to ``work``.
 
     Raises:
         UnavailableError: params name a GPU and there is none.
@@ -55,3 +83,130 @@ def merge_adapter(config: MergeConfig, base: Path, adapter: Path, work: Path, ou
         partial.rmdir()  # swift export makes the folder itself, and refuses one that exists
         run_swift(swift_export_command(config, base, adapter, partial), work / "merge" / "swift.log")
         complete_folder(base, partial)
+
+
+class AdapterMergeConfig(Record):
+    """Params section ``unsloth_merge``."""
+
+    backend: Literal["peft", "unsloth"]
+    dtype: Literal["float32", "bfloat16"] = Field(description="of the base and of the merged weights")
+    max_sequence_tokens: int = Field(ge=1, description="context that unsloth prepares its model for")
+    prompts: int = Field(ge=1, le=len(QUESTIONS), description="fixed prompts that both models answer greedily")
+    max_tokens: int = Field(ge=1, description="longest of those answers")
+    tie_tolerance: float = Field(ge=0, description="logit difference at which answers may part; 0 in float32")
+
+
+def unsloth_load_arguments(adapter: Path, config: AdapterMergeConfig) -> dict[str, Any]:
+    """Return the keyword arguments of ``unsloth.FastLanguageModel.from_pretrained``."""
+    return {
+        "model_name": str(adapter),
+        "max_seq_length": config.max_sequence_tokens,
+        "dtype": getattr(torch, config.dtype),
+        "load_in_4bit": False,
+    }
+
+
+def unsloth_save_arguments(folder: Path) -> dict[str, Any]:
+    """Return the keyword arguments of the model's ``save_pretrained_merged``, without ``tokenizer``."""
+    return {"save_directory": str(folder), "save_method": "merged_16bit"}
+
+
+def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, output: Path) -> None:
+    """Merge an adapter into the model that RL started from, check, and write the whole model folder at once.
+
+    Raises:
+        UnavailableError: the backend is ``unsloth`` and there is no GPU.
+        ArtifactError: ``start`` or ``adapter`` is not whole.
+        ConfigError: ``start`` holds quantized weights.
+        CheckFailedError: the merged model answers differently; nothing is kept.
+    """
+    if config.backend == "unsloth":
+        require_gpu("unsloth_merge with the unsloth backend", packages=["unsloth"])
+    require_files(start, [CONFIG])
+    require_files(adapter, ADAPTER_FILES)
+    if "quantization_config" in read_json(start / CONFIG):
+        raise ConfigError(f"{start} holds quantized weights; merge into the 16-bit model that they were made from.")
+    prompts = fixed_prompts(start, config.prompts)
+    unmerged: Any = PeftModel.from_pretrained(_load(start, config), adapter)
+    expected = greedy_answers(unmerged, prompts, config.max_tokens)
+    with atomic_directory(output) as partial:
+        if config.backend == "unsloth":
+            del unmerged  # its memory is needed
+            with tempfile.TemporaryDirectory(prefix="deepsearch-") as scratch:
+                local = shutil.copytree(adapter, Path(scratch, "adapter"))
+                settings = read_json(local / ADAPTER_FILES[0])  # unsloth loads the base that this file names
+                write_json(local / ADAPTER_FILES[0], {**settings, "base_model_name_or_path": str(start.resolve())})
+                loader = import_module("unsloth").FastLanguageModel
+                model, tokenizer = loader.from_pretrained(**unsloth_load_arguments(local, config))
+                model.save_pretrained_merged(tokenizer=tokenizer, **unsloth_save_arguments(partial))
+        else:
+            unmerged.merge_and_unload().save_pretrained(partial)
+        complete_folder(start, partial)
+        if (adapter / MANIFEST).is_file():  # names the training step that was kept
+            shutil.copyfile(adapter / MANIFEST, partial / MANIFEST)
+        merged = greedy_answers(_load(partial, config), prompts, config.max_tokens)
+        require_same_answers(expected, merged, config.tie_tolerance)
+
+
+def _load(folder: Path, config: AdapterMergeConfig) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, config.dtype))
+    return model.to("cuda") if config.backend == "unsloth" else model
+
+
+def fixed_prompts(folder: Path, count: int) -> list[list[int]]:
+    """Return the first ``count`` questions in a model's own chat template, with the search tool, as token ids."""
+    conversations = [[{"role": "user", "content": question}] for question in QUESTIONS[:count]]
+    return AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        conversations, tools=[RETRIEVE_TOOL], add_generation_prompt=True, return_dict=False
+    )
+
+
+class GreedyAnswer(NamedTuple):
+    """The T tokens that a model writes after one prompt, and the logits that each was chosen from."""
+
+    tokens: list[int]
+    logits_TV: torch.Tensor
+
+
+def greedy_answers(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[GreedyAnswer]:
+    """Return a ``transformers`` model's answers; one prompt at a time, so that no padding can make a difference."""
+    answers = []
+    for prompt in prompts:
+        ids_BS = torch.tensor([prompt], device=model.device)
+        output = model.eval().generate(
+            input_ids=ids_BS,
+            attention_mask=torch.ones_like(ids_BS),
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            max_new_tokens=max_tokens,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        tokens = output.sequences[0, len(prompt) :].tolist()
+        answers.append(GreedyAnswer(tokens, torch.cat(output.logits).float().cpu()))
+    return answers
+
+
+def require_same_answers(ours: Sequence[GreedyAnswer], theirs: Sequence[GreedyAnswer], tie_tolerance: float) -> None:
+    """Check that the unmerged model (``ours``) and the merged one (``theirs``) answer the same prompts alike.
+
+    Rounding to 16 bits can decide between two tokens that the model holds for equally likely, and everything after
+    them; answers may part where two logits of ``ours`` differ by at most ``tie_tolerance``. Where they part elsewhere,
+    CheckFailedError names the first prompt.
+    """
+    for number, (own, other) in enumerate(zip(ours, theirs, strict=True), 1):
+        pairs = enumerate(zip_longest(own.tokens, other.tokens))
+        place = next((place for place, (token, merged) in pairs if token != merged), None)
+        if place is None:
+            continue
+        if place < min(len(own.tokens), len(other.tokens)):
+            logits_V = own.logits_TV[place]
+            if float(logits_V[own.tokens[place]] - logits_V[other.tokens[place]]) <= tie_tolerance:
+                continue
+        raise CheckFailedError(
+            f"the merged model does not write what the unmerged one does: greedy answers to prompt {number} of "
+            f"{len(ours)} differ from token {place} on ({own.tokens[:16]} unmerged, {other.tokens[:16]} merged). The "
+            "merged model is not kept."
+        )

@@ -1,8 +1,7 @@
 """Supervised fine-tuning with ms-swift: a LoRA on the teacher's successful trajectories.
 
-:func:`swift_sft_command` says what is trained, as the exact ``swift sft`` call; :func:`train_adapter` runs it. The loss
-is on assistant tokens alone (reasoning, tool calls and answers), which ms-swift derives from the roles of the rows;
-``loss_scale`` restricts it to the last turn where each turn is a row of its own.
+The loss is on assistant tokens alone (reasoning, tool calls and answers), which ms-swift derives from the roles of the
+rows; ``loss_scale`` restricts it to the last turn where each turn is a row of its own.
 
 On a CPU, rows go through one at a time with gradients accumulated over a batch: without padding, attention needs no
 mask and skips its upper half, which makes a token cost 90 us instead of 125 us (three layers of 128, one thread), for
@@ -14,16 +13,14 @@ import importlib.metadata
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import (
     atomic_directory,
-    first_problem,
     read_json,
     read_jsonl,
     read_record,
@@ -41,7 +38,7 @@ from deepsearch_rl.trajectories.convert import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
 TRAINER_STATE = "trainer_state.json"
-"""What the Hugging Face trainer, behind ms-swift, keeps of a run; the last file that a checkpoint gets."""
+"""The last file that a checkpoint gets."""
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 _LOSS = re.compile(r"'loss': '?([\d.]+)")
 
@@ -54,10 +51,7 @@ class SftConfig(Record):
     model_type: NonEmpty = Field(description="ms-swift's name of the architecture, e.g. qwen3")
     template: NonEmpty = Field(description="ms-swift's name of the chat template, e.g. qwen3_nothinking")
     agent_template: NonEmpty = Field(description="ms-swift's name of the tool call format, e.g. hermes")
-    loss_scale: NonEmpty = Field(
-        description="ms-swift's name of the tokens with loss: default (of every turn) or last_round (of the last), "
-        "with +ignore_think_prefix where the model's prompt ends in <think>"
-    )
+    loss_scale: NonEmpty = Field(description="ms-swift's name of the tokens with loss: default, last_round, ...")
     lora_rank: int = Field(ge=1)
     lora_alpha: int = Field(ge=1, description="the adapter is scaled by alpha / rank")
     lora_dropout: float = Field(ge=0, lt=1)
@@ -74,21 +68,7 @@ class SftConfig(Record):
     save_steps: int = Field(ge=1, description="steps between checkpoints, from which a killed run goes on")
 
 
-@dataclass(frozen=True, slots=True)
-class SftTask:
-    """What one run works on; ``seed`` is that of adapter, dropout and data order.
-
-    ``rows`` are ms-swift's, JSON Lines. ``scratch`` is the untracked folder of checkpoints; the same task must get the
-    same folder.
-    """
-
-    model: Path
-    rows: Path
-    scratch: Path
-    seed: int
-
-
-class SftLogLine(Record):
+class SftLogLine(BaseModel):
     """One line of ``train_log.jsonl``: means since the line before."""
 
     step: int
@@ -99,31 +79,37 @@ class SftLogLine(Record):
 
 
 class TrainerState(BaseModel):
-    """How far a run is, and what it logged; entries without a loss are summaries."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    """How far a run is, and what it logged (``logging.jsonl`` repeats steps after a resume)."""
 
     global_step: int = Field(ge=0)
     max_steps: int = Field(ge=0)
-    log_history: tuple[dict[str, JsonValue], ...]
+    log_history: tuple[
+        Annotated[SftLogLine | None, BeforeValidator(lambda entry: entry if "loss" in entry else None)], ...
+    ] = Field(description="None for a summary, which has no loss")
 
     @property
-    def finished(self) -> bool:
-        """Whether the last step is done."""
-        return self.global_step >= self.max_steps
+    def lines(self) -> list[SftLogLine]:
+        """The training curve."""
+        return [line for line in self.log_history if line]
 
 
-def swift_sft_command(config: SftConfig, task: SftTask, resume_from: Path | None = None) -> list[str]:
-    """Return the ``swift sft`` call; ``resume_from`` is a checkpoint of an earlier run of the same task."""
+def swift_sft_command(
+    config: SftConfig, model: Path, rows: Path, scratch: Path, seed: int, resume_from: Path | None = None
+) -> list[str]:
+    """Return the ``swift sft`` call.
+
+    ``rows`` are ms-swift's, JSON Lines; ``scratch`` is for checkpoints; ``seed`` is that of adapter, dropout and data
+    order; ``resume_from`` is a checkpoint of an earlier call with the same arguments.
+    """
     flags: dict[str, object] = {
-        "model": task.model,
+        "model": model,
         "model_type": config.model_type,
         "template": config.template,
         "agent_template": config.agent_template,
         "loss_scale": config.loss_scale,
         "preserve_thinking": True,  # a row holds what is to be seen of earlier turns
-        "dataset": task.rows,
-        "output_dir": task.scratch,
+        "dataset": rows,
+        "output_dir": scratch,
         "add_version": False,
         "tuner_type": "lora",
         "target_modules": "all-linear",
@@ -150,13 +136,12 @@ def swift_sft_command(config: SftConfig, task: SftTask, resume_from: Path | None
         "save_total_limit": 2,  # the newest may be half-written when the run is killed
         "logging_steps": 5,
         "report_to": "none",
-        "seed": task.seed,
-        "data_seed": task.seed,
+        "seed": seed,
+        "data_seed": seed,
         "check_model": False,  # asks a hub, and retries for 10 s without one
+        "use_cpu": config.device == "cpu",
         "dataloader_num_workers": 0 if config.device == "cpu" else 4,
     }
-    if config.device == "cpu":
-        flags["use_cpu"] = True
     if resume_from is not None:
         flags["resume_from_checkpoint"] = resume_from
     return swift_command("sft", flags)
@@ -165,8 +150,7 @@ def swift_sft_command(config: SftConfig, task: SftTask, resume_from: Path | None
 def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: Path, output: Path) -> None:
     """Train on a base model and ms-swift's rows; write adapter, ``train_log.jsonl`` and ``manifest.json`` at once.
 
-    Checkpoints are in ``work`` under a name made from all inputs, so that a killed run continues and a run with other
-    inputs starts afresh.
+    Checkpoints are in ``work`` under a name made from all inputs, so that a killed run continues.
 
     Raises:
         UnavailableError: params name a GPU and there is none.
@@ -180,15 +164,17 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
     if not count:
         raise ArtifactError(f"{rows} holds no rows to train on; look at the drop counts of the filter stage.")
     key = sha256_json([config.model_dump(), seed, *(sha256_file(path) for path in (rows, *weight_files(model)))])
-    task = SftTask(model, rows, work / f"sft-{key[:12]}", seed)
-    checkpoint = newest_checkpoint(task.scratch)
-    if checkpoint is None or not read_state(checkpoint).finished:
+    scratch = work / f"sft-{key[:12]}"
+    checkpoint = newest_checkpoint(scratch)
+    state = checkpoint and read_record(checkpoint / TRAINER_STATE, TrainerState)
+    if state is None or state.global_step < state.max_steps:
+        command = swift_sft_command(config, model, rows, scratch, seed, checkpoint)
         with contextlib.ExitStack() as stack:
-            run_swift(swift_sft_command(config, task, checkpoint), task.scratch / "swift.log", _progress(stack))
-        checkpoint = newest_checkpoint(task.scratch)
+            run_swift(command, scratch / "swift.log", _progress(stack))
+        checkpoint = newest_checkpoint(scratch)
     if checkpoint is None:
-        raise ArtifactError(f"swift sft left no checkpoint in {task.scratch}; its output is in swift.log there.")
-    lines = read_log(checkpoint)
+        raise ArtifactError(f"swift sft left no checkpoint in {scratch}; its output is in swift.log there.")
+    state = read_record(checkpoint / TRAINER_STATE, TrainerState)
     packages = ("ms-swift", "transformers", "peft", "torch")
     manifest = {
         "tool": "ms-swift",
@@ -196,15 +182,15 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
         "dtype": config.dtype,
         "seed": seed,
         "rows": count,
-        "steps": read_state(checkpoint).global_step,
-        "final_loss": lines[-1].loss,
+        "steps": state.global_step,
+        "final_loss": state.lines[-1].loss,
         "versions": {name: importlib.metadata.version(name) for name in packages},
     }
     with atomic_directory(output) as partial:
         shutil.copyfile(checkpoint / ADAPTER_WEIGHTS, partial / ADAPTER_WEIGHTS)
         settings = read_json(checkpoint / ADAPTER_CONFIG)
         write_json(partial / ADAPTER_CONFIG, canonical_adapter_config(settings, model))
-        write_jsonl(partial / "train_log.jsonl", lines)
+        write_jsonl(partial / "train_log.jsonl", state.lines)
         write_json(partial / "manifest.json", manifest)
 
 
@@ -216,31 +202,6 @@ def newest_checkpoint(scratch: Path) -> Path | None:
             if read_json(folder / TRAINER_STATE):
                 checkpoints.append(folder)
     return max(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-
-def read_state(checkpoint: Path) -> TrainerState:
-    """Return the trainer's state in a whole checkpoint; raise ArtifactError with file and field if it does not fit."""
-    return read_record(checkpoint / TRAINER_STATE, TrainerState)
-
-
-def read_log(checkpoint: Path) -> list[SftLogLine]:
-    """Return the training curve; raise ArtifactError with file and field if the state or an entry does not fit.
-
-    It is read from the trainer's state, because ``logging.jsonl`` repeats steps after a resume.
-    """
-    lines = []
-    for place, entry in enumerate(read_state(checkpoint).log_history):
-        if "loss" not in entry:
-            continue
-        try:
-            lines.append(SftLogLine.model_validate({name: entry.get(name) for name in SftLogLine.model_fields}))
-        except ValidationError as error:
-            field, problem = first_problem(error)
-            raise ArtifactError(
-                f"{checkpoint / TRAINER_STATE}, field 'log_history.{place}.{field}': {problem}; the trainer is of a "
-                "version that logs otherwise."
-            ) from error
-    return lines
 
 
 def _progress(stack: contextlib.ExitStack) -> Callable[[str], None]:

@@ -15,12 +15,10 @@ def swift_command(subcommand: str, flags: Mapping[str, object]) -> list[str]:
 
 
 def run_swift(command: Sequence[str], log_path: Path, on_line: Callable[[str], object] = lambda _: None) -> None:
-    """Run ``["swift", subcommand, *flags]`` to its end.
+    """Run ``["swift", subcommand, *flags]`` to its end; raise CommandError for an exit code other than 0.
 
-    The ``swift`` launcher imports torch only to start ``swift.cli.<subcommand>`` in a second process; that module is
-    run directly, which is the same call 3 s earlier. Every line of output that is not blank is appended to the log and
-    given to ``on_line`` (a carriage return ends one too, so progress bars arrive as lines). An exit code other than 0
-    raises CommandError.
+    ``swift.cli.<subcommand>`` is run directly, 3 s sooner than through the ``swift`` launcher. Every line of output
+    that is not blank is appended to the log and given to ``on_line``; a carriage return ends one too.
     """
     program, subcommand, *flags = command
     log_path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,14 +12,12 @@ from deepsearch_rl.errors import StalePolicyError, UnknownNameError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.training.backends.art.cpu import make_cpu_trainer
-from deepsearch_rl.training.backends.art.policy import LoraPolicy
+from deepsearch_rl.training.backends.art.cpu import LoraPolicy, make_cpu_trainer
 from deepsearch_rl.training.backends.art.trainer import conversation
 from deepsearch_rl.training.backends.make import open_engine
 from deepsearch_rl.training.rl import loop
-from deepsearch_rl.training.rl.config import LoraConfig, RlConfig
 from deepsearch_rl.training.rl.loop import RlLogLine, train_policy
-from deepsearch_rl.training.rl.trainer import RlTask
+from deepsearch_rl.training.rl.trainer import LoraConfig, RlConfig, RlTask
 from deepsearch_rl.trajectories.synthesize import Source
 from tests.policies import CONTEXT_TOKENS
 

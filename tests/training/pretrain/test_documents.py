@@ -9,8 +9,13 @@ import pytest
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.answers import INSUFFICIENT, extract_answer
 from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, name_words, read_object
-from deepsearch_rl.training.pretrain.documents import CurriculumStage, DocumentConfig, DocumentGenerator
-from deepsearch_rl.training.pretrain.passage_set import Names, strange_words
+from deepsearch_rl.training.pretrain.documents import (
+    CurriculumStage,
+    DocumentConfig,
+    DocumentGenerator,
+    PassageSet,
+    draw_similar_name,
+)
 
 KINDS = ("copy", "reasoning", "search", "continuation", "demonstration")
 Turns = list[dict[str, Any]]
@@ -18,8 +23,7 @@ Turns = list[dict[str, Any]]
 
 @pytest.fixture
 def generator(document_config: DocumentConfig) -> DocumentGenerator:
-    names = Names(strange_words(OUT_OF_DOMAIN), document_config.strange_names)
-    return DocumentGenerator(IN_DOMAIN, names, load_prompt("tiny"), document_config)
+    return DocumentGenerator(load_prompt("tiny"), document_config)
 
 
 def take(generator: DocumentGenerator, stage: CurriculumStage, count: int, **shares: float) -> list[Turns]:
@@ -133,3 +137,34 @@ def test_a_share_of_the_tool_conversations_goes_without_the_system_block(
     documents = list(itertools.islice(generator.documents(stage.model_copy(update=shares), random.Random(5)), 300))
     bare = [turns for turns in documents if turns[0]["role"] != "system"]
     assert 0.3 < len(bare) / len(documents) < 0.5
+
+
+def passage_set(seed: int) -> PassageSet:
+    return PassageSet(0.0, (0, 2), (1, 2), random.Random(seed))
+
+
+def test_a_chain_never_comes_back_to_a_subject_though_its_kind_has_few_names() -> None:
+    country, capital = IN_DOMAIN.relations["country"], IN_DOMAIN.relations["capital"]
+    for seed in range(20):
+        passages, subject, subjects = passage_set(seed), "Harwick", {"Harwick"}
+        for relation in (country, capital, country, capital, country, capital):
+            subject = passages.state(relation, subject)
+            assert subject not in subjects
+            subjects.add(subject)
+
+
+def test_a_hidden_fact_is_stated_nowhere() -> None:
+    birthplace = IN_DOMAIN.relations["birthplace"]
+    for seed in range(50):
+        passages = passage_set(seed)
+        assert passages.state(birthplace, "Ada Abbott", hidden=True) == INSUFFICIENT
+        passages.add(4)
+        text = "\n".join(passage.contents for passage in passages.passages)
+        assert read_object(IN_DOMAIN, "birthplace", "Ada Abbott", text) is None
+
+
+def test_a_similar_name_differs_in_one_word() -> None:
+    rng = random.Random(0)
+    similar = [draw_similar_name("Silent Harbor", IN_DOMAIN.kinds["film"], 0.0, rng).split() for _ in range(50)]
+    assert all((first == "Silent") or (last == "Harbor") for first, last in similar)
+    assert len({tuple(name) for name in similar}) > 20

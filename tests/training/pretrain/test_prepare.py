@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deepsearch_rl.errors import ConfigError, UnknownNameError
+from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.training.pretrain import trainer
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig, PretrainConfig, prepare_model
 
@@ -59,16 +59,16 @@ def test_a_run_that_dies_leaves_the_old_model_and_nothing_half_written(
     folder = tmp_path / "base"
     folder.mkdir()
     (folder / "config.json").write_text("old")
-    monkeypatch.setattr(trainer, "_backward", lambda *_: 1 / 0)
+    monkeypatch.setattr(trainer, "backward", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare_model(config, 0, folder)
     assert contents(folder) == {"config.json": b"old"}
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 
-def test_an_unknown_source_is_refused_with_the_nearest_name(config: PrepareModelConfig, tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="'pretrain'"):
-        prepare_model(config.model_copy(update={"source": "pretrian"}), 0, tmp_path / "base")
+def test_an_unknown_source_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(ValueError, match="'pretrain' or 'hub'"):
+        PrepareModelConfig.model_validate({"source": "pretrian"})
 
 
 def test_a_source_without_its_section_is_refused(config: PrepareModelConfig, tmp_path: Path) -> None:

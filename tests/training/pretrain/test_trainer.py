@@ -6,7 +6,17 @@ from transformers import PreTrainedTokenizerFast
 
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.training.pretrain.documents import Turn
-from deepsearch_rl.training.pretrain.trainer import Example, Muon, batches, collate, encode, orthogonalise
+from deepsearch_rl.training.pretrain.model import build_model
+from deepsearch_rl.training.pretrain.trainer import (
+    IGNORED,
+    Example,
+    Muon,
+    PretrainConfig,
+    backward,
+    batches,
+    encode,
+    orthogonalise,
+)
 
 CALL = {"function": {"name": "retrieve", "arguments": '{"query": "director of Silent Harbor"}'}}
 TURNS: tuple[Turn, ...] = (
@@ -18,38 +28,41 @@ TURNS: tuple[Turn, ...] = (
 )
 
 
+def example(tokens: list[int], trained_from: int = 0) -> Example:
+    return Example(torch.tensor(tokens), torch.tensor([IGNORED] * trained_from + tokens[trained_from:]))
+
+
 def test_only_assistant_turns_are_trained_up_to_their_end_token(tokenizer: PreTrainedTokenizerFast) -> None:
-    example = encode(tokenizer, TURNS)
-    trained = tokenizer.decode([token for token, on in zip(example.tokens, example.trained, strict=True) if on])
+    tokens, labels = encode(tokenizer, TURNS)
+    trained = tokenizer.decode(tokens[labels == tokens])
     call = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "director of Silent Harbor"}}\n</tool_call>'
     assert trained == f"{call}<|im_end|><answer> Ada Abbott</answer><|im_end|>"
+    assert set(labels[labels != tokens].tolist()) == {IGNORED}
 
 
-def test_a_batch_predicts_each_trained_token_from_the_place_before_it() -> None:
-    first = Example((5, 6, 7, 8), (False, False, True, True))
-    second = Example((9, 10), (False, True))
-    batch = collate([first, second], padding=0)
-    assert batch.inputs_BT.tolist() == [[5, 6, 7, 8], [9, 10, 0, 0]]
-    assert batch.targets_P.tolist() == [7, 8, 10]
-    assert batch.inputs_BT.flatten()[batch.positions_P].tolist() == [6, 7, 9]
-    assert batch.tokens == 6
+def test_the_loss_of_a_batch_is_that_of_transformers_on_its_trained_tokens(
+    tokenizer: PreTrainedTokenizerFast, pretrain_config: PretrainConfig
+) -> None:
+    model = build_model(pretrain_config.model, tokenizer, seed=0)
+    texts = [example([5, 6, 7, 8], trained_from=2), example([9, 10], trained_from=1)]
+    losses = [model(input_ids=tokens[None], labels=labels[None]).loss.item() for tokens, labels in texts]
+    loss, _ = backward(model, texts)
+    assert loss == pytest.approx((2 * losses[0] + losses[1]) / 3, rel=1e-5)
 
 
 def test_batches_hold_every_example_once_within_the_token_limit() -> None:
     rng = random.Random(0)
-    examples = [Example((number,) * rng.randint(2, 60), (False,) + (True,) * 0) for number in range(1, 101)]
-    examples = [Example(example.tokens, (True,) * len(example.tokens)) for example in examples]
-    made = list(batches(examples, batch_tokens=128, pool=40, padding=0, rng=rng))
-    assert sorted(row[0].item() for batch in made for row in batch.inputs_BT) == list(range(1, 101))
-    assert all(batch.inputs_BT.numel() <= 128 for batch in made)
-    padded = sum(batch.inputs_BT.numel() for batch in made)
-    assert sum(batch.tokens for batch in made) > 0.9 * padded
+    examples = [example([number] * rng.randint(2, 60)) for number in range(1, 101)]
+    made = list(batches(iter(examples), batch_tokens=128, pool=40, rng=rng))
+    assert sorted(text.tokens_T[0].item() for batch in made for text in batch) == list(range(1, 101))
+    padded = [len(batch) * max(len(text.tokens_T) for text in batch) for batch in made]
+    assert max(padded) <= 128
+    assert sum(len(text.tokens_T) for text in examples) > 0.9 * sum(padded)
 
 
 def test_an_example_longer_than_a_batch_makes_a_batch_of_its_own() -> None:
-    long, short = Example((1,) * 50, (True,) * 50), Example((2,) * 3, (True,) * 3)
-    made = list(batches([long, short], batch_tokens=16, pool=2, padding=0, rng=random.Random(0)))
-    assert sorted(batch.tokens for batch in made) == [3, 50]
+    made = list(batches(iter([example([1] * 50), example([2] * 3)]), batch_tokens=16, pool=2, rng=random.Random(0)))
+    assert sorted(len(text.tokens_T) for (text,) in made) == [3, 50]
 
 
 @pytest.mark.parametrize("shape", [(2, 24, 36), (3, 8, 40), (3, 40, 8)])

@@ -14,7 +14,6 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, StalePolicyError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question
-from deepsearch_rl.training.rl.config import RlConfig
 from deepsearch_rl.training.rl.loop import (
     RlLogLine,
     batch,
@@ -23,7 +22,7 @@ from deepsearch_rl.training.rl.loop import (
     policy_text,
     train_policy,
 )
-from deepsearch_rl.training.rl.trainer import RlTask, RlTrainer
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer
 from tests.training.rl.tiny_trainer import TinyTrainer
 
 Train = Callable[..., TinyTrainer]

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from deepsearch_rl.errors import UnknownNameError
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Message, Question, Retrieval, StopReason, ToolCall, Trajectory
-from deepsearch_rl.training.rl.config import RlConfig
 from deepsearch_rl.training.rl.rewards import (
     REWARDS,
     PolicyText,
@@ -19,6 +18,7 @@ from deepsearch_rl.training.rl.rewards import (
     reward_parts,
     think_length_score,
 )
+from deepsearch_rl.training.rl.trainer import RlConfig
 
 PUBLISHED = ThinkLength(min_tokens=10, full_score_tokens=100, max_tokens=600)
 GOLDEN = ("Ada Lovelace", "Countess of Lovelace")

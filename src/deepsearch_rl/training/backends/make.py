@@ -1,36 +1,28 @@
 """RL engines by the name that ``rl.backend`` gives them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from deepsearch_rl.errors import look_up
+from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.backends.art.cpu import make_cpu_trainer
-from deepsearch_rl.training.backends.art.unsloth import make_unsloth_trainer, require_unsloth
-from deepsearch_rl.training.rl.config import RlConfig
-from deepsearch_rl.training.rl.trainer import RlTask, RlTrainer
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer
+
+MakeTrainer = Callable[[RlTask, RlConfig], RlTrainer]
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """How to make the trainer of a run; ``require`` raises UnavailableError if this machine cannot run it."""
+def _unsloth() -> MakeTrainer:
+    require_gpu("rl with the unsloth backend", packages=["unsloth", "bitsandbytes", "trl"])
+    from deepsearch_rl.training.backends.art.unsloth import make_unsloth_trainer  # noqa: PLC0415 - imports trl
 
-    make: Callable[[RlTask, RlConfig], RlTrainer]
-    require: Callable[[], None] = lambda: None
-
-
-ENGINES: Mapping[str, Engine] = {
-    "cpu": Engine(make_cpu_trainer),
-    "unsloth": Engine(make_unsloth_trainer, require_unsloth),
-}
+    return make_unsloth_trainer
 
 
-def open_engine(name: str) -> Engine:
-    """Return an engine after checking, before anything is read or started, that it can run here.
+ENGINES: Mapping[str, Callable[[], MakeTrainer]] = {"cpu": lambda: make_cpu_trainer, "unsloth": _unsloth}
 
-    Raises:
-        UnknownNameError: there is no engine of this name.
-        UnavailableError: it needs hardware or packages that are missing.
+
+def open_engine(name: str) -> MakeTrainer:
+    """Return what makes the trainer of a run, after a check, before anything is read or started, that it can run here.
+
+    Raises UnknownNameError for an unknown name, UnavailableError if hardware or packages are missing.
     """
-    engine = look_up("rl.backend", name, ENGINES)
-    engine.require()
-    return engine
+    return look_up("rl.backend", name, ENGINES)()

@@ -1,12 +1,9 @@
 """The tokenizer of the generated worlds and the empty Qwen3 model.
 
-The tokenizer is a byte-level BPE in which every word of given texts is one token. Copying names is what a model of
-this size learns last, and a name of one token per word is copied in as many steps as it has words. Qwen's
-pre-tokeniser joins a word with the space before it, so the promise holds for words that follow a space: that is why
-answers are written ``<answer> X</answer>``.
-
-Merges alone would need a thousand intermediate tokens to build these words. Instead, as in Llama 3's tokenizer
-(``ignore_merges``), a word that is in the vocabulary is taken whole, and merges serve any other text.
+The tokenizer is a byte-level BPE in which every word of given texts is one token, because copying names is what a model
+of this size learns last. Qwen's pre-tokeniser joins a word with the space before it, so this holds for words that
+follow a space: that is why answers are written ``<answer> X</answer>``. As in Llama 3's tokenizer (``ignore_merges``),
+a word that is in the vocabulary is taken whole, and merges serve any other text.
 """
 
 import json
@@ -50,12 +47,11 @@ def world_tokenizer(prompt: str, subwords: int, context_tokens: int) -> PreTrain
     texts = [render_jinja_template([turns], tools=[RETRIEVE_TOOL], chat_template=template)[0][0], '"}}\n']
     texts += [text for grammar in GRAMMARS.values() for text in _wordings(grammar)]
     texts += [f" {word}" for grammar in GRAMMARS.values() for word in name_words(grammar)]
-    backend = Tokenizer(_vocabulary(texts, subwords))
+    backend = _learn(texts, subwords)
     backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in FORMAT_TOKENS])
+    backend.add_special_tokens(list(SPECIAL_TOKENS))
+    backend.add_tokens([AddedToken(token, normalized=False) for token in FORMAT_TOKENS])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=template,
@@ -77,24 +73,21 @@ def _wordings(grammar: Grammar) -> Iterator[str]:
         yield re.sub(r" ?\{\w+\}", "", template)
 
 
-def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
-    words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
-    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _vocabulary(texts: list[str], subwords: int) -> models.BPE:
+def _learn(texts: list[str], subwords: int) -> Tokenizer:
     """Return the BPE learned from texts with all of their words as whole tokens."""
-    learner, splitter = Tokenizer(models.BPE()), _pre_tokenizer()
-    learner.pre_tokenizer = splitter
+    backend = Tokenizer(models.BPE())
+    words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
+    bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = splitter = pre_tokenizers.Sequence([words, bytes_of_words])
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    learner.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=subwords, initial_alphabet=alphabet, show_progress=False)
-    )
-    learned = json.loads(learner.to_str())["model"]
-    vocabulary: dict[str, int] = learned["vocab"]
+    trainer = trainers.BpeTrainer(vocab_size=subwords, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(texts, trainer)
+    learned = json.loads(backend.to_str())
+    vocabulary: dict[str, int] = learned["model"]["vocab"]
     for word in sorted({piece for text in texts for piece, _ in splitter.pre_tokenize_str(text)}):
         vocabulary.setdefault(word, len(vocabulary))
-    return models.BPE(vocab=vocabulary, merges=[tuple(pair) for pair in learned["merges"]], ignore_merges=True)
+    learned["model"]["ignore_merges"] = True
+    return Tokenizer.from_str(json.dumps(learned))
 
 
 class ModelConfig(Record):

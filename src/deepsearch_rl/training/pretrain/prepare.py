@@ -1,7 +1,8 @@
-"""The folder of the base model: pretrained from scratch, or a snapshot of the Hugging Face hub at a pinned revision."""
+"""The folder of the base model, from either source."""
 
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import httpx
 from huggingface_hub import snapshot_download
@@ -14,12 +15,12 @@ from huggingface_hub.errors import (
 )
 from pydantic import Field
 
-from deepsearch_rl.errors import ConfigError, EndpointError, look_up
+from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.files import atomic_directory
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.training.pretrain.trainer import PretrainConfig, pretrain
 
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
 
 
 class ModelHubConfig(Record):
@@ -32,47 +33,37 @@ class ModelHubConfig(Record):
 class PrepareModelConfig(Record):
     """Where the base model comes from; the section of the chosen source must be there."""
 
-    source: str = Field(description="pretrain | hub")
+    source: Literal["pretrain", "hub"]
     pretrain: PretrainConfig | None = None
     hub: ModelHubConfig | None = None
 
 
 def prepare_model(config: PrepareModelConfig, seed: int, folder: Path) -> None:
-    """Write the base model, with tokenizer and chat template; the whole folder is replaced, and only by a whole model.
+    """Write the base model, with tokenizer and chat template, at once; ``seed`` draws weights and documents.
 
-    ``seed`` draws weights and documents.
-
-    Raises:
-        UnknownNameError: no such source or prompt.
-        ConfigError: the section of the source is missing, or the hub has no such repository or revision.
-        EndpointError: the hub does not answer.
+    Raises UnknownNameError for a prompt that does not exist, ConfigError where
+    the section of the source is missing, and as :func:`download`.
     """
-    sources = {"pretrain": config.pretrain, "hub": config.hub}
-    section = look_up("source of the base model", config.source, sources)
-    if section is None:
-        raise ConfigError(
-            f"prepare_model.source is {config.source!r}, but there is no section prepare_model.{config.source}."
-        )
     with atomic_directory(folder) as partial:
-        if isinstance(section, PretrainConfig):
-            pretrain(section, seed, partial)
+        if config.source == "pretrain" and config.pretrain:
+            pretrain(config.pretrain, seed, partial)
+        elif config.source == "hub" and config.hub:
+            download(config.hub, partial)
         else:
-            download(section, partial)
+            raise ConfigError(
+                f"prepare_model.source is {config.source!r}, but there is no section prepare_model.{config.source}."
+            )
 
 
 def download(config: ModelHubConfig, folder: Path, endpoint: str | None = None) -> None:
-    """Fetch weights, tokenizer and configs into an existing folder.
+    """Fetch weights, tokenizer and configs into an existing folder, through the hub's own cache, which keeps files.
 
-    Files come through the hub's own cache, so a killed download continues where it stopped.
-
-    Raises:
-        ConfigError: there is no such repository or revision.
-        EndpointError: the hub does not answer.
+    Raises ConfigError if there is no such repository or revision, EndpointError if the hub does not answer.
     """
     name = f"{config.repository} at revision {config.revision[:12]}"
     try:
         cached = snapshot_download(
-            config.repository, revision=config.revision, allow_patterns=list(HUB_FILES), endpoint=endpoint
+            config.repository, revision=config.revision, allow_patterns=HUB_FILES, endpoint=endpoint
         )
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise ConfigError(f"the hub has no model {name}; check prepare_model.hub in the params file.") from error

@@ -10,36 +10,29 @@ bfloat16 instructions it takes 290 ms a step for this model where this float32 v
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN
 from deepsearch_rl.files import AppendLog
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.training.pretrain.documents import CurriculumStage, DocumentConfig, DocumentGenerator, Turn
-from deepsearch_rl.training.pretrain.model import (
-    END_OF_TEXT,
-    TURN_END,
-    TURN_START,
-    ModelConfig,
-    build_model,
-    world_tokenizer,
-)
-from deepsearch_rl.training.pretrain.passage_set import Names, strange_words
+from deepsearch_rl.training.pretrain.model import TURN_END, TURN_START, ModelConfig, build_model, world_tokenizer
 
 TRAIN_LOG = "train_log.jsonl"
 LOG_EVERY = 25
 """Steps between two lines of the training log."""
+IGNORED = -100
+"""Label of a token without loss, as transformers has it."""
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # Muon's quintic iteration with the steepest slope at zero
 _NEWTON_SCHULZ_STEPS = 5
 _MOMENTUM = 0.95  # share of the old direction that a step of Muon keeps
@@ -80,83 +73,57 @@ class PretrainStep(Record):
 
 def pretrain(config: PretrainConfig, seed: int, folder: Path) -> None:
     """Train tokenizer and model from scratch and save both, with the training log, to an existing empty folder."""
-    prompt = load_prompt(config.prompt)
-    tokenizer = world_tokenizer(prompt, config.subwords, config.model.context_tokens)
-    model = build_model(config.model, tokenizer, seed)
-    names = Names(strange_words(OUT_OF_DOMAIN), config.documents.strange_names)
-    generator = DocumentGenerator(IN_DOMAIN, names, prompt, config.documents)
-    with AppendLog(folder / TRAIN_LOG) as log:
-        for line in train(model, tokenizer, generator, config, seed):
-            log.append(line)
+    tokenizer = world_tokenizer(load_prompt(config.prompt), config.subwords, config.model.context_tokens)
+    model = build_model(config.model, tokenizer, seed).train()
+    rates, parameters = config.optimizer, list(model.named_parameters())
+    muon = Muon(weight for name, weight in parameters if weight.ndim == 2 and "embed" not in name)
+    others = [weight for name, weight in parameters if weight.ndim != 2 or "embed" in name]
+    adam = torch.optim.AdamW(others, lr=rates.adam_learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    total, done = sum(stage.tokens for stage in config.curriculum), 0
+    window: list[tuple[float, float]] = []
+    with AppendLog(folder / TRAIN_LOG) as log, ProgressBar("pretrain", total, "tokens") as bar:
+        for step, (level, examples) in enumerate(_curriculum(config, tokenizer, seed), 1):
+            window.append(backward(model, examples))
+            progress = done / total  # the rates rise from 0 to 1, stay there and fall to 0.1
+            rate = progress / rates.warmup if progress < rates.warmup else 1.0
+            if progress > 1 - rates.decay:
+                rate = 1 - 0.9 * (progress - (1 - rates.decay)) / rates.decay
+            muon.step(rates.muon_learning_rate * rate)
+            adam.param_groups[0]["lr"] = rates.adam_learning_rate * rate
+            adam.step()
+            adam.zero_grad()
+            tokens = sum(len(example.tokens_T) for example in examples)
+            done += tokens
+            bar.advance(tokens, f"loss {window[-1][0]:.2f}")
+            if step % LOG_EVERY == 0:
+                loss, accuracy = (round(sum(values) / len(window), 5) for values in zip(*window, strict=True))
+                scores = {"loss": loss, "accuracy": accuracy, "rate": round(rate, 5)}
+                log.append(PretrainStep(step=step, tokens=done, level=level, **scores))
+                window.clear()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def train(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    generator: DocumentGenerator,
-    config: PretrainConfig,
-    seed: int,
-) -> Iterator[PretrainStep]:
-    """Train a float32 model in place through the curriculum; yield a record every ``LOG_EVERY`` steps."""
-    rates, padding = config.optimizer, tokenizer.get_vocab()[END_OF_TEXT]
-    parameters = list(model.named_parameters())
-    muon = Muon(weight for name, weight in parameters if weight.ndim == 2 and "embed" not in name)
-    others = [weight for name, weight in parameters if weight.ndim != 2 or "embed" in name]
-    adam = torch.optim.AdamW(others, lr=rates.adam_learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+class Example(NamedTuple):
+    """One conversation; ``labels_T`` are its tokens where the model must predict them, elsewhere ``IGNORED``."""
+
+    tokens_T: Tensor
+    labels_T: Tensor
+
+
+def _curriculum(
+    config: PretrainConfig, tokenizer: PreTrainedTokenizerFast, seed: int
+) -> Iterator[tuple[int, list[Example]]]:
+    """Yield batches, each with the number of its stage, until every stage has had its tokens."""
+    generator = DocumentGenerator(load_prompt(config.prompt), config.documents)
     document_rng, batch_rng = random.Random(seed), random.Random(seed)
-    total = sum(stage.tokens for stage in config.curriculum)
-    step = done = 0
-    window: list[tuple[float, float]] = []
-    model.train()
-    with ProgressBar("pretrain", total, "tokens") as bar:
-        for level, stage in enumerate(config.curriculum):
-            end = done + stage.tokens
-            examples = (encode(tokenizer, turns) for turns in generator.documents(stage, document_rng))
-            stream = batches(examples, rates.batch_tokens, rates.pool, padding, batch_rng)
-            while done < end:
-                batch, rate = next(stream), rate_at(done / total, rates)
-                window.append(_backward(model, batch))
-                muon.step(rates.muon_learning_rate * rate)
-                adam.param_groups[0]["lr"] = rates.adam_learning_rate * rate
-                adam.step()
-                adam.zero_grad()
-                step, done = step + 1, done + batch.tokens
-                bar.advance(batch.tokens, f"loss {window[-1][0]:.2f}")
-                if step % LOG_EVERY == 0:
-                    loss, accuracy = (round(sum(values) / len(window), 5) for values in zip(*window, strict=True))
-                    scores = {"loss": loss, "accuracy": accuracy, "rate": round(rate, 5)}
-                    yield PretrainStep(step=step, tokens=done, level=level, **scores)
-                    window.clear()
-
-
-def rate_at(progress: float, config: OptimizerConfig) -> float:
-    """Return the factor of the learning rates at ``progress`` (0 to 1): a trapezoid from 0 over 1 to 0.1."""
-    if progress < config.warmup:
-        return progress / config.warmup
-    if progress > 1 - config.decay:
-        return 1 - 0.9 * (progress - (1 - config.decay)) / config.decay
-    return 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One conversation's tokens; ``trained[i]`` says whether token i is one that the model must predict."""
-
-    tokens: tuple[int, ...]
-    trained: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """``inputs_BT`` padded on the right; ``positions_P`` are the flat places whose next token is ``targets_P``."""
-
-    inputs_BT: Tensor
-    positions_P: Tensor
-    targets_P: Tensor
-    tokens: int
-    """Number of tokens that are not padding."""
+    for level, stage in enumerate(config.curriculum):
+        examples = (encode(tokenizer, turns) for turns in generator.documents(stage, document_rng))
+        stream, left = batches(examples, config.optimizer.batch_tokens, config.optimizer.pool, batch_rng), stage.tokens
+        while left > 0:
+            batch = next(stream)
+            yield level, batch
+            left -= sum(len(example.tokens_T) for example in batch)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> Example:
@@ -164,65 +131,48 @@ def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> Example
 
     Conversations with a system prompt have the search tool.
     """
-    texts, _ = render_jinja_template(
-        [list(turns)],
-        tools=[RETRIEVE_TOOL] if turns[0]["role"] == "system" else None,
-        chat_template=str(tokenizer.chat_template),
-    )
-    tokens = tokenizer.encode(texts[0], add_special_tokens=False)
+    conversation: list[Any] = list(turns)
+    tools: list[Any] | None = [RETRIEVE_TOOL] if turns[0]["role"] == "system" else None
+    tokens = cast(list[int], tokenizer.apply_chat_template(conversation, tools=tools, return_dict=False))
     opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
-    end, width = tokenizer.convert_tokens_to_ids(TURN_END), len(opening)
-    trained, inside = [], False
+    end = tokenizer.convert_tokens_to_ids(TURN_END)
+    labels, inside = [], False
     for place, token in enumerate(tokens):
-        inside = inside or (place >= width and tokens[place - width : place] == opening)
-        trained.append(inside)
+        inside = inside or tokens[place - len(opening) : place] == opening
+        labels.append(token if inside else IGNORED)
         inside = inside and token != end
-    return Example(tuple(tokens), tuple(trained))
+    return Example(torch.tensor(tokens), torch.tensor(labels))
 
 
-def batches(
-    examples: Iterable[Example], batch_tokens: int, pool: int, padding: int, rng: random.Random
-) -> Iterator[Batch]:
+def batches(examples: Iterator[Example], batch_tokens: int, pool: int, rng: random.Random) -> Iterator[list[Example]]:
     """Yield batches of at most ``batch_tokens`` padded tokens (one example at least).
 
     Every ``pool`` examples are sorted by length and cut into batches, which come in random order: padding stays under
     a few per cent, and a batch holds conversations of one size but of every kind.
     """
-    stream = iter(examples)
-    while pooled := list(itertools.islice(stream, pool)):
-        pooled.sort(key=lambda example: len(example.tokens))
+    while pooled := sorted(itertools.islice(examples, pool), key=lambda example: len(example.tokens_T)):
         groups: list[list[Example]] = [[]]
         for example in pooled:
-            if groups[-1] and (len(groups[-1]) + 1) * len(example.tokens) > batch_tokens:
+            if groups[-1] and (len(groups[-1]) + 1) * len(example.tokens_T) > batch_tokens:
                 groups.append([])
             groups[-1].append(example)
         rng.shuffle(groups)
-        for group in groups:
-            yield collate(group, padding)
+        yield from groups
 
 
-def collate(examples: Sequence[Example], padding: int) -> Batch:
-    """Return one batch of the given examples."""
-    width = max(len(example.tokens) for example in examples)
-    inputs_BT = torch.full((len(examples), width), padding)
-    trained_BT = torch.zeros(len(examples), width, dtype=torch.bool)
-    for row, example in enumerate(examples):
-        inputs_BT[row, : len(example.tokens)] = torch.tensor(example.tokens)
-        trained_BT[row, : len(example.tokens)] = torch.tensor(example.trained)
-    places_P = trained_BT.flatten().nonzero().squeeze(1)
-    tokens = sum(len(example.tokens) for example in examples)
-    return Batch(inputs_BT, places_P - 1, inputs_BT.flatten()[places_P], tokens)
-
-
-def _backward(model: Qwen3ForCausalLM, batch: Batch) -> tuple[float, float]:
-    """Compute the gradients; return the loss and the share of trained tokens that were predicted right."""
+def backward(model: Qwen3ForCausalLM, examples: Sequence[Example]) -> tuple[float, float]:
+    """Compute a batch's gradients; return the loss and the share of trained tokens that were predicted right."""
+    tokens, labels = zip(*examples, strict=True)
     # No attention mask: padding stands on the right, where a causal model cannot see it from any trained token.
-    hidden_BTD = model.model(input_ids=batch.inputs_BT, use_cache=False).last_hidden_state
+    inputs_BT = pad_sequence(list(tokens), batch_first=True)
+    labels_S = pad_sequence(list(labels), batch_first=True, padding_value=IGNORED).flatten()
+    places_P = (labels_S != IGNORED).nonzero().squeeze(1)
+    hidden_BTD = model.model(input_ids=inputs_BT, use_cache=False).last_hidden_state
     # Logits of trained positions alone: eight of nine tokens are read, not written.
-    logits_PV = model.lm_head(hidden_BTD.flatten(0, 1)[batch.positions_P])
-    loss = functional.cross_entropy(logits_PV, batch.targets_P)
+    logits_PV, targets_P = model.lm_head(hidden_BTD.flatten(0, 1)[places_P - 1]), labels_S[places_P]
+    loss = functional.cross_entropy(logits_PV, targets_P)
     loss.backward()
-    return loss.item(), (logits_PV.argmax(-1) == batch.targets_P).float().mean().item()
+    return loss.item(), (logits_PV.argmax(-1) == targets_P).float().mean().item()
 
 
 def orthogonalise(matrices_NRC: Tensor) -> Tensor:
@@ -237,10 +187,7 @@ def orthogonalise(matrices_NRC: Tensor) -> Tensor:
 
 
 class Muon:
-    """Optimizer of weight matrices by orthogonalised momentum: every direction of a matrix learns at the same speed.
-
-    Matrices of one shape are stepped together.
-    """
+    """Optimizer of weight matrices by orthogonalised momentum; matrices of one shape are stepped together."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         by_shape = itertools.groupby(sorted(parameters, key=lambda p: tuple(p.shape)), key=lambda p: tuple(p.shape))

@@ -26,9 +26,8 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, StalePolicyError
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.training.rl.config import CanaryConfig, RlConfig
 from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
-from deepsearch_rl.training.rl.trainer import RlTask, RlTrainer, Sampling
+from deepsearch_rl.training.rl.trainer import CanaryConfig, RlConfig, RlTask, RlTrainer, Sampling
 
 _LOG = logging.getLogger(__name__)
 TRAIN_LOG = "train_log.jsonl"
@@ -54,8 +53,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
 
     Raises:
         StalePolicyError: the server does not serve the policy that was just trained.
-        ConfigError: params give no number of steps for this start, name a protocol that is not trained here, or let a
-            model think whose thoughts are not sent back.
+        ConfigError: params have no number of steps for this start, another protocol, or thoughts not sent back.
         ArtifactError: a split without a question.
     """
     if task.start_name not in config.steps:
@@ -71,8 +69,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
             f"{task.start} thinks before every turn, and rl trains a rollout as one conversation with all its "
             "thoughts; set agent.history_reasoning: true, so that this is what the model is served."
         )
-    run = _Run(task, config, trainer, policy)
-    lines = asyncio.run(run.train())
+    lines = asyncio.run(_Run(task, config, trainer, policy, Canary(task, config.canary)).train())
     best, start_f1 = best_line(lines), lines[1].metrics["f1"] if len(lines) > 1 else None
     manifest = {
         "start": task.start_name,
@@ -94,9 +91,8 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
 def policy_text(start: Path, config: RlConfig) -> PolicyText:
     """Return how to read the policy that starts from a model folder, from its tokenizer and chat template."""
     tokenizer = AutoTokenizer.from_pretrained(start)
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
-    )
+    turns = [{"role": "user", "content": "?"}]
+    prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     return PolicyText(
         count_tokens=lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
         think_length=config.think_length,
@@ -112,52 +108,48 @@ def batch(task: RlTask, step: int, size: int) -> list[Question]:
     return [orders[epoch][place] for epoch, place in places]
 
 
-@dataclass(frozen=True, slots=True)
 class Canary:
     """The proof that the served policy is the one just trained: a fixed conversation and its tokens.
 
     The server answers it greedily and reports the log-probability of every token; the trainer scores the same tokens
     after the same prompt. The two differ if the server still has the weights of an older step, if the two render
-    prompts differently, or if sampling settings bend the distribution.
+    prompts differently, or if sampling settings bend the distribution. The conversation is the first dev question after
+    the agent's system prompt, rendered with the start model's tokenizer.
     """
 
-    messages: list[dict[str, str]]
-    prompt_ids: list[int]
-    config: CanaryConfig
+    def __init__(self, task: RlTask, config: CanaryConfig) -> None:
+        self._config = config
+        contents = {"system": load_prompt(task.agent.prompt), "user": task.dev[0].question}
+        self._messages = [{"role": role, "content": content} for role, content in contents.items()]
+        self._prompt_ids = AutoTokenizer.from_pretrained(task.start).apply_chat_template(
+            self._messages, tools=[RETRIEVE_TOOL], add_generation_prompt=True, return_dict=False
+        )
 
     async def check(self, trainer: RlTrainer, step: int) -> float:
         """Return the largest difference of log-probabilities; raise StalePolicyError if it exceeds the tolerance."""
-        sampled = await trainer.sample_greedily(self.messages, self.config.max_tokens)
-        scores = await trainer.logprobs([*self.prompt_ids, *sampled.token_ids])
+        sampled = await trainer.sample_greedily(self._messages, self._config.max_tokens)
+        scores = await trainer.logprobs([*self._prompt_ids, *sampled.token_ids])
         trained = scores[-len(sampled.token_ids) :]
         difference = max(abs(ours - theirs) for ours, theirs in zip(sampled.logprobs, trained, strict=True))
-        if difference > self.config.tolerance:
+        if difference > self._config.tolerance:
             raise StalePolicyError(
                 f"the model server does not serve the policy of step {step} that was just trained: log-probabilities "
-                f"of the canary prompt differ by {difference:.2g}, more than {self.config.tolerance:g}. Nothing of "
+                f"of the canary prompt differ by {difference:.2g}, more than {self._config.tolerance:g}. Nothing of "
                 "this step was kept; check that the server took over the new weights and renders prompts as the "
                 "trainer does."
             )
         return difference
 
 
-def make_canary(task: RlTask, config: CanaryConfig) -> Canary:
-    """Return the first dev question after the agent's system prompt, rendered with the start model's tokenizer."""
-    instruction = load_prompt(task.agent.prompt)
-    messages = [{"role": "system", "content": instruction}, {"role": "user", "content": task.dev[0].question}]
-    tokenizer = AutoTokenizer.from_pretrained(task.start)
-    text = tokenizer.apply_chat_template(messages, tools=[RETRIEVE_TOOL], add_generation_prompt=True, tokenize=False)
-    return Canary(messages, tokenizer(text, add_special_tokens=False)["input_ids"], config)
-
-
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The running training: one call of :meth:`_step` per step."""
+    """The running training."""
 
     task: RlTask
     config: RlConfig
     trainer: RlTrainer
     policy: PolicyText
+    canary: Canary
 
     async def train(self) -> list[RlLogLine]:
         """Train the steps that have no line in the log yet and return the whole log."""
@@ -165,28 +157,27 @@ class _Run:
         try:
             with AppendLog(log_path) as log:  # cuts off a line that a kill left unfinished
                 lines = list(read_jsonl(log_path, RlLogLine))
-                done = lines[-1].step if lines else 0
+                done = max(0, len(lines) - 1)
                 await self.trainer.start(done)
-                canary = make_canary(self.task, self.config.canary)
-                with ProgressBar(f"rl@{self.task.start_name}", steps, "steps") as bar:
-                    bar.advance(done)
-                    if not lines:
-                        dev_f1 = await self._dev_f1()
-                        lines.append(RlLogLine(step=0, dev_f1=dev_f1, canary=await canary.check(self.trainer, 0)))
-                        log.append(lines[0])
-                    for step in range(done, steps):
-                        lines.append(await self._step(step, canary))
+                with ProgressBar(f"rl@{self.task.start_name}", steps, "steps", done=done) as bar:
+                    for step in range(len(lines), steps + 1):
+                        metrics = await self._update(step) if step else {}
+                        evaluated = step % self.config.dev.every == 0 or step == steps
+                        dev_f1 = await self._dev_f1() if evaluated else None
+                        canary = await self.canary.check(self.trainer, step)
+                        lines.append(RlLogLine(step=step, dev_f1=dev_f1, canary=canary, **metrics))
                         log.append(lines[-1])
-                        self.trainer.keep_only({lines[-1].step, best_line(lines).step})
-                        bar.advance(note=_note(lines[-1]))
+                        self.trainer.keep_only({step, best_line(lines).step})
+                        bar.advance(min(step, 1), note=_note(lines[-1]))
         finally:
             await self.trainer.close()
         return lines
 
-    async def _step(self, step: int, canary: Canary) -> RlLogLine:
-        config, seed = self.config, self.task.seed
-        questions = batch(self.task, step, config.groups_per_step)
-        sampling = Sampling(config.group_size, config.temperature, self._seed(step), trained=True)
+    async def _update(self, step: int) -> dict[str, float]:
+        """Make the policy of a step from the one before; return the metrics of rollouts and update."""
+        config, draw = self.config, step - 1
+        questions = batch(self.task, draw, config.groups_per_step)
+        sampling = Sampling(config.group_size, config.temperature, self._seed(draw), trained=True)
         rollouts_QG = await self.trainer.roll_out(questions, sampling)
         parts_QG = [
             [reward_parts(config.rewards, rollout.trajectory, question, self.policy) for rollout in rollouts_G]
@@ -194,20 +185,11 @@ class _Run:
         ]
         trajectories = [rollout.trajectory for rollouts_G in rollouts_QG for rollout in rollouts_G]
         metrics = rollout_metrics(trajectories, [parts for parts_G in parts_QG for parts in parts_G])
-        if step == 0 and metrics["f1"] < config.gate_f1:
-            _LOG.warning(
-                "rl@%s starts at a sampled F1 of %.2f, below the gate of %.2f: expect it to learn little.",
-                self.task.start_name,
-                metrics["f1"],
-                config.gate_f1,
-            )
-        shuffler = random.Random(f"{seed}/{step}") if config.shuffle_rewards else None
-        update = await self.trainer.update(rollouts_QG, group_rewards(parts_QG, shuffler))
-        number = step + 1
-        evaluated = number % config.dev.every == 0 or number == config.steps[self.task.start_name]
-        dev_f1 = await self._dev_f1() if evaluated else None
-        difference = await canary.check(self.trainer, number)
-        return RlLogLine(step=number, dev_f1=dev_f1, canary=difference, **metrics, **update)
+        if step == 1 and metrics["f1"] < config.gate_f1:
+            text = "rl@%s starts at a sampled F1 of %.2f, below the gate of %.2f: expect it to learn little."
+            _LOG.warning(text, self.task.start_name, metrics["f1"], config.gate_f1)
+        shuffler = random.Random(f"{self.task.seed}/{draw}") if config.shuffle_rewards else None
+        return metrics | await self.trainer.update(rollouts_QG, group_rewards(parts_QG, shuffler))
 
     async def _dev_f1(self) -> float:
         questions = self.task.dev[: self.config.dev.questions]
@@ -256,5 +238,5 @@ def rollout_metrics(trajectories: Sequence[Trajectory], parts: Sequence[Mapping[
 
 
 def _note(line: RlLogLine) -> str:
-    dev = f", dev F1 {line.dev_f1:.3f}" if line.dev_f1 is not None else ""
-    return f"reward {line.metrics['reward']:.2f}, F1 {line.metrics['f1']:.2f}{dev}"
+    values = {"reward": line.metrics.get("reward"), "F1": line.metrics.get("f1"), "dev F1": line.dev_f1}
+    return ", ".join(f"{name} {value:.3f}" for name, value in values.items() if value is not None)

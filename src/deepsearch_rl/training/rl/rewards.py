@@ -84,10 +84,9 @@ def reward_parts(
     weights: Mapping[str, float], trajectory: Trajectory, question: Question, policy: PolicyText
 ) -> dict[str, float]:
     """Return the summands of a rollout's reward by name, each weight times score; all zero for a failed rollout."""
-    zero = dict.fromkeys(weights, 0.0)
     return trajectory.score(
         lambda rollout: {name: weight * REWARDS[name](rollout, question, policy) for name, weight in weights.items()},
-        zero,
+        dict.fromkeys(weights, 0.0),
     )
 
 
@@ -144,13 +143,21 @@ def search_r1_structure(trajectory: Trajectory, _question: Question, policy: Pol
 
     Between the blocks only white space is allowed. A turn with tool calls counts as one search.
     """
-    return float(_is_search_r1_sequence(trajectory, policy))
+    blocks: list[str] = []
+    for message in trajectory.messages:
+        if message.role == "tool":
+            blocks.append("<information></information>")
+        elif message.role == "assistant":
+            turn = policy.turn(message)
+            parsed_call = message.tool_calls and "<search>" not in turn
+            blocks.append(f"{turn}<search></search>" if parsed_call else turn)
+    return float(_SEARCH_R1.fullmatch("".join(blocks)) is not None)
 
 
 @reward
 def search_r1_retrieval(trajectory: Trajectory, question: Question, policy: PolicyText) -> float:
     """1 if the structure is right, the answer wrong, and a golden answer (normalised) in a tool result."""
-    if exact_match(trajectory, question, policy) or not _is_search_r1_sequence(trajectory, policy):
+    if exact_match(trajectory, question, policy) or not search_r1_structure(trajectory, question, policy):
         return 0.0
     results = [normalise(message.content) for message in trajectory.messages if message.role == "tool"]
     golds = [gold for gold in map(normalise, question.golden_answers) if gold]
@@ -160,7 +167,8 @@ def search_r1_retrieval(trajectory: Trajectory, question: Question, policy: Poli
 @reward
 def search_r1_format(trajectory: Trajectory, question: Question, policy: PolicyText) -> float:
     """1 if there is an answer, but both the answer and the structure are wrong."""
-    return float(not exact_match(trajectory, question, policy) and not _is_search_r1_sequence(trajectory, policy))
+    right = exact_match(trajectory, question, policy) or search_r1_structure(trajectory, question, policy)
+    return float(not right)
 
 
 def think_length_score(tokens: int, length: ThinkLength) -> float:
@@ -190,15 +198,3 @@ def _thinks_first(turn: str) -> bool:
     acted_before = any(tag in turn[: thought.start()] for tag in _ACTIONS)
     answered_inside = thought.start() < turn.rfind("<answer>") < thought.end()
     return not acted_before and not answered_inside
-
-
-def _is_search_r1_sequence(trajectory: Trajectory, policy: PolicyText) -> bool:
-    blocks: list[str] = []
-    for message in trajectory.messages:
-        if message.role == "tool":
-            blocks.append("<information></information>")
-        elif message.role == "assistant":
-            turn = policy.turn(message)
-            parsed_call = message.tool_calls and "<search>" not in turn
-            blocks.append(f"{turn}<search></search>" if parsed_call else turn)
-    return _SEARCH_R1.fullmatch("".join(blocks)) is not None

@@ -1,17 +1,86 @@
-"""The protocol between the RL loop and the engines that train and serve a policy.
+"""Params section ``rl``, and the protocol between the RL loop and the engines that train and serve a policy.
 
 An engine is a module of ``training/backends`` with an entry in ``backends/make.py``. It samples, updates, keeps its
 checkpoints and serves the newest policy. Batches, rewards, dev score, choice of the checkpoint, log and resume belong
-to :mod:`deepsearch_rl.training.rl.loop`.
+to :mod:`deepsearch_rl.training.rl.loop`. Sources of the losses: GRPO, arXiv 2402.03300; GSPO, arXiv 2507.18071.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+from pydantic import Field, FiniteFloat, field_validator
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.errors import look_up
+from deepsearch_rl.records import Question, Record, Trajectory
+from deepsearch_rl.training.rl.rewards import REWARDS, ThinkLength
+
+
+class LossConfig(Record):
+    """The policy-gradient loss, as ART computes it."""
+
+    algorithm: Literal["grpo", "gspo"] = Field(description="one importance ratio per token, or one per rollout")
+    epsilon: float = Field(gt=0, description="lower clip range of the ratio")
+    epsilon_high: float = Field(gt=0, description="upper clip range of the ratio")
+    truncated_importance_sampling: float | None = Field(description="cap of the ratio as a loss weight; null is off")
+    kl_penalty: float = Field(ge=0, description="weight of the KL to the start model in the advantage")
+    scale_rewards: bool = Field(description="divide advantages by the group's standard deviation")
+
+
+class DevConfig(Record):
+    """How checkpoints are compared."""
+
+    every: int = Field(ge=1, description="steps between two evaluations; step 0 and the last are always evaluated")
+    questions: int = Field(ge=1, description="questions of the dev split")
+    temperature: float = Field(ge=0)
+
+
+class CanaryConfig(Record):
+    """The check that the served policy is the trained one."""
+
+    max_tokens: int = Field(ge=1, description="tokens compared")
+    tolerance: float = Field(gt=0, description="largest difference of two log-probabilities")
+
+
+class LoraConfig(Record):
+    """The adapter on every linear layer."""
+
+    rank: int = Field(ge=1)
+    alpha: int = Field(ge=1)
+
+
+class RlConfig(Record):
+    """Reinforcement learning from search; raises UnknownNameError for a reward that does not exist."""
+
+    backend: str = Field(description="name of the engine that trains and serves the policy (backends/make.py)")
+    starts: tuple[str, ...] = Field(description="models that RL starts from; one rl stage each")
+    dataset: str = Field(description="its train split is rolled out, its dev split chooses the checkpoint")
+    steps: dict[str, int] = Field(description="training steps per start")
+    groups_per_step: int = Field(ge=1, description="questions per step")
+    group_size: int = Field(ge=2, description="rollouts per question")
+    temperature: float = Field(gt=0, description="of the rollouts; engines report log-probabilities of temperature 1")
+    learning_rate: float = Field(gt=0)
+    minibatches: int = Field(ge=1, description="optimizer steps per training step")
+    rewards: dict[str, FiniteFloat] = Field(min_length=1, description="weights by reward")
+    think_length: ThinkLength = Field(description="tokens of a thought that short_think rewards")
+    shuffle_rewards: bool = Field(description="control experiment: shuffle rewards inside every group")
+    gate_f1: float = Field(ge=0, le=1, description="sampled training F1 below which a start is reported as too weak")
+    max_sequence_tokens: int = Field(ge=1, description="of a rollout that is trained on; a multiple of logprob_chunk")
+    logprob_chunk: int = Field(ge=1, description="tokens whose logits are held at once (unsloth)")
+    slots: int = Field(ge=2, description="conversations that the server keeps (cpu)")
+    lora: LoraConfig
+    loss: LossConfig
+    dev: DevConfig
+    canary: CanaryConfig
+
+    @field_validator("rewards")
+    @classmethod
+    def _known_rewards(cls, weights: dict[str, float]) -> dict[str, float]:
+        for name in weights:
+            look_up("reward", name, REWARDS)
+        return weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +133,7 @@ class SampledTokens:
 
 
 class RlTrainer(Protocol):
-    """An engine that trains one policy. The policy of step 0 is the start model; every update makes the next step.
-
-    Shapes: Q questions with G rollouts each.
-    """
+    """An engine of one policy: the start model at step 0; an update makes the next (Q questions, G rollouts each)."""
 
     @property
     def hardware(self) -> Mapping[str, str]:
@@ -89,10 +155,7 @@ class RlTrainer(Protocol):
         ...
 
     async def sample_greedily(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> SampledTokens:
-        """Return what the server of the newest policy writes after ``messages`` with the search tool.
-
-        Raises EndpointError if the server does not answer.
-        """
+        """Return what the newest policy's server writes after ``messages`` with the tool, or raise EndpointError."""
         ...
 
     async def logprobs(self, token_ids: Sequence[int]) -> list[float]:

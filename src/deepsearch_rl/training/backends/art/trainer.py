@@ -10,7 +10,7 @@ import contextlib
 import io
 import random
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ import openai
 from art import dev
 from art.auto_trajectory import AutoTrajectoryContext
 from art.local.backend import LocalBackend
+from art.local.service import ModelService
 from art.types import MessagesAndChoices
 from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
+from mp_actors import move_to_child_process
 from openai.types.chat.chat_completion import Choice
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
@@ -28,8 +30,7 @@ from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.records import Question
-from deepsearch_rl.training.rl.config import RlConfig
-from deepsearch_rl.training.rl.trainer import RlTask, Rollout, SampledTokens, Sampling
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, Rollout, SampledTokens, Sampling
 
 RESUME_ONLY = ("optimizer.pt", "README.md")
 """Files of a checkpoint that a merge does not need."""
@@ -46,23 +47,33 @@ METRICS = {
 """ART's metrics of an update and their names in the log."""
 
 
-class ArtTrainer:
-    """An :class:`~deepsearch_rl.training.rl.trainer.RlTrainer` around an ART backend.
+class ServiceBackend(LocalBackend):
+    """``art.LocalBackend`` that is given its services (ART 0.5.18 imports Megatron before it makes one)."""
 
-    The backend's service for the policy must have ``trainer_logprobs``. ``settings`` are ART's model settings,
-    ``hardware`` names device and dtype of the service.
+    async def _get_service(self, model: art.TrainableModel[Any, Any]) -> ModelService:
+        return self._services[model.name]
+
+
+class ArtTrainer:
+    """An :class:`~deepsearch_rl.training.rl.trainer.RlTrainer` around one of ART's services.
+
+    ``make_service`` gets ART's model and its folder below ``task.scratch`` and makes an ART ``ModelService`` that also
+    has ``trainer_logprobs``; it runs in a process of its own unless ``in_process``. ``settings`` are ART's model
+    settings, ``hardware`` names device and dtype of the service.
     """
 
     def __init__(
         self,
         task: RlTask,
         config: RlConfig,
-        backend: LocalBackend,
+        make_service: Callable[[art.TrainableModel[Any, Any], str], Any],
         settings: dev.InternalModelConfig,
         hardware: Mapping[str, str],
+        in_process: bool = False,
     ) -> None:
         self.hardware = hardware
-        self._task, self._config, self._backend = task, config, backend
+        self._task, self._config, self._make_service, self._in_process = task, config, make_service, in_process
+        self._backend = ServiceBackend(path=str(task.scratch), in_process=in_process)
         self._model: art.TrainableModel[Any, Any] = art.TrainableModel(
             name="policy", project="deepsearch-rl", base_model=str(task.start), _internal_config=settings
         )
@@ -72,9 +83,9 @@ class ArtTrainer:
     async def start(self, step: int) -> None:
         """Delete checkpoints of later steps and folders that a kill left half-written, then serve the newest policy."""
         self._step = step
-        for number, checkpoint in self._checkpoints():
-            if not 0 <= number <= step:
-                shutil.rmtree(checkpoint)
+        self.keep_only(set(range(step + 1)))
+        service = self._make_service(self._model, str(self._folder))
+        self._backend._services[self._model.name] = service if self._in_process else move_to_child_process(service)
         await self._model.register(self._backend)
 
     async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
@@ -143,7 +154,7 @@ class ArtTrainer:
 
     async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Return the service's own log-probability of every token but the first."""
-        service: Any = await self._backend._get_service(self._model)
+        service: Any = self._backend._services[self._model.name]
         return await service.trainer_logprobs(list(token_ids))
 
     def save(self, step: int, folder: Path) -> None:
@@ -152,15 +163,10 @@ class ArtTrainer:
         shutil.copytree(checkpoint, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*RESUME_ONLY))
 
     def keep_only(self, steps: set[int]) -> None:
-        """Delete the checkpoints of all other steps."""
-        for step, checkpoint in self._checkpoints():
-            if step >= 0 and step not in steps:
-                shutil.rmtree(checkpoint)
-
-    def _checkpoints(self) -> Iterator[tuple[int, Path]]:
-        """Yield every checkpoint with its step; -1 for a folder that a kill left half-written."""
-        for folder in list(self._folder.glob("checkpoints/*")):
-            yield int(folder.name) if folder.name.isdigit() else -1, folder
+        """Delete all other folders of checkpoints."""
+        kept = {Path(get_step_checkpoint_dir(str(self._folder), step)) for step in steps}
+        for checkpoint in set(self._folder.glob("checkpoints/*")) - kept:
+            shutil.rmtree(checkpoint)
 
     async def close(self) -> None:
         """Stop the backend's services."""

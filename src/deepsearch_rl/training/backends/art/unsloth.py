@@ -1,24 +1,21 @@
-"""ART on a GPU: ``art.LocalBackend`` as it is. Unsloth trains, ART's own vLLM runtime serves.
+"""ART on a GPU: Unsloth trains, ART's own vLLM runtime serves.
 
 The pure part, :func:`unsloth_settings`, says everything that differs from ART's defaults; the published run's settings
-come to it from params. The service of :class:`UnslothBackend` adds the one method that ART's lacks: the trainer's own
-log-probabilities of given tokens (module ``unsloth_service``).
+come to it from params. Importing this module imports trl.
 """
 
+import asyncio
 import os
 from typing import Any
 
+import torch
 from art import dev
-from art.local.backend import LocalBackend
-from art.local.service import ModelService
 from art.model import TrainableModel
-from art.utils.output_dirs import get_model_dir
-from mp_actors import move_to_child_process
+from art.unsloth.service import UnslothService
+from art.unsloth.train import UnslothTrainContext, gc_and_empty_cuda_cache
 
-from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
-from deepsearch_rl.training.rl.config import RlConfig
-from deepsearch_rl.training.rl.trainer import RlTask
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 
 LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -71,25 +68,43 @@ def unsloth_settings(config: RlConfig, seed: int) -> dev.InternalModelConfig:
     }
 
 
-def require_unsloth() -> None:
-    """Check for the GPU and for the packages of ART's service; raise UnavailableError with what is missing."""
-    require_gpu("rl with the unsloth backend", packages=["unsloth", "bitsandbytes", "trl"])
-
-
 def make_unsloth_trainer(task: RlTask, config: RlConfig) -> ArtTrainer:
-    """Return the trainer; its step folders lie below ``task.scratch``."""
-    backend, settings = UnslothBackend(path=str(task.scratch)), unsloth_settings(config, task.seed)
-    return ArtTrainer(task, config, backend, settings, {"device": "cuda", "dtype": "bfloat16"})
+    """Return the trainer."""
+    os.environ["IMPORT_UNSLOTH"] = "1"  # read by ART's child process, which must import unsloth before torch
+    settings = unsloth_settings(config, task.seed)
+
+    def make_service(model: TrainableModel[Any, Any], folder: str) -> ScoringUnslothService:
+        # The settings are complete: ART's get_model_config (which imports Megatron to look up defaults) is not asked.
+        return ScoringUnslothService(model.name, model.base_model, settings, folder)
+
+    return ArtTrainer(task, config, make_service, settings, {"device": "cuda", "dtype": "bfloat16"})
 
 
-class UnslothBackend(LocalBackend):
-    """``art.LocalBackend`` whose service also returns the trainer's own log-probabilities."""
+class ScoringUnslothService(UnslothService):
+    """ART's service with the trainer's own view of given tokens."""
 
-    async def _get_service(self, model: TrainableModel[Any, Any]) -> ModelService:
-        if model.name not in self._services:
-            from deepsearch_rl.training.backends.art.unsloth_service import make_service  # noqa: PLC0415 - imports trl
+    async def trainer_logprobs(self, token_ids: list[int]) -> list[float]:
+        """Return the trained policy's log-probabilities of all tokens but the first, without the server.
 
-            os.environ["IMPORT_UNSLOTH"] = "1"  # read by ART's child process, which must import unsloth before torch
-            service = make_service(model, get_model_dir(model=model, art_path=self._path))
-            self._services[model.name] = move_to_child_process(service, process_name="model-service")
-        return self._services[model.name]
+        One GPU holds either the server's weights or the trainer's, so the server sleeps during this, as in training.
+        """
+        await self._sleep_runtime()
+        gc_and_empty_cuda_cache()
+        self._state.reload_to_gpu()
+        try:
+            return await asyncio.to_thread(_logprobs, self._state, token_ids)
+        finally:
+            self._state.offload_to_cpu()
+            gc_and_empty_cuda_cache()
+            await self._wake_runtime()
+
+
+def _logprobs(state: UnslothTrainContext, token_ids: list[int]) -> list[float]:
+    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "0"  # ART's loss sets it to 1, and then `logits` are hidden states
+    model: Any = state.peft_model
+    model.eval()
+    tokens_S = torch.tensor(token_ids, device=model.device)
+    with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
+        logits_SV = model(input_ids=tokens_S[None]).logits[0, :-1].float()
+    logprobs_S = logits_SV.log_softmax(dim=-1).gather(1, tokens_S[1:, None])[:, 0]
+    return logprobs_S.tolist()

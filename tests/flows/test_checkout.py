@@ -1,0 +1,102 @@
+"""Which folder a run works in, and what may be changed in it."""
+
+import pkgutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deepsearch_rl.errors import ConfigError, UnknownNameError
+from deepsearch_rl.profile import find_profile
+from flows.checkout import SECTIONS, open_checkout, resolve_revision
+from flows.reproduce import run_name
+from tests.flows.conftest import MakeProject
+
+PLAIN = {"profile", "wdir", "params", "python", "seed", "models", "datasets"}
+PARAMS = {"profile": "tiny", "flow": {"gpu_stages": []}, "number": 7}
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit_all(folder: Path, message: str) -> str:
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", message)
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def project(make_project: MakeProject) -> Path:
+    folder = make_project({"write": {"cmd": "true"}}, yaml.safe_dump(PARAMS))
+    (folder / ".gitignore").write_text("/work/\n")
+    commit_all(folder, "first")
+    return folder
+
+
+def nobody(sentence: str) -> None:
+    raise AssertionError(sentence)
+
+
+def test_every_section_of_a_profile_has_a_config_that_checks_it(root: Path) -> None:
+    profile = find_profile(root, "gpu")
+    assert profile.values.keys() - PLAIN == SECTIONS.keys()
+    for section, config in SECTIONS.items():
+        profile.section(section, pkgutil.resolve_name(config))
+
+
+def test_a_plain_run_works_in_the_project_itself(project: Path) -> None:
+    assert open_checkout(project, "tiny", "", {}, nobody) == project
+
+
+def test_other_parameters_are_set_in_a_clone_and_the_project_stays_as_it_is(project: Path) -> None:
+    folder = open_checkout(project, "tiny", "", {"number": 8}, nobody)
+    assert folder.is_relative_to(project / "work" / "checkouts")
+    assert yaml.safe_load((folder / "params.yaml").read_text())["number"] == 8
+    assert yaml.safe_load((project / "params.yaml").read_text())["number"] == 7
+    assert open_checkout(project, "tiny", "", {"number": 8}, nobody) == folder, "a killed run continues there"
+    assert open_checkout(project, "tiny", "", {"number": 9}, nobody) != folder
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({"numbre": 8}, UnknownNameError, "number"),
+        ({"flow.gpu_stages": "sft"}, ConfigError, r"flow\.gpu_stages: Input should be a valid frozenset"),
+    ],
+)
+def test_a_parameter_that_does_not_fit_is_refused_before_anything_starts(
+    project: Path, params: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        open_checkout(project, "tiny", "", params, nobody)
+
+
+def test_a_branch_is_the_newest_that_the_remote_has(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    branch = git(project, "branch", "--show-current")
+    other = tmp_path_factory.mktemp("other") / "clone"
+    git(project, "clone", "--quiet", str(project), str(other))
+    newest = commit_all(other, "second") if (other / "new.txt").write_text("new") else ""
+    git(project, "remote", "add", "origin", str(other))
+    assert resolve_revision(project, branch, nobody) == newest
+    assert (open_checkout(project, "tiny", branch, {}, nobody) / "new.txt").is_file()
+
+
+def test_without_the_remote_the_local_revision_runs_and_a_warning_says_so(project: Path) -> None:
+    branch, warnings = git(project, "branch", "--show-current"), []
+    git(project, "remote", "add", "origin", str(project / "gone"))
+    assert resolve_revision(project, branch, warnings.append) == git(project, "rev-parse", "HEAD")
+    assert "`git fetch origin` failed" in warnings[0]
+
+
+def test_a_revision_that_nobody_has_is_named(project: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no git revision 'nightly': name a branch"):
+        open_checkout(project, "tiny", "nightly", {}, nobody)
+
+
+def test_the_name_of_a_run_shows_what_differs_from_a_plain_run() -> None:
+    assert run_name("gpu") == "gpu"
+    name = run_name("gpu", ("rl",), force=True, revision="3f2a1c", params={"rl.group_size": 16})
+    assert name == "gpu · rl · rl.group_size=16 · 3f2a1c · forced"
