@@ -203,7 +203,7 @@ async def drive(port: int, requests: Iterable[Request], clients: int, max_second
     """Send requests from ``clients`` connections at once until the time or the requests are used up.
 
     Whichever client is free sends the next request; one whose connection is closed by the server does not come back.
-    What is not answered half a minute after the end is broken.
+    A request that is unanswered half a minute after the end counts as broken.
     """
     loop, load = asyncio.get_running_loop(), Load()
     cpu_s, started_s = time.process_time(), time.perf_counter()

@@ -21,16 +21,19 @@ from typing import Any
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
-from prefect.flows import EntrypointType
 from prefect.schedules import Cron
+from prefect.types.entrypoint import EntrypointType
 from prefect.workers.process import ProcessWorker
 
 from deepsearch_rl.commands.doctor import MissingRequirement, Requirements, inspect
 from deepsearch_rl.errors import ConfigError, DeepsearchError, UnavailableError, look_up
 from deepsearch_rl.processes import ProcessGuard, stream_lines
 from deepsearch_rl.profile import find_profile, profile_names
-from flows.reproduce import PROJECT_VARIABLE, reproduce
+from flows import reproduce
+from flows.reproduce import PROJECT_VARIABLE
 from flows.server import ROOT, prefect_api
+
+FLOW: Any = reproduce.reproduce
 
 NIGHTLY = "0 2 * * *"
 """Schedule of every deployment, UTC; paused until somebody resumes it."""
@@ -67,13 +70,13 @@ def deploy(root: Path) -> Mapping[str, str]:
             with suppress(ObjectAlreadyExists):
                 client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
         for profile, pool in pool_of.items():
-            name = f"{reproduce.name}/{profile}"
+            name = f"{FLOW.name}/{profile}"
             schedules: list[Any] = [Cron(NIGHTLY, timezone="UTC", active=False, slug="nightly")]
             with suppress(ObjectNotFound):
                 fields = DeploymentScheduleCreate.model_fields.keys()
                 present = client.read_deployment_by_name(name).schedules
                 schedules = [DeploymentScheduleCreate(**each.model_dump(include=set(fields))) for each in present]
-            deployment = reproduce.to_deployment(
+            deployment = FLOW.to_deployment(
                 profile,
                 parameters={"profile": profile},
                 description=f"The graph of profile {profile}, through DVC.",
@@ -148,7 +151,7 @@ def main() -> None:
         else:
             with prefect_api():
                 for profile, pool in deploy(ROOT).items():
-                    sys.stdout.write(f"{reproduce.name}/{profile} in pool {pool}\n")
+                    sys.stdout.write(f"{FLOW.name}/{profile} in pool {pool}\n")
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

@@ -130,33 +130,14 @@ def build_command(
     from deepsearch_rl.records import Question  # noqa: PLC0415
     from deepsearch_rl.retrieval.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
 
-    def of(prefix: str) -> Fields:
-        """Return the options for fields below a prefix that were given."""
-        return {name: value for name, value in fields.items() if name.startswith(prefix) and value is not None}
-
-    of_kind = _PRESET.value("vectors")[vectors]
-    cells = {name.rpartition(".")[2]: value for name, value in of("vectors.").items()}
-    options = {
-        **of("index.bm25."),
-        "index.vectors": {name: cells.get(name, value) for name, value in of_kind.items()},
-    }
-    if half:
-        options["index.encoding.dtype"] = "float16"
-    if field:
-        options["index.bm25.fields"] = _field_weights(field)
     if params:
         settings = Profile(params, read_values(params))
-    elif encoder == _INDEX["encoder"]["name"]:
-        settings = _PRESET.with_overrides({**options, "index.encoder.dimension": dimension})
     else:
-        # The manifest's reader may have another working directory. A name that is no folder is left as it is.
-        options["index.encoder.model"] = str(Path(encoder).resolve()) if Path(encoder).is_dir() else encoder
-        if fields["index.encoder.device"] == "cuda":
-            options |= {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
-        settings = load_preset("encoder").with_overrides({**options, **of("index.encoder.")})
-    config = settings.section("index", IndexSection).of(corpus_name)
+        shared = {"index.encoding.dtype": "float16"} if half else {}
+        shared |= {"index.bm25.fields": _field_weights(field)} if field else {}
+        settings = _build_settings(encoder, dimension, vectors, fields, shared)
     known = list(read_jsonl(questions, Question)) if questions else []
-    index = build_index(corpus, out, config, seed, work, known)
+    index = build_index(corpus, out, settings.section("index", IndexSection).of(corpus_name), seed, work, known)
     size_mb = sum(index.sizes_bytes.values()) / 1e6
     typer.echo(f"{out}: {index.rows} passages, {index.dimension}-d vectors, {size_mb:.1f} MB")
     if weights := index.fusion_weights:
@@ -165,6 +146,25 @@ def build_command(
         typer.echo(f"the hybrid ranks by {weights.ranking}; {counted}: {held_out}")
     elif questions:
         typer.echo("the hybrid has learnt nothing: there are too few questions with gold evidence.")
+
+
+def _build_settings(encoder: str, dimension: int, vectors: VectorsKind, fields: Fields, shared: Fields) -> Profile:
+    """Return the preset of an encoder with the options of ``build`` and with ``shared``, options of every encoder."""
+
+    def of(prefix: str) -> Fields:
+        """Return the options for fields below a prefix that were given."""
+        return {name: value for name, value in fields.items() if name.startswith(prefix) and value is not None}
+
+    cells = {name.rpartition(".")[2]: value for name, value in of("vectors.").items()}
+    of_kind = {name: cells.get(name, value) for name, value in _PRESET.value("vectors")[vectors].items()}
+    options = {**of("index.bm25."), "index.vectors": of_kind, **shared}
+    if encoder == _INDEX["encoder"]["name"]:
+        return _PRESET.with_overrides({**options, "index.encoder.dimension": dimension})
+    # The manifest's reader may have another working directory. A name that is no folder is left as it is.
+    options["index.encoder.model"] = str(Path(encoder).resolve()) if Path(encoder).is_dir() else encoder
+    if fields["index.encoder.device"] == "cuda":
+        options |= {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
+    return load_preset("encoder").with_overrides({**options, **of("index.encoder.")})
 
 
 def _field_weights(fields: list[str]) -> dict[str, float]:
