@@ -38,8 +38,8 @@ multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OP
 	@$(BIN)/dvc repro profiles/multihoprag/dvc.yaml:track
 	@$(BIN)/deepsearch table multihoprag
 
-ui: environment  ## Prefect and MLflow on loopback until Ctrl-C
-	@$(BIN)/python -m flows.ui
+ui: environment  ## Prefect and MLflow on loopback until Ctrl-C; HOST=0.0.0.0 for other machines, with a login
+	@$(BIN)/python -m flows.ui $(if $(HOST),--host $(HOST))
 
 deploy: environment  ## a Prefect deployment of every profile, with a paused nightly schedule
 	@$(BIN)/python -m flows.worker deploy

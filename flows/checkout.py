@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dvc.repo import Repo
 from dvc.utils.serialize import modify_yaml
@@ -87,8 +87,10 @@ def open_checkout(
             _require(_git(project, "clone", "--quiet", "--shared", "--no-checkout", str(project), str(partial)))
             _require(_git(partial, "checkout", "--quiet", "--detach", commit))
             with Repo(str(project)) as repo:
-                cache = repo.cache.local.path
-            (partial / ".dvc" / "config.local").write_text(f"[cache]\n    dir = {cache}\n", encoding="utf-8")
+                local: Any = repo.config.load_one("local")
+                local["cache"] = {"dir": repo.cache.local_cache_dir}
+            with Repo(str(partial)) as clone, clone.config.edit("local") as settings:
+                cast("dict[str, Any]", settings).update(local)
     changed = find_profile(folder, profile).with_overrides(params)
     for section in {name.partition(".")[0] for name in params} & SECTIONS.keys():
         changed.section(section, pkgutil.resolve_name(SECTIONS[section]))

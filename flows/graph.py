@@ -66,6 +66,12 @@ def read_graph(root: Path, profile: str) -> Graph:
     return _upstream_first(graph)
 
 
+def has_remote(root: Path) -> bool:
+    """Return whether DVC has a remote of its own accord, with which artifacts travel."""
+    with Repo(str(root)) as repo:
+        return bool(repo.config["core"].get("remote"))
+
+
 def _upstream_first(stages: Graph) -> Graph:
     ordered: Graph = {}
 

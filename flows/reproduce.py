@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -39,16 +40,19 @@ from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.processes import ProcessGuard, stream_lines
 from deepsearch_rl.profile import find_profile
 from deepsearch_rl.records import Record
+from deepsearch_rl.retries import retry
 from flows.checkout import open_checkout, save_experiment
-from flows.graph import Graph, Stage, read_graph, select
+from flows.graph import Graph, Stage, has_remote, read_graph, select
 from flows.locks import gpu_lock, held
 from flows.server import prefect_api
 
 WORKERS = 2
 PROJECT_VARIABLE = "DEEPSEARCH_PROJECT"
 """Set by a worker for its runs, which Prefect starts in a temporary folder."""
+PUSH_ATTEMPTS, PUSH_BACKOFF_S = 4, 2.0
 CACHED, RESTORED = "Cached", "Restored"
 _UNCHANGED = "Data and pipelines are up to date."
+_STAGE_FAILED = "failed to run: "
 _FROM_RUN_CACHE = "is cached - skipping run, checking out outputs"
 
 
@@ -62,9 +66,20 @@ class StageFailedError(DeepsearchError):
     """A stage ended with a status other than 0."""
 
 
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """Where the stages of a run work: their folder, what ends them with the run, and whether DVC has a remote."""
+
+    root: Path
+    guard: ProcessGuard
+    remote: bool
+
+
 @task(task_run_name="{stage.name}", cache_policy=NO_CACHE)
-def run_stage(stage: Stage, root: Path, guard: ProcessGuard, on_gpu: bool, skip: bool, force: bool) -> State[None]:
+def run_stage(stage: Stage, place: Workplace, on_gpu: bool, skip: bool, force: bool) -> State[None]:
     """Let DVC reproduce one stage; its output goes to the task's log line by line.
+
+    With a remote, what another machine has made of the same inputs is fetched, and what this one makes is pushed.
 
     Returns:
         A completed state, named Cached where DVC calls the stage unchanged and Restored where it fetched the outputs
@@ -76,25 +91,54 @@ def run_stage(stage: Stage, root: Path, guard: ProcessGuard, on_gpu: bool, skip:
     if skip:
         return Completed(name=CACHED, message="unchanged, and so is everything before it")
     say = get_run_logger().info
-    with held(gpu_lock(), _holder(), say, guard.check_open) if on_gpu else nullcontext() as lock:
-        lines = _stream(dvc_command(stage, force), root, guard, [] if lock is None else [lock])
+    with held(gpu_lock(), _holder(), say, place.guard.check_open) if on_gpu else nullcontext() as lock:
+        lines = _reproduce_stage(stage, place, force, [] if lock is None else [lock])
     if _UNCHANGED in lines:
         return Completed(name=CACHED, message="unchanged")
+    if place.remote:
+        _push(stage, place)
     if any(line.endswith(_FROM_RUN_CACHE) for line in lines):
         return Completed(name=RESTORED, message="outputs of an earlier run, from DVC's run cache")
     return Completed()
 
 
-def dvc_command(stage: Stage, force: bool) -> list[str]:
-    """The command that reproduces one stage. Several at once take turns at DVC's lock, which a running stage frees."""
-    dvc = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item"]
-    return [*dvc, *(["--force"] if force else []), stage.address]
+def _reproduce_stage(stage: Stage, place: Workplace, force: bool, locks: list[int]) -> list[str]:
+    """Reproduce a stage and return DVC's last lines; one that cannot be fetched runs here."""
+    options = ["--force"] if force else []
+    if place.remote:
+        try:
+            return _stream(dvc_command("repro", "--single-item", "--pull", *options, stage.address), place, locks)
+        except StageFailedError as error:
+            if _STAGE_FAILED in str(error):
+                raise
+            get_run_logger().warning("DVC's remote cannot be asked for %s, so it runs here: %s", stage.name, error)
+    return _stream(dvc_command("repro", "--single-item", *options, stage.address), place, locks)
 
 
-def _stream(command: list[str], root: Path, guard: ProcessGuard, locks: list[int]) -> list[str]:
+def _push(stage: Stage, place: Workplace) -> None:
+    """Push what a stage made and its entry of the run cache; a remote that stays away fails no stage."""
+    logger, command = get_run_logger(), dvc_command("push", "--run-cache", stage.address)
+    push = retry(
+        PUSH_ATTEMPTS,
+        PUSH_BACKOFF_S,
+        StageFailedError,
+        lambda _, attempt: logger.info("the push of %s failed (attempt %d); trying again", stage.name, attempt),
+    )
+    try:
+        push(lambda: _stream(command, place, []))()
+    except StageFailedError as error:
+        logger.error("NOT PUSHED to DVC's remote: %s", error)
+
+
+def dvc_command(*arguments: str) -> list[str]:
+    """A command of DVC. Several at once take turns at DVC's lock, which a running stage frees."""
+    return [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
+
+
+def _stream(command: list[str], place: Workplace, locks: list[int]) -> list[str]:
     """Run a command, log its output as it comes and return the last lines."""
-    logger = get_run_logger()
-    process = guard.start(command, folder=root, environment={**os.environ, "PYTHONUNBUFFERED": "1"}, kept=locks)
+    logger, environment = get_run_logger(), {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = place.guard.start(command, folder=place.root, environment=environment, kept=locks)
     tail = stream_lines(process, lambda line: logger.info("%s", line))
     if process.returncode != 0:
         call = " ".join(["dvc", *command[3:]] if "dvc" in command else command)
@@ -184,13 +228,13 @@ def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...]
     graph = select(read_graph(root, profile), targets)
     gpu_families = find_profile(root, profile).section("flow", FlowConfig).gpu_stages
     with ProcessGuard() as guard:
+        place = Workplace(root, guard, has_remote(root))
         locks = [folder / "uv.lock" for folder in (root, project)]
         if root != project and locks[0].read_bytes() != locks[1].read_bytes():  # other packages than the project's
-            _stream(["make", "environment"], root, guard, [])
+            _stream(["make", "environment"], place, [])
 
         def start(stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool) -> PrefectFuture[State[None]]:
-            on_gpu = stage.family in gpu_families
-            inputs = (stage, root, guard, on_gpu, skip and not force, force)
+            inputs = (stage, place, stage.family in gpu_families, skip and not force, force)
             return run_stage.submit(*inputs, wait_for=upstream)  # pyright: ignore[reportCallIssue]
 
         states = _run_graph(graph, start)

@@ -1,4 +1,4 @@
-"""Prefect's and other servers on loopback, with their logs in work/servers/."""
+"""Prefect's and other servers, on loopback unless another host is named, with their logs in work/servers/."""
 
 import os
 import sys
@@ -9,40 +9,72 @@ from urllib.parse import urlsplit
 
 from prefect.settings import PREFECT_API_URL
 
-from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.processes import LOOPBACK, ProcessGuard, Server, free_port, is_healthy
+from deepsearch_rl.retrieval.server.requests import is_loopback
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFECT_PORT = 4200
 START_TIMEOUT_S = 180.0
+LOGIN_VARIABLE = "DEEPSEARCH_LOGIN"
+PASSWORD_CHARACTERS = 12
+
+
+def require_login(host: str) -> str:
+    """Return the login ``name:password`` of servers on a host; empty on loopback, where none is needed.
+
+    Raises:
+        ConfigError: other machines reach the host, and there is no login or a short password.
+    """
+    if is_loopback(host):
+        return ""
+    login = os.environ.get(LOGIN_VARIABLE, "")
+    name, _, password = login.partition(":")
+    if not name or len(password) < PASSWORD_CHARACTERS:
+        raise ConfigError(
+            f"{host} can be reached from other machines, so the servers there ask for a login: write "
+            f"{LOGIN_VARIABLE}=name:password into the file .env, here and on the machines that use them; the password "
+            f"has at least {PASSWORD_CHARACTERS} characters."
+        )
+    return login
 
 
 def start_server(
-    guard: ProcessGuard, name: str, port: int, health: str, module: Sequence[str], settings: Mapping[str, str]
+    guard: ProcessGuard,
+    name: str,
+    port: int,
+    health: str,
+    module: Sequence[str],
+    settings: Mapping[str, str],
+    host: str = LOOPBACK,
 ) -> Server:
     """Start ``python -m MODULE... --host --port``; its output goes to work/servers/, ``health`` is a path of it."""
     log = ROOT / "work" / "servers" / f"{name.lower()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", *module, "--host", LOOPBACK, "--port", str(port)]
+    command = [sys.executable, "-m", *module, "--host", host, "--port", str(port)]
     with log.open("w", encoding="utf-8") as output:
         process = guard.start(command, folder=ROOT, environment={**os.environ, **settings}, output=output)
     return Server(name, f"http://{LOOPBACK}:{port}", health, log, process)
 
 
 @contextmanager
-def prefect_api() -> Iterator[str]:
+def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
     """Yield the API address of Prefect's server, after starting it if it is to be on this machine and does not answer.
 
     The address is Prefect's own setting: prefect.toml, or ``PREFECT_API_URL`` in ``.env`` or the environment. A server
     started here keeps its database in ``PREFECT_HOME`` and ends with the block. (Prefect could start a temporary server
-    by itself, but would leave it behind when the flow is killed.)
+    by itself, but would leave it behind when the flow is killed.) It listens on ``host``, and on any but loopback asks
+    for the login.
 
     Raises:
+        ConfigError: the host needs a login, and there is none; or a server that answers is in the way.
         EndpointError: it does not answer and is not on this machine, or cannot be started.
     """
     api = PREFECT_API_URL.value() or ""
-    address = urlsplit(api)
+    address, login = urlsplit(api), require_login(host)
     if is_healthy(f"{api}/health"):
+        if login:
+            raise ConfigError(f"a Prefect server already answers at {api}: stop it, so that one can start on {host}.")
         yield api
         return
     if address.hostname not in (LOOPBACK, "localhost"):
@@ -57,7 +89,8 @@ def prefect_api() -> Iterator[str]:
             f"PREFECT_API_URL=http://{LOOPBACK}:{free_port(port)}/api."
         )
     with ProcessGuard() as guard:
-        settings = {"PREFECT_API_URL": api, "PREFECT_UI_API_URL": api}
-        server = start_server(guard, "Prefect", port, "/api/health", ["prefect", "server", "start"], settings)
+        settings = {"PREFECT_API_URL": api, "PREFECT_UI_API_URL": "/api" if login else api}
+        settings |= {"PREFECT_SERVER_API_AUTH_STRING": login} if login else {}
+        server = start_server(guard, "Prefect", port, "/api/health", ["prefect", "server", "start"], settings, host)
         server.wait_until_healthy(START_TIMEOUT_S)
         yield api

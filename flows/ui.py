@@ -1,49 +1,104 @@
-"""Prefect's and MLflow's user interfaces on loopback until Ctrl-C.
+"""Prefect's and MLflow's user interfaces until Ctrl-C.
 
-    python -m flows.ui
+    python -m flows.ui [--host HOST]
 
-Prefect keeps its database under .prefect/ (``PREFECT_HOME``), MLflow its own under mlruns/. While this runs,
-`make flow` sends its runs to the server started here.
+They listen on loopback, or on another host with a login. Prefect keeps its database under .prefect/ (``PREFECT_HOME``),
+MLflow its own under mlruns/. While this runs, `make flow` sends its runs to the server started here.
 """
 
+import argparse
+import os
+import secrets
 import signal
 import sys
 import time
+from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
-from deepsearch_rl.errors import EndpointError
-from deepsearch_rl.processes import ProcessGuard, Server, free_port
+import httpx
+
+from deepsearch_rl.errors import DeepsearchError
+from deepsearch_rl.files import sha256_json
+from deepsearch_rl.processes import LOOPBACK, ProcessGuard, Server, free_port
+from deepsearch_rl.profile import find_profile, profile_names
 from deepsearch_rl.tracking.store import local_store
-from flows.server import ROOT, START_TIMEOUT_S, prefect_api, start_server
+from flows.server import ROOT, START_TIMEOUT_S, prefect_api, require_login, start_server
 
 MLFLOW_PORT = 5000
 POLL_S = 0.5
+AUTH = """[mlflow]
+default_permission = READ
+database_uri = sqlite:///{database}
+admin_username = {name}
+authorization_function = mlflow.server.auth:authenticate_request_basic_auth
+"""
 
 
-def start_mlflow(guard: ProcessGuard) -> Server:
-    """Start MLflow's server over the local store."""
-    store, artifacts = local_store(ROOT / "mlruns"), str(ROOT / "mlruns" / "artifacts")
+def start_mlflow(guard: ProcessGuard, host: str = LOOPBACK) -> Server:
+    """Start MLflow's server over the local store; on a host that other machines reach, it asks for the login.
+
+    Raises:
+        ConfigError: the host needs a login, and there is none.
+    """
+    login, folder = require_login(host), ROOT / "mlruns"
+    folder.mkdir(exist_ok=True)
+    store, artifacts = local_store(folder), str(folder / "artifacts")
     module = ["mlflow", "server", "--backend-store-uri", store, "--artifacts-destination", artifacts, "--workers", "1"]
-    return start_server(guard, "MLflow", free_port(MLFLOW_PORT), "/health", module, {})
+    settings: dict[str, str] = {}
+    if login:
+        name, _, password = login.partition(":")
+        config = ROOT / "work" / "servers" / "mlflow_auth.ini"
+        config.parent.mkdir(parents=True, exist_ok=True)
+        # The first start stores the password in this database; another login has another one.
+        database = folder / f"auth-{sha256_json(login)[:12]}.db"
+        config.write_text(AUTH.format(database=database, name=name), encoding="utf-8")
+        module += ["--app-name", "basic-auth", "--allowed-hosts", "*"]
+        settings = {
+            "MLFLOW_AUTH_CONFIG_PATH": str(config),
+            "MLFLOW_AUTH_ADMIN_PASSWORD": password,
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(),
+        }
+    return start_server(guard, "MLflow", free_port(MLFLOW_PORT), "/health", module, settings, host)
+
+
+def links(prefect: str, mlflow: str) -> list[str]:
+    """Return what to open first: the runs of both servers, and the reports of this folder."""
+    name, password = (os.environ.get(f"MLFLOW_TRACKING_{part}", "") for part in ("USERNAME", "PASSWORD"))
+    found = httpx.get(
+        f"{mlflow}/api/2.0/mlflow/experiments/get-by-name",
+        params={"experiment_name": find_profile(ROOT, "tiny").value("track")["experiment"]},
+        auth=(name, password) if name else None,
+    )
+    runs = f"/#/experiments/{found.json()['experiment']['experiment_id']}/runs" if found.is_success else ""
+    reports = [ROOT / "reports" / profile / "index.html" for profile in profile_names(ROOT)]
+    newest = sorted(filter(Path.is_file, reports), key=lambda path: path.stat().st_mtime)[-1:]
+    return [f"Prefect {prefect}/runs", f"MLflow  {mlflow}{runs}", *(f"Report  {path.as_uri()}" for path in newest)]
 
 
 def main() -> None:
     """Serve until Ctrl-C or SIGTERM; errors end it with status 1 and one paragraph."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--host", default=LOOPBACK, help="address to listen on; any but loopback asks for a login")
+    host = parser.parse_args().host
     signal.signal(signal.SIGTERM, _interrupt)
     sys.stderr.write("starting Prefect and MLflow ...\n")
     try:
         with ProcessGuard() as guard:
-            mlflow = start_mlflow(guard)
-            with prefect_api() as api:
+            mlflow = start_mlflow(guard, host)
+            with prefect_api(host) as api:
                 mlflow.wait_until_healthy(START_TIMEOUT_S)
-                sys.stdout.write(f"Prefect {api.removesuffix('/api')}\nMLflow  {mlflow.url}\nCtrl-C stops them.\n")
+                lines = links(api.removesuffix("/api"), mlflow.url)
+                if host != LOOPBACK:
+                    lines.append(f"on other machines with the address of this one in place of {urlsplit(api).hostname}")
+                sys.stdout.write("\n".join([*lines, "Ctrl-C stops them.\n"]))
                 sys.stdout.flush()
                 while True:
                     mlflow.raise_if_ended()
                     time.sleep(POLL_S)
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
-    except EndpointError as error:
+    except DeepsearchError as error:
         sys.exit(f"error: {error}")
 
 

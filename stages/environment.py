@@ -31,6 +31,12 @@ def apply() -> None:
             os.environ.setdefault(name, value)
     os.environ.setdefault("PREFECT_HOME", os.path.join(ROOT, ".prefect"))  # noqa: PTH118
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT}/mlruns/mlflow.db")
+    login = os.environ.get("DEEPSEARCH_LOGIN", "")
+    if ":" in login:  # one login for both servers of `make ui HOST=...`
+        name, _, password = login.partition(":")
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", login)
+        os.environ.setdefault("MLFLOW_TRACKING_USERNAME", name)
+        os.environ.setdefault("MLFLOW_TRACKING_PASSWORD", password)
     programs, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)  # noqa: PTH120
     if programs not in path.split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([programs, path])
