@@ -120,7 +120,7 @@ def test_two_runs_of_one_profile_wait_for_each_other_and_say_for_whom(make_proje
     logs = [run.communicate(timeout=240)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     [notice] = [line for log in logs for line in log.splitlines() if "waiting for" in line]
-    assert "waiting for reproduce-tiny (process " in notice
+    assert "waiting for tiny · forced (process " in notice
     assert any(f"(process {run.pid})" in notice for run in runs)
 
 
