@@ -1,9 +1,10 @@
 """`make deps`: the source files among the deps of dvc.yaml, from imports, and a copy of dvc.yaml for each profile.
 
 Profiles hold copies, because DVC does not follow a link when it reads a commit. Git holds the reports of tiny alone;
-the copies have DVC cache those of their profiles, so that they travel to other machines as all artifacts do. Each
-stage's ``deps`` is a block list, one dep a line. Data (``data/...``, ``models/...``) is written by hand and comes first;
-below it stand, sorted, all first-party files that the stage's module can load.
+the copies have DVC cache those of their profiles, so that they travel to other machines as all artifacts do.
+
+Each stage's ``deps`` is a block list, one dep a line. Data (``data/...``, ``models/...``) is written by hand and comes
+first; below it stand, sorted, all first-party files that the stage's module can load.
 """
 
 import re

@@ -12,6 +12,7 @@ import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_API_URL
+from prefect.states import Running
 
 from deepsearch_rl.processes import LOOPBACK, free_port
 from flows.reproduce import StageFailedError, reproduce
@@ -75,6 +76,19 @@ def test_a_lock_file_that_a_killed_dvc_left_half_written_is_repaired(make_projec
     (root / ".dvc" / "tmp").mkdir(exist_ok=True)
     (root / ".dvc" / "tmp" / "rwlock").write_text('{"write": {')
     assert reproduce(targets=("write",)) == {"write": "Completed"}
+
+
+def test_a_run_whose_process_was_killed_is_marked_as_crashed_by_the_next_one(make_project: MakeProject) -> None:
+    root = make_project(CHAIN, f"{PROFILE}number: 6\n")
+    with get_client(sync_client=True) as client:
+        dead = client.create_flow_run(reproduce, state=Running())  # type: ignore[arg-type]
+        (root / "work" / "tiny").mkdir(parents=True)
+        (root / "work" / "tiny" / "flow.run").write_text(str(dead.id))
+        assert reproduce(targets=("write",)) == {"write": "Completed"}
+        state = client.read_flow_run(dead.id).state
+        assert state
+        assert (state.name, "process ended" in str(state.message)) == ("Crashed", True)
+    assert reproduce(targets=("write",)) == {"write": "Cached"}, "a finished run is left as it is"
 
 
 def test_the_f1_table_becomes_an_artifact(make_project: MakeProject) -> None:
