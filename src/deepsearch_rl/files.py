@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import mmap
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from deepsearch_rl.records import Chunk, Document, Question, Trajectory
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 IdentifiedT = TypeVar("IdentifiedT", Document, Chunk, Question, Trajectory)
+TAIL_BYTES = 65_536
 _LOG = logging.getLogger(__name__)
 
 
@@ -220,8 +220,12 @@ class AppendLog:
         self.path = path
         self._file = path.open("ab+")
         if size := self._file.tell():
-            with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as log:
-                whole = log.rfind(b"\n") + 1
+            whole = 0
+            for start in range((size - 1) // TAIL_BYTES * TAIL_BYTES, -1, -TAIL_BYTES):  # not every disk can be mapped
+                self._file.seek(start)
+                if (newline := self._file.read(TAIL_BYTES).rfind(b"\n")) >= 0:
+                    whole = start + newline + 1
+                    break
             if whole < size:
                 _LOG.warning("%s ended in the middle of a line: its last %d bytes are cut off", path, size - whole)
                 self._file.truncate(self._file.seek(whole))

@@ -130,11 +130,11 @@ def build_command(
     from deepsearch_rl.records import Question  # noqa: PLC0415
     from deepsearch_rl.retrieval.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
 
+    shared = {"index.encoding.dtype": "float16"} if half else {}
+    shared |= {"index.bm25.fields": _field_weights(field)} if field else {}
     if params:
         settings = Profile(params, read_values(params))
     else:
-        shared = {"index.encoding.dtype": "float16"} if half else {}
-        shared |= {"index.bm25.fields": _field_weights(field)} if field else {}
         settings = _build_settings(encoder, dimension, vectors, fields, shared)
     known = list(read_jsonl(questions, Question)) if questions else []
     index = build_index(corpus, out, settings.section("index", IndexSection).of(corpus_name), seed, work, known)

@@ -106,11 +106,13 @@ def test_work_of_another_job_is_not_continued(learnt: Path, monkeypatch: pytest.
 
 
 def test_other_files_of_a_work_folder_are_left_alone(learnt: Path) -> None:
-    (learnt.parent / "work").mkdir()
-    (learnt.parent / "work" / "vectors.npy").write_bytes(b"mine")
+    mine = {learnt.parent / "work" / "vectors.npy", learnt.parent / "work" / "encoding" / "notes.txt"}
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"mine")
     encode(learnt)
     encoding.remove_work(learnt.parent / "work")
-    assert [path.read_bytes() for path in (learnt.parent / "work").iterdir()] == [b"mine"]
+    assert {path for path in (learnt.parent / "work").rglob("*") if path.is_file()} == mine
 
 
 def test_new_weights_under_an_old_name_are_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,6 +294,7 @@ def test_the_key_is_sent_and_never_shown(
         Reply(f"<html>{KEY} sk%2Fsecret%2Bkey-1234567890</html>".encode()),
         as_json({"web": {"items": [{"title": KEY, "snippet": f"key={KEY}", "link": f"https://x/?k={KEY}"}]}}),
         Reply(f"{'x' * 190}{KEY}".encode(), 401),
+        Reply(b"", 301, {"location": f"https://elsewhere.example/{'x' * 165}{KEY}/s"}),
     ]
     url = f"{endpoint.url}/s?q={{query}}&api_key={{key}}"
     searcher = searching(url=url, api_key_variable="SEARCH_KEY", attempts=2)
@@ -304,9 +305,11 @@ def test_the_key_is_sent_and_never_shown(
     [[hit]] = searcher.search(["comet"], 3)
     with pytest.raises(EndpointError, match="is the key in SEARCH_KEY right") as refused:
         searcher.search(["comet"], 3)
+    with pytest.raises(EndpointError, match="a redirect to 'https://elsewhere") as moved:
+        searcher.search(["comet"], 3)
     assert all(parse_qs(urlsplit(path).query)["api_key"] == [KEY] for path, _, _ in endpoint.asked)
     shown += [hit.chunk.model_dump_json(), caplog.text]
-    for error in (html.value, refused.value):
+    for error in (html.value, refused.value, moved.value):
         cause: BaseException | None = error
         while cause:
             shown += [str(cause), repr(cause)]

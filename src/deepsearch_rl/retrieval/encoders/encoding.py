@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +37,7 @@ AnyEncoderConfig = TfidfSvdConfig | TransformersConfig | OnnxConfig | RemoteConf
 EncoderConfig = Annotated[AnyEncoderConfig, Field(discriminator="name")]
 
 JOB_FILE, VECTORS_FILE, BLOCKS_FILE = "job.json", "vectors.npy", "blocks.jsonl"
-JOB_FOLDER = "encoding"  # the part of a work folder that an encoding writes to, and may empty
+JOB_FOLDER = "encoding"  # the part of a work folder that an encoding writes to
 LOOPBACK_ONLY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """For a Ray of this machine's own: no usage reports; no cluster, whatever the name says, so servers on 127.0.0.1."""
 
@@ -159,10 +158,12 @@ def _open_work(job: EncodingJob, chunks_sha256: str, work: Path) -> Path:
 
 
 def remove_work(work: Path) -> None:
-    """Remove an encoding's work, and its folder unless that holds other files."""
-    shutil.rmtree(work / JOB_FOLDER, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        work.rmdir()
+    """Remove an encoding's work, the job first, and its folders unless they hold other files."""
+    for name in (JOB_FILE, BLOCKS_FILE, VECTORS_FILE, f".{JOB_FILE}.partial", f".{VECTORS_FILE}.partial"):
+        (work / JOB_FOLDER / name).unlink(missing_ok=True)
+    for folder in (work / JOB_FOLDER, work):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def write_rows(path: Path, start: int, vectors_BD: NDArray[np.float32], rows: int, dtype: str) -> None:

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.files import atomic_file
-from deepsearch_rl.progress import ProgressBar
+from deepsearch_rl.progress import ProgressBar, track
 from deepsearch_rl.retrieval.measurement.index_process import MEGABYTE, IndexProcess, Opening, recall
 from deepsearch_rl.retrieval.vectors.building import build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
@@ -44,6 +44,7 @@ NPROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REFINE_FACTORS = (2.0, 4.0, 8.0)
 EF_SEARCHES = (16, 32, 64, 128, 256)
 TRAIN_ROWS = 65_536
+EXACT_BATCH = 64
 REPEATS = 2
 
 
@@ -95,7 +96,9 @@ def prepare_queries(file: VectorFile, queries: Path | None, sampled: int, out: P
 
 def exact_rows(file: VectorFile, queries_QD: NDArray[np.float32], top_k: int) -> list[NDArray[np.int64]]:
     """Return the true best rows of every query."""
-    return [ranking.rows_K for ranking in FlatIndex(file).search(queries_QD, top_k)]
+    index, batches = FlatIndex(file), np.array_split(queries_QD, len(queries_QD) // EXACT_BATCH + 1)
+    rankings = (index.search(batch_QD, top_k) for batch_QD in track(batches, "exact search", len(batches), "batches"))
+    return [ranking.rows_K for of_batch in rankings for ranking in of_batch]
 
 
 def sweeps(rows: int, dimension: int, kinds: Sequence[str], nlist: int | None) -> list[list[VectorsConfig]]:

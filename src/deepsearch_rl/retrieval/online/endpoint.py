@@ -13,6 +13,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import quote, urlsplit
@@ -206,7 +207,7 @@ class SearchEndpoint:
             if status == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:
                 raise _TryAgainError(f"{quoted}.", _retry_after_s(response.headers.get("retry-after", "")))
             if response.has_redirect_location:  # not followed: the key would travel along
-                target = response.headers["location"].partition("?")[0][:ERROR_CHARS]
+                target = redact(response.headers["location"], [self._key]).partition("?")[0][:ERROR_CHARS]
                 quoted = f"status {status}, a redirect to {target!r}; correct the url in the config"
             if status in (401, 403) and self.config.api_key_variable:
                 quoted += f"; is the key in {self.config.api_key_variable} right?"
@@ -238,5 +239,6 @@ def _retry_after_s(value: str) -> float | None:
     if value.isdecimal():
         return float(value)
     with contextlib.suppress(ValueError):
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+        until = email.utils.parsedate_to_datetime(value)
+        return max(0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - time.time())
     return None

@@ -59,8 +59,9 @@ class OnlineSearcher:
         if results is None and fields.results_optional:
             return []
         if not isinstance(results, list):
+            path = "the answer itself" if fields.results is None else f"results path {fields.results!r}"
             problem = "leads nowhere" if results is None else f"is no list but {_KINDS[type(results)]}"
-            raise self._endpoint.error(f"results path {fields.results!r} {problem}; the answer {_keys_of(answer)}.")
+            raise self._endpoint.error(f"{path} {problem}; the answer {_keys_of(answer)}.")
         by_contents: dict[str, Hit] = {}
         ids: set[str] = set()
         for row, result in enumerate(results):

@@ -36,6 +36,11 @@ class OverloadedError(EndpointError):
 class SearchFailedError(EndpointError):
     """The index, or something behind it, raised an error; the server's log says which."""
 
+    @property
+    def is_down(self) -> bool:
+        """Whether an endpoint behind the search is down for every query."""
+        return isinstance(self.__cause__, EndpointDownError)
+
 
 class Metrics:
     """Counters for ``GET /metrics``. Labels are known routes and statuses, never a query or a client."""
@@ -181,7 +186,11 @@ class SearchQueue:
                 self._metrics.search_failures.inc(len(searches))
                 return dict.fromkeys(searches, _client_error(error))
             half = len(searches) // 2
-            return self._answer(searches[:half]) | self._answer(searches[half:])
+            outcomes, rest = self._answer(searches[:half]), searches[half:]
+            down = [each for each in outcomes.values() if isinstance(each, SearchFailedError) and each.is_down]
+            if down:
+                self._metrics.search_failures.inc(len(rest))
+            return outcomes | (dict.fromkeys(rest, down[0]) if down else self._answer(rest))
         self._metrics.search_seconds.observe(time.perf_counter() - started)
         self._metrics.batch_queries.observe(len(searches))
         return outcomes

@@ -6,6 +6,7 @@ It stops on SIGTERM or SIGINT: running requests are answered, new connections ar
 """
 
 import contextlib
+import errno
 import logging
 import resource
 import signal
@@ -63,9 +64,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another port (0 takes a free one)."
-        ) from error
+        advice = "; stop the program there, or choose another port (0 takes a free one)"
+        is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}{advice if is_port else ''}.") from error
     # Accepted connections inherit this. asyncio sets it only on sockets whose protocol number is given, which it is not
     # here; without it every answer waits 40 ms for the client's delayed acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
