@@ -5,18 +5,22 @@ made is not made again, and a run that was killed continues in its clone.
 """
 
 import pkgutil
+import re
+import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import chdir
 from pathlib import Path
 from typing import Any, cast
 
+from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.utils.serialize import modify_yaml
+from scmrepo.exceptions import SCMError
 
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.files import atomic_directory, sha256_json
-from deepsearch_rl.profile import PARAMS, Profile, dvc_file, find_profile
+from deepsearch_rl.files import atomic_directory, atomic_file, sha256_json
+from deepsearch_rl.profile import PARAMS, dvc_file, find_profile
 
 SECTIONS = {
     "agent": "deepsearch_rl.agent.config:AgentConfig",
@@ -46,9 +50,13 @@ SECTIONS = {
 def resolve_revision(project: Path, revision: str, warn: Callable[[str], object]) -> str:
     """Return the commit of a branch, tag or commit; of a branch the newest that the remote ``origin`` has.
 
+    ``HEAD`` is the project's own commit.
+
     Raises:
         ConfigError: neither the remote nor this clone has such a revision.
     """
+    if revision == "HEAD":
+        return _git(project, "rev-parse", "HEAD").stdout.strip()
     if "origin" in _git(project, "remote").stdout.split():
         fetched = _git(project, "fetch", "--quiet", "--tags", "origin")
         if fetched.returncode:
@@ -88,36 +96,54 @@ def open_checkout(
             _require(_git(partial, "checkout", "--quiet", "--detach", commit))
             with Repo(str(project)) as repo:
                 local: Any = repo.config.load_one("local")
-                local["cache"] = {"dir": repo.cache.local_cache_dir}
+                local["cache"] = {**local.get("cache", {}), "dir": repo.cache.local_cache_dir}
+                local["remote"] = {
+                    name: dict(remote) for name, remote in repo.config["remote"].items()
+                }  # absolute paths
             with Repo(str(partial)) as clone, clone.config.edit("local") as settings:
                 cast("dict[str, Any]", settings).update(local)
     changed = find_profile(folder, profile).with_overrides(params)
-    for section in {name.partition(".")[0] for name in params} & SECTIONS.keys():
-        changed.section(section, pkgutil.resolve_name(SECTIONS[section]))
-    if params:
-        _write_params((folder / dvc_file(profile)).with_name(PARAMS), changed, params)
+    before = find_profile(folder, profile)
+    for section in {name.partition(".")[0] for name in params}:
+        value = changed.values[section]
+        if section in SECTIONS:
+            changed.section(section, pkgutil.resolve_name(SECTIONS[section]))
+        elif type(value) is not type(before.values[section]):
+            raise ConfigError(f"{section} is a {type(before.values[section]).__name__}, not {value!r}.")
+    path = (folder / dvc_file(profile)).with_name(PARAMS)
+    with atomic_file(path) as partial:
+        shutil.copyfile(path, partial)
+        with modify_yaml(str(partial)) as values:
+            for name in params:
+                _set(values, changed.values, name.split("."))
     return folder
 
 
-def save_experiment(folder: Path, name: str) -> None:
-    """Save the state of a clone as a DVC experiment that the project shows under ``name``.
+def check_experiment_name(name: str) -> None:
+    """Raise ConfigError for a name that git and DVC would refuse after the work is done."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise ConfigError(f"an experiment's name has letters, digits, - and _ alone; {name!r} has others.")
+
+
+def save_experiment(folder: Path, profile: str, stages: Iterable[str], name: str) -> None:
+    """Save what stages made in a clone as a DVC experiment that the project shows under ``name``.
 
     Raises:
         ConfigError: DVC or git refuses.
     """
-    with chdir(folder), Repo() as repo:
-        repo.experiments.save(name=name, force=True)
-        repo.experiments.push("origin", [name], force=True, push_cache=False)
+    lock = Path(dvc_file(profile)).with_suffix(".lock")
+    try:
+        with chdir(folder), Repo() as repo:
+            repo.experiments.save(targets=list(stages), name=name, force=True, include_untracked=[str(lock)])
+            repo.experiments.push("origin", [name], force=True, push_cache=False)
+    except (DvcException, SCMError) as error:
+        raise ConfigError(f"the experiment {name} cannot be saved; its results are in {folder}: {error}") from error
 
 
-def _write_params(path: Path, profile: Profile, params: Mapping[str, Any]) -> None:
-    with modify_yaml(str(path)) as values:
-        for name in params:
-            *sections, field = name.split(".")
-            target, source = values, profile.values
-            for section in sections:
-                target, source = target[section], source[section]
-            target[field] = source[field]
+def _set(values: Any, source: Any, names: list[str]) -> None:
+    for name in names[:-1]:
+        values, source = values[name], source[name]
+    values[names[-1]] = source[names[-1]]
 
 
 def _git(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -36,12 +36,12 @@ from pydantic import Field
 
 from deepsearch_rl.commands.summary import read_table
 from deepsearch_rl.dvc_lock import repair_dvc_locks
-from deepsearch_rl.errors import DeepsearchError
+from deepsearch_rl.errors import ConfigError, DeepsearchError
 from deepsearch_rl.processes import ProcessGuard, stream_lines
 from deepsearch_rl.profile import find_profile
 from deepsearch_rl.records import Record
 from deepsearch_rl.retries import retry
-from flows.checkout import open_checkout, save_experiment
+from flows.checkout import check_experiment_name, open_checkout, save_experiment
 from flows.graph import Graph, Stage, has_remote, read_graph, select
 from flows.locks import gpu_lock, held
 from flows.server import prefect_api
@@ -177,15 +177,19 @@ def reproduce(
     """
     project = project_folder()
     logger = get_run_logger()
-    if experiment and not revision:
-        revision = "HEAD"  # an experiment never touches the files that somebody works on
+    if experiment:
+        check_experiment_name(experiment)
+        revision = revision or "HEAD"  # an experiment never touches the files that somebody works on
     # Two runs of one profile on one machine would share its GPU's memory and, in one folder, write the same outputs.
     with held(project / "work" / profile / "flow.lock", _holder(), logger.info, check=lambda: None):
-        _close_dead_run(project / "work" / profile / "flow.run")
+        run_file = project / "work" / profile / "flow.run"
+        _close_dead_run(run_file)
         root = open_checkout(project, profile, revision, params or {}, logger.warning)
         states = _reproduce(root, project, profile, targets, force)
         if experiment:
-            save_experiment(root, experiment)
+            stages = select(read_graph(root, profile), targets).values()
+            save_experiment(root, profile, (stage.address for stage in stages), experiment)
+        run_file.unlink()  # only a killed run leaves it
     return states
 
 
@@ -200,7 +204,7 @@ def _close_dead_run(path: Path) -> None:
             before = client.read_flow_run(UUID(path.read_text(encoding="utf-8")))
             if before.state and before.state.is_running():
                 message = "Its process ended without a word; the next run of this profile noticed."
-                client.set_flow_run_state(before.id, Crashed(message=message), force=True)
+                client.set_flow_run_state(before.id, Crashed(message=message))
     path.write_text(str(flow_run.id), encoding="utf-8")
 
 
@@ -297,13 +301,23 @@ def main() -> None:
     atexit.register(until_exit.close)
     try:
         until_exit.enter_context(prefect_api())
-        params = {name: yaml.safe_load(value) for name, _, value in (text.partition("=") for text in arguments.set)}
+        params = dict(map(_parameter, arguments.set))
         targets = tuple(arguments.targets)
         reproduce(arguments.profile, targets, arguments.force, arguments.revision, params or None, arguments.experiment)
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("cancelled")
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    try:
+        if equals:
+            return name, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value in {text!r} is not YAML: {error}") from error
+    raise ConfigError(f"{text!r} is not NAME=VALUE, such as rl.group_size=16.")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from deepsearch_rl.retrieval.server.requests import is_loopback
 ROOT = Path(__file__).resolve().parent.parent
 PREFECT_PORT = 4200
 START_TIMEOUT_S = 180.0
+EVERYWHERE = "0.0.0.0"
 LOGIN_VARIABLE = "DEEPSEARCH_LOGIN"
 PASSWORD_CHARACTERS = 12
 
@@ -24,10 +25,14 @@ def require_login(host: str) -> str:
     """Return the login ``name:password`` of servers on a host; empty on loopback, where none is needed.
 
     Raises:
-        ConfigError: other machines reach the host, and there is no login or a short password.
+        ConfigError: other machines reach the host, and there is no login or a short password; or it is one address.
     """
     if is_loopback(host):
         return ""
+    if host != EVERYWHERE:
+        raise ConfigError(
+            f"the servers listen on {LOOPBACK} or, for other machines, on {EVERYWHERE}; not on {host} alone."
+        )
     login = os.environ.get(LOGIN_VARIABLE, "")
     name, _, password = login.partition(":")
     if not name or len(password) < PASSWORD_CHARACTERS:

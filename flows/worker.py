@@ -147,7 +147,8 @@ def main() -> None:
             start(ROOT, arguments.pool)
         elif arguments.action == "service":
             unit = write_service(ROOT, arguments.pool)
-            sys.stdout.write(f"{unit} written; switch it on: systemctl --user enable --now {unit.name}\n")
+            enable = f"systemctl --user enable --now {unit.name}; loginctl enable-linger keeps it after you log out"
+            sys.stdout.write(f"{unit} written; switch it on: {enable}\n")
         else:
             with prefect_api():
                 for profile, pool in deploy(ROOT).items():

@@ -16,10 +16,8 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = string.punctuation.encode()
 CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
 """Normalised answers that share no token with any other (HotpotQA's rule): they match exactly or not at all."""
-SUCCESS_F1 = 0.8
-"""A trajectory is a success from this F1 on (the original's filter)."""
-INSUFFICIENT = "Insufficient information."
-"""The golden answer of a question that the corpus cannot answer."""
+SUCCESS_F1 = 0.8  # A trajectory is a success from this F1 on (the original's filter)
+INSUFFICIENT = "Insufficient information."  # the golden answer of a question that the corpus cannot answer
 
 
 def extract_answer(text: str) -> str:
@@ -56,8 +54,7 @@ class AnswerScores(NamedTuple):
 
 
 METRICS = AnswerScores._fields
-ZERO = AnswerScores(0.0, 0.0, 0.0, 0.0, 0.0)
-"""Of an answer that matches nothing, and of every rollout that failed."""
+ZERO = AnswerScores(0.0, 0.0, 0.0, 0.0, 0.0)  # of an answer that matches nothing, and of every rollout that failed
 _EQUAL = AnswerScores(1.0, 1.0, 1.0, 1.0, 1.0)
 _BOTH_EMPTY = AnswerScores(1.0, 0.0, 0.0, 0.0, 0.0)
 

@@ -18,8 +18,7 @@ from filelock import FileLock, Timeout
 
 from deepsearch_rl.errors import ConfigError, DeepsearchError
 
-LOCK_FILES = (Path(".dvc", "tmp", "rwlock"), Path(".dvc", "tmp", "exps", "rwlock"))
-"""Of the graph, and of `dvc exp`."""
+LOCK_FILES = (Path(".dvc", "tmp", "rwlock"), Path(".dvc", "tmp", "exps", "rwlock"))  # of the graph, and of `dvc exp`
 _PID = re.compile(r'"pid": (\d+)[,}]')
 
 

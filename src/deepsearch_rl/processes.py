@@ -32,12 +32,9 @@ from deepsearch_rl.errors import EndpointError, UnavailableError
 LOOPBACK = "127.0.0.1"
 GRACE_S = 12.0
 """How long a process has between SIGTERM and SIGKILL; more than the retrieval server needs for its last answers."""
-CANCELLED_STATUS = 143
-"""Exit status of a command that its guard ended: that of a process ended by SIGTERM."""
-NOT_STARTED_STATUS = 127
-"""Exit status where there is no such program, as shells have it."""
-LAST_LINES = 15
-"""How many lines of a command's output an error shows."""
+CANCELLED_STATUS = 143  # exit status of a command that its guard ended: that of a process ended by SIGTERM
+NOT_STARTED_STATUS = 127  # exit status where there is no such program, as shells have it
+LAST_LINES = 15  # how many lines of a command's output an error shows
 PORTS_TRIED = 20
 _POLL_S = 0.1
 _HEALTH_TIMEOUT_S = 2.0
@@ -182,9 +179,10 @@ def running_server(
 
 
 def is_healthy(url: str) -> bool:
-    """Return whether a GET of an http address is answered with status 200."""
+    """Return whether a GET of an http or https address is answered with status 200."""
     address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_HEALTH_TIMEOUT_S)
+    make = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+    connection = make(address.hostname or "", address.port, timeout=_HEALTH_TIMEOUT_S)
     with contextlib.closing(connection):
         try:
             connection.request("GET", address.path)

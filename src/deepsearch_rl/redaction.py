@@ -9,11 +9,9 @@ from deepsearch_rl.errors import ConfigError
 
 MASK = "***"
 _SECRET_NAME = re.compile(r"api_key|secret|password|credential|auth_token|access_token", re.IGNORECASE)
-_MISREAD = re.compile(r"[\s\\#]")
-"""What libraries read in different ways, or drop, in an address."""
+_MISREAD = re.compile(r"[\s\\#]")  # what libraries read in different ways, or drop, in an address
 _KEY = re.compile(r"[\x21-\x7e]+")
-_USER = re.compile(r"(?<=://)\S*@")
-"""Up to the last '@': a password may hold an unencoded one, or a slash."""
+_USER = re.compile(r"(?<=://)\S*@")  # up to the last '@': a password may hold an unencoded one, or a slash
 
 
 def is_secret(name: str) -> bool:

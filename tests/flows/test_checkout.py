@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dvc.repo import Repo
 
 from deepsearch_rl.errors import ConfigError, UnknownNameError
 from deepsearch_rl.profile import find_profile
-from flows.checkout import SECTIONS, open_checkout, resolve_revision
+from flows.checkout import SECTIONS, check_experiment_name, open_checkout, resolve_revision
 from flows.reproduce import run_name
 from tests.flows.conftest import MakeProject
 
@@ -65,6 +66,7 @@ def test_other_parameters_are_set_in_a_clone_and_the_project_stays_as_it_is(proj
     [
         ({"numbre": 8}, UnknownNameError, "number"),
         ({"flow.gpu_stages": "sft"}, ConfigError, r"flow\.gpu_stages: Input should be a valid frozenset"),
+        ({"number": "eight"}, ConfigError, "number is a int, not 'eight'"),
     ],
 )
 def test_a_parameter_that_does_not_fit_is_refused_before_anything_starts(
@@ -82,6 +84,32 @@ def test_a_branch_is_the_newest_that_the_remote_has(project: Path, tmp_path_fact
     git(project, "remote", "add", "origin", str(other))
     assert resolve_revision(project, branch, nobody) == newest
     assert (open_checkout(project, "tiny", branch, {}, nobody) / "new.txt").is_file()
+
+
+def test_without_a_revision_the_projects_own_commit_runs_not_the_remotes(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    clone = tmp_path_factory.mktemp("clone") / "project"
+    git(project, "clone", "--quiet", str(project), str(clone))
+    (clone / "new.txt").write_text("new")
+    commit_all(clone, "of this clone alone")
+    assert (open_checkout(clone, "tiny", "", {"number": 8}, nobody) / "new.txt").is_file()
+
+
+def test_a_clone_has_the_projects_settings_of_dvc(project: Path) -> None:
+    remote = "[core]\n    remote = storage\n['remote \"storage\"']\n    url = ../../shared\n"
+    (project / ".dvc" / "config").write_text(remote)
+    (project / ".dvc" / "config.local").write_text("[cache]\n    type = symlink\n")
+    commit_all(project, "a remote")
+    with Repo(str(open_checkout(project, "tiny", "HEAD", {}, nobody))) as repo:
+        assert repo.config["remote"]["storage"]["url"] == str(project.parent / "shared")
+        assert (repo.config["cache"]["type"], repo.cache.local_cache_dir) == (["symlink"], str(project / ".dvc/cache"))
+
+
+@pytest.mark.parametrize("name", ["groups of 16", "a/b", "-f", ""])
+def test_a_name_that_no_experiment_can_have_is_refused_at_once(name: str) -> None:
+    with pytest.raises(ConfigError, match="an experiment's name has letters, digits"):
+        check_experiment_name(name)
 
 
 def test_without_the_remote_the_local_revision_runs_and_a_warning_says_so(project: Path) -> None:

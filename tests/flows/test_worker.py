@@ -58,6 +58,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def project(make_project: MakeProject) -> Path:
     folder = make_project(STAGES, yaml.safe_dump(PARAMS))
     shutil.copy(ROOT / "uv.lock", folder)  # doctor compares the environment with it
+    other = folder / "profiles" / "other"  # never made
+    other.mkdir(parents=True)
+    (other / "params.yaml").write_text(yaml.safe_dump({**PARAMS, "profile": "other"}))
+    (other / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"write": {"cmd": "echo > o.txt", "outs": ["o.txt"]}}}))
     subprocess.run(["git", "add", "--all"], cwd=folder, check=True)
     commit = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "--message", "first"]
     subprocess.run(commit, cwd=folder, check=True)
@@ -89,7 +93,7 @@ def finished_run(client: SyncPrefectClient, is_wanted: Callable[[FlowRun], bool]
 
 
 def test_a_schedule_creates_runs_and_a_worker_completes_them(project: Path, root: Path) -> None:
-    assert deploy(project) == {"tiny": "cpu"}
+    assert deploy(project) == {"tiny": "cpu", "other": "cpu"}
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name("reproduce/tiny")
         assert [(schedule.slug, schedule.active) for schedule in deployment.schedules] == [("nightly", False)]

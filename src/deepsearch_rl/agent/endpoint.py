@@ -18,8 +18,7 @@ from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import StopReason, TokenUsage
 from deepsearch_rl.redaction import redact
 
-NO_KEY = "none"
-"""The key for a server that needs none."""
+NO_KEY = "none"  # the key for a server that needs none
 MODEL_RETRIES = 3
 """Further attempts of a model call; the client makes them for 408, 409, 429, 5xx, connection errors and time-outs."""
 CONNECT_TIMEOUT_S = 10.0

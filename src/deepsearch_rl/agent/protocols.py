@@ -44,10 +44,8 @@ from deepsearch_rl.retrieval.passages import NO_PASSAGES, Found, format_passages
 
 _SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
 """The tool's schema and the words that a template writes around it."""
-_MESSAGE_CHARACTERS = 24
-"""What a template writes around a message or a call."""
-_TAGS_CHARACTERS = 60
-"""What a template writes around the two messages of search_tags."""
+_MESSAGE_CHARACTERS = 24  # what a template writes around a message or a call
+_TAGS_CHARACTERS = 60  # what a template writes around the two messages of search_tags
 _RAW_CALL = re.compile(r"\s*<tool_call>.*?</tool_call>\s*", re.DOTALL)
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _STOPS = ("</search>", "</answer>")

@@ -20,8 +20,7 @@ from deepsearch_rl.errors import ConfigError, look_up
 from deepsearch_rl.profile import Profile, find_profile
 from deepsearch_rl.records import Message, Question, Trajectory
 
-PASSAGE_CHARACTERS = 240
-"""Of every passage so much is shown; the model reads all of it."""
+PASSAGE_CHARACTERS = 240  # of every passage so much is shown; the model reads all of it
 _TAGGED = re.compile(r"</?think>|<(search|answer)>.*?</\1>", re.DOTALL)
 _PASSAGES = re.compile(r"^(?=\[\d+\] |Doc \d+\(Title: )", re.MULTILINE)
 

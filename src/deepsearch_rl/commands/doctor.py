@@ -29,10 +29,8 @@ from deepsearch_rl.profile import dvc_file, find_profile, profile_names
 from deepsearch_rl.records import Record
 
 OURS = "deepsearch-rl"
-BASE = "base"
-"""What is installed without any extra."""
-ALL = "all"
-"""The extra with every part of the graph."""
+BASE = "base"  # what is installed without any extra
+ALL = "all"  # the extra with every part of the graph
 DISTRIBUTIONS = {
     "Stemmer": "pystemmer",
     "agents": "openai-agents",

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from deepsearch_rl.evaluation.standalone import Standalone
 
 WORK = Path("work", "evaluate")
-DIGITS = 8
-"""Of a digest at the end of a folder's name."""
-CALLS_PER_DEADLINE = 4
-"""A model call may take this part of a question's time; one that takes longer is retried."""
+DIGITS = 8  # of a digest at the end of a folder's name
+CALLS_PER_DEADLINE = 4  # A model call may take this part of a question's time; one that takes longer is retried
 ANSWERS_PER_CALL = 4
 """Where less than the tokens of a call are left, the model is asked to answer in this part of them."""
 

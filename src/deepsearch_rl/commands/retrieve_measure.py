@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from deepsearch_rl.retrieval.measurement.comparison import Comparison, Interval
 
 _LEARNING = load_preset("retrieve").value("index")["fusion"]["learning"]
-METRICS = ("mrr", "map", "hits", "evidence_recall")
-"""In the order of the table's rows."""
+METRICS = ("mrr", "map", "hits", "evidence_recall")  # in the order of the table's rows
 UNITS_MB = {"kb": 1e-3, "mb": 1.0, "gb": 1e3, "tb": 1e6}
 
 

@@ -7,8 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-PIPE_WIDTH = 240
-"""Characters: nothing is cut where no terminal limits a line."""
+PIPE_WIDTH = 240  # characters: nothing is cut where no terminal limits a line
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], is_ruled: bool = False) -> None:

@@ -18,11 +18,9 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 
 HUB = "https://huggingface.co"
 ATTEMPTS = 20
-SPLIT = "val"
-"""The split to answer, in every set."""
+SPLIT = "val"  # the split to answer, in every set
 QUESTION_FILES = ("questions", "dev", "test")
-PUBLISHED_SPLIT = {"val": 200, "dev": 100, "train": None}
-"""Of MultiHop-RAG, after the shuffle with ``SHUFFLE_SEED``."""
+PUBLISHED_SPLIT = {"val": 200, "dev": 100, "train": None}  # of MultiHop-RAG, after the shuffle with `SHUFFLE_SEED`
 SHUFFLE_SEED = 42
 
 

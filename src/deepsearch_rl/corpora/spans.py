@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 
 Span = tuple[int, int]
 
-BLOCK_CHARS = 1 << 18
-"""Characters of a block; its arrays take about 30 bytes a character."""
-MAX_SENTENCE_CHARS = 20_000
-"""Longer sentences are cut at white space, so that no tokenizer gets megabytes at once."""
+BLOCK_CHARS = 1 << 18  # characters of a block; its arrays take about 30 bytes a character
+MAX_SENTENCE_CHARS = 20_000  # longer sentences are cut at white space, so that no tokenizer gets megabytes at once
 
 _WORD_CHARACTER, _SIGN, _STOP, _CJK_STOP, _CLOSING, _OPENING, _BEGINNING, _ABBREVIATING = (1 << bit for bit in range(8))
 _VISIBLE = _WORD_CHARACTER | _SIGN
@@ -34,8 +32,7 @@ _CHARACTERS = {
     string.ascii_uppercase + string.digits: _BEGINNING,
     string.ascii_uppercase + "v": _ABBREVIATING,  # what an initial or an abbreviation begins with
 }
-_MARGIN = 8
-"""Zeros around a block's classes, so that a look at nearby characters needs no bounds."""
+_MARGIN = 8  # zeros around a block's classes, so that a look at nearby characters needs no bounds
 
 _ABBREVIATIONS = (
     *("Mr", "Mrs", "Ms", "Dr", "Prof", "St", "Jr", "Sr", "Sen", "Gov", "Gen", "Lt", "Col", "Inc", "Ltd", "No", "vs"),

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SENTENCES_AT_ONCE = 4096
-MAX_KNOWN_WORDS = 1 << 19
-"""Words whose counts are remembered, about 100 MB."""
+MAX_KNOWN_WORDS = 1 << 19  # words whose counts are remembered, about 100 MB
 _SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
 """White space to Python, but control characters to BERT, which drops them and joins the words around them."""
 

@@ -27,8 +27,7 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 ATTENTION = "grouped_sdpa"
 EMPTY = -1
-BUSY = np.iinfo(np.int64).max
-"""When a slot was last used whose request still runs."""
+BUSY = np.iinfo(np.int64).max  # when a slot was last used whose request still runs
 
 
 class Sampling(NamedTuple):

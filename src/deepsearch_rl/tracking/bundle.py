@@ -40,8 +40,7 @@ from deepsearch_rl.records import NonEmpty, Record, StopReason, Trajectory
 from deepsearch_rl.redaction import is_secret, mask_users
 
 BUNDLE, PREDICTIONS, ROLLOUTS, FILES = "bundle.json", "predictions.jsonl", "rollouts.jsonl", "files"
-DIGEST_CHARACTERS = 36
-"""Of a data set's digest; MLflow refuses longer ones."""
+DIGEST_CHARACTERS = 36  # of a data set's digest; MLflow refuses longer ones
 MAX_PARAM_CHARACTERS = 6000
 SCORES = ("f1", "f1_low", "f1_high", "em", "acc", "precision", "recall", "mean_rounds", "mean_tool_calls")
 _NOT_IN_A_NAME = re.compile(r"[^\w.\-]", re.ASCII)

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 
 import pandas as pd
 from mlflow import entities
+from mlflow.exceptions import MlflowException
 from mlflow.tracing.client import TracingClient
 from mlflow.tracking import MlflowClient
 
@@ -123,7 +124,13 @@ def _experiment_id(client: MlflowClient, name: str, uri: str) -> str:
     if experiment is not None:
         return experiment.experiment_id
     beside = Path(uri.removeprefix(SQLITE)).resolve().with_name("artifacts")
-    return client.create_experiment(name, beside.as_uri() if uri.startswith(SQLITE) else None)
+    try:
+        return client.create_experiment(name, beside.as_uri() if uri.startswith(SQLITE) else None)
+    except MlflowException:
+        experiment = client.get_experiment_by_name(name)  # another machine may have made it meanwhile
+        if experiment is None:
+            raise
+        return experiment.experiment_id
 
 
 @dataclass(frozen=True, slots=True)

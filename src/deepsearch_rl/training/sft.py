@@ -37,8 +37,7 @@ from deepsearch_rl.training.swift_run import run_swift, swift_command
 from deepsearch_rl.trajectories.convert import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
-TRAINER_STATE = "trainer_state.json"
-"""The last file that a checkpoint gets."""
+TRAINER_STATE = "trainer_state.json"  # the last file that a checkpoint gets
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 _LOSS = re.compile(r"'loss': '?([\d.]+)")
 

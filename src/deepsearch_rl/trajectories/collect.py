@@ -29,8 +29,7 @@ _LOG = logging.getLogger(__name__)
 SERVER_FAILURES = frozenset({StopReason.MODEL_ERROR, StopReason.TOOL_ERROR})
 """Stop reasons of rollouts that a server failed, whatever the model wrote."""
 _MISSING = -1
-FAILURES_IN_A_ROW = 16
-"""After so many server failures in a row the server counts as gone."""
+FAILURES_IN_A_ROW = 16  # after so many server failures in a row the server counts as gone
 
 
 class Agent(Protocol):

@@ -10,8 +10,7 @@ from deepsearch_rl.errors import CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.files import numbered_records, parse_record, read_json, write_jsonl
 from deepsearch_rl.records import Message, NonEmpty, StopReason, Trajectory
 
-UNKNOWN = "unknown"
-"""The prompt of results, which do not name theirs."""
+UNKNOWN = "unknown"  # the prompt of results, which do not name theirs
 
 
 class _Output(BaseModel):

@@ -23,8 +23,7 @@ from deepsearch_rl.trajectories.filters import evidence_shown, repeated_queries
 
 CORRECT, WRONG = "correct", "wrong"
 """Outcomes of answered rollouts; a failed one has its stop reason."""
-TOKENS_BIN = 100
-"""Width of the bins of conversation lengths, in tokens."""
+TOKENS_BIN = 100  # width of the bins of conversation lengths, in tokens
 
 
 class Spread(Record):

@@ -31,13 +31,10 @@ from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.trajectories.convert import SwiftRow, row_targets, swift_row
 from deepsearch_rl.trajectories.filters import apply_predicates, find_predicates
 
-IGNORED = -100
-"""Label of a token without loss."""
-NO_LIMIT = 1 << 24
-"""ms-swift refuses longer conversations; the limit on rows applies after the proof."""
+IGNORED = -100  # label of a token without loss
+NO_LIMIT = 1 << 24  # ms-swift refuses longer conversations; the limit on rows applies after the proof
 TOO_LONG = "too_long"
-LAST_TURN = "last_round"
-"""ms-swift's loss scale that trains the last turn of a row alone."""
+LAST_TURN = "last_round"  # ms-swift's loss scale that trains the last turn of a row alone
 
 
 class FilterConfig(Record):

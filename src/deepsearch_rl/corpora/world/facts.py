@@ -10,8 +10,7 @@ from deepsearch_rl.corpora.world.grammar import YEAR, Grammar, Relation
 from deepsearch_rl.errors import ConfigError, UnknownNameError
 from deepsearch_rl.records import Document, Evidence
 
-MAX_PARAGRAPHS = 6
-"""Of an article."""
+MAX_PARAGRAPHS = 6  # of an article
 Fact = tuple[str, str]
 """Subject and relation name."""
 

@@ -20,10 +20,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from deepsearch_rl.records import Record
 
-YEAR = "year"
-"""The kind whose names are years; they are no entities, and have no articles."""
-_OBJECT = r"([A-Z]\w*(?: [A-Z]\w*)*|\d{4})"
-"""An object in running text: capitalised words, or a year."""
+YEAR = "year"  # the kind whose names are years; they are no entities, and have no articles
+_OBJECT = r"([A-Z]\w*(?: [A-Z]\w*)*|\d{4})"  # an object in running text: capitalised words, or a year
 
 
 class Kind(Record):

@@ -42,8 +42,7 @@ STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
 }
 PANEL_INCHES = (4.7, 1.9)
-LINE_INCHES = 0.29
-"""Height that a line beyond the fourth adds to a panel."""
+LINE_INCHES = 0.29  # height that a line beyond the fourth adds to a panel
 
 
 class CurvePoint(BaseModel):

@@ -24,12 +24,9 @@ from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore
 Feature = str | tuple[str, int]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-DIGITS = 12
-"""Sums in another order may differ beyond them, and must not decide between equals."""
-SLACK = 1e-9
-"""A bound this much below the best cannot win, however its sum was rounded."""
-CANDIDATES_AT_ONCE = 256
-"""Bounds memory: their overlaps with every golden answer are held together."""
+DIGITS = 12  # sums in another order may differ beyond them, and must not decide between equals
+SLACK = 1e-9  # A bound this much below the best cannot win, however its sum was rounded
+CANDIDATES_AT_ONCE = 256  # bounds memory: their overlaps with every golden answer are held together
 
 
 class AnswerTexts:

@@ -30,8 +30,7 @@ from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval.passages import format_passages
 
 Turn = dict[str, JsonValue]
-RESULTS = 3
-"""Passages that a search returns in a demonstration."""
+RESULTS = 3  # passages that a search returns in a demonstration
 _SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.4  # shares of further passages; the rest is about anything
 _NEW_PARAGRAPH = 0.3  # share of sentences that open one
 _STRANGE_WORDS = [word for kind in OUT_OF_DOMAIN.kinds.values() if kind.name != YEAR for word in kind.word_lists[0]]

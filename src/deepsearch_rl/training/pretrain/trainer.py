@@ -29,10 +29,8 @@ from deepsearch_rl.training.pretrain.documents import CurriculumStage, DocumentC
 from deepsearch_rl.training.pretrain.model import TURN_END, TURN_START, ModelConfig, build_model, world_tokenizer
 
 TRAIN_LOG = "train_log.jsonl"
-LOG_EVERY = 25
-"""Steps between two lines of the training log."""
-IGNORED = -100
-"""Label of a token without loss, as transformers has it."""
+LOG_EVERY = 25  # steps between two lines of the training log
+IGNORED = -100  # label of a token without loss, as transformers has it
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # Muon's quintic iteration with the steepest slope at zero
 _NEWTON_SCHULZ_STEPS = 5
 _MOMENTUM = 0.95  # share of the old direction that a step of Muon keeps

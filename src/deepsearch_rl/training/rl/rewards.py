@@ -70,8 +70,7 @@ class PolicyText:
 
 
 RewardFunction = Callable[[Trajectory, Question, PolicyText], float]
-REWARDS: dict[str, RewardFunction] = {}
-"""Every reward by the name that ``rl.rewards`` gives it."""
+REWARDS: dict[str, RewardFunction] = {}  # every reward by the name that `rl.rewards` gives it
 
 
 def reward(function: RewardFunction) -> RewardFunction:

@@ -32,8 +32,7 @@ from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.records import Question
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, Rollout, SampledTokens, Sampling
 
-RESUME_ONLY = ("optimizer.pt", "README.md")
-"""Files of a checkpoint that a merge does not need."""
+RESUME_ONLY = ("optimizer.pt", "README.md")  # files of a checkpoint that a merge does not need
 METRICS = {
     "loss/train": "loss",
     "loss/kl_policy_ref": "kl",
