@@ -20,7 +20,7 @@ from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.retrieval.searcher import RETRIEVERS
 from deepsearch_rl.retrieval.server.launch import listen
 
-TOKEN = "open sesame"
+TOKEN = "s3cret-of-the-server"
 
 
 def error_of(arguments: list[str]) -> str:
