@@ -65,12 +65,12 @@ def start_mlflow(guard: ProcessGuard, host: str = LOOPBACK) -> Server:
 def links(prefect: str, mlflow: str) -> list[str]:
     """Return what to open first: the runs of both servers, and the reports of this folder."""
     name, password = (os.environ.get(f"MLFLOW_TRACKING_{part}", "") for part in ("USERNAME", "PASSWORD"))
-    found = httpx.get(
+    answer = httpx.get(
         f"{mlflow}/api/2.0/mlflow/experiments/get-by-name",
         params={"experiment_name": find_profile(ROOT, "tiny").value("track")["experiment"]},
         auth=(name, password) if name else None,
     )
-    runs = f"/#/experiments/{found.json()['experiment']['experiment_id']}/runs" if found.is_success else ""
+    runs = f"/#/experiments/{answer.json()['experiment']['experiment_id']}/runs" if answer.is_success else ""
     reports = [ROOT / "reports" / profile / "index.html" for profile in profile_names(ROOT)]
     newest = sorted(filter(Path.is_file, reports), key=lambda path: path.stat().st_mtime)[-1:]
     return [f"Prefect {prefect}/runs", f"MLflow  {mlflow}{runs}", *(f"Report  {path.as_uri()}" for path in newest)]
