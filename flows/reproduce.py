@@ -49,6 +49,7 @@ from flows.server import prefect_api
 WORKERS = 2
 PROJECT_VARIABLE = "DEEPSEARCH_PROJECT"
 """Set by a worker for its runs, which Prefect starts in a temporary folder."""
+RETRY_DELAYS_S = [30.0, 120.0, 600.0]
 PUSH_ATTEMPTS, PUSH_BACKOFF_S = 4, 2.0
 CACHED, RESTORED = "Cached", "Restored"
 _UNCHANGED = "Data and pipelines are up to date."
@@ -60,6 +61,7 @@ class FlowConfig(Record):
     """Section ``flow`` of params.yaml."""
 
     gpu_stages: frozenset[str] = Field(description="stage families that take turns at the GPU")
+    outside_stages: frozenset[str] = Field(description="families that ask hubs or APIs; tried again where they fail")
 
 
 class StageFailedError(DeepsearchError):
@@ -230,7 +232,7 @@ def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...]
     for sentence in repair_dvc_locks(root):
         get_run_logger().warning("%s", sentence)
     graph = select(read_graph(root, profile), targets)
-    gpu_families = find_profile(root, profile).section("flow", FlowConfig).gpu_stages
+    config = find_profile(root, profile).section("flow", FlowConfig)
     with ProcessGuard() as guard:
         place = Workplace(root, guard, has_remote(root))
         locks = [folder / "uv.lock" for folder in (root, project)]
@@ -238,8 +240,10 @@ def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...]
             _stream(["make", "environment"], place, [])
 
         def start(stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool) -> PrefectFuture[State[None]]:
-            inputs = (stage, place, stage.family in gpu_families, skip and not force, force)
-            return run_stage.submit(*inputs, wait_for=upstream)  # pyright: ignore[reportCallIssue]
+            inputs = (stage, place, stage.family in config.gpu_stages, skip and not force, force)
+            retries = len(RETRY_DELAYS_S) if stage.family in config.outside_stages else 0
+            run = run_stage.with_options(retries=retries, retry_delay_seconds=RETRY_DELAYS_S)
+            return run.submit(*inputs, wait_for=upstream)  # pyright: ignore[reportCallIssue]
 
         states = _run_graph(graph, start)
     if "report" in graph:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from prefect.testing.utilities import prefect_test_harness
 
-PROFILE = "profile: tiny\nflow: {gpu_stages: []}\n"
+PROFILE = "profile: tiny\nflow: {gpu_stages: [], outside_stages: []}\n"
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from flows.reproduce import run_name
 from tests.flows.conftest import MakeProject
 
 PLAIN = {"profile", "wdir", "params", "python", "seed", "models", "datasets"}
-PARAMS = {"profile": "tiny", "flow": {"gpu_stages": []}, "number": 7}
+PARAMS = {"profile": "tiny", "flow": {"gpu_stages": [], "outside_stages": []}, "number": 7}
 
 
 def git(folder: Path, *arguments: str) -> str:

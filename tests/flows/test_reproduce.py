@@ -15,6 +15,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Running
 
 from deepsearch_rl.processes import LOOPBACK, free_port
+from flows import reproduce as flow_module
 from flows.reproduce import StageFailedError, reproduce
 from tests.flows.conftest import PROFILE, MakeProject
 
@@ -106,8 +107,18 @@ def test_independent_stages_run_side_by_side(make_project: MakeProject) -> None:
 
 
 def test_gpu_stages_take_turns(make_project: MakeProject) -> None:
-    make_project(TAKING_TURNS, "profile: tiny\nflow: {gpu_stages: [sft, evaluate]}\n")
+    make_project(TAKING_TURNS, "profile: tiny\nflow: {gpu_stages: [sft, evaluate], outside_stages: []}\n")
     assert reproduce() == {"sft": "Completed", "evaluate": "Completed"}
+
+
+def test_a_stage_that_asks_others_is_tried_again(make_project: MakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_module, "RETRY_DELAYS_S", [0.1])
+    once = "[ -e tried ] || { touch tried; exit 1; }; echo > data.txt"
+    make_project(
+        {"download": {"cmd": once, "outs": ["data.txt"]}},
+        PROFILE.replace("outside_stages: []", "outside_stages: [download]"),
+    )
+    assert reproduce() == {"download": "Completed"}
 
 
 def test_a_failure_names_command_status_and_last_lines_and_starts_nothing_more(make_project: MakeProject) -> None:

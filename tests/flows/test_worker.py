@@ -36,7 +36,7 @@ STAGES = {
 PARAMS = {
     "profile": "tiny",
     "python": {"core": sys.executable},
-    "flow": {"gpu_stages": []},
+    "flow": {"gpu_stages": [], "outside_stages": []},
     "requires": {"memory_gib": 0.1, "disk_gib": 0.1, "gpu_memory_gib": 0, "java": False, "keys": []},
     "number": 7,
 }
