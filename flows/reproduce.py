@@ -25,8 +25,9 @@ from uuid import UUID
 import yaml
 from prefect import flow, get_client, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
+from prefect.blocks.core import Block
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
@@ -49,6 +50,7 @@ from flows.server import prefect_api
 WORKERS = 2
 PROJECT_VARIABLE = "DEEPSEARCH_PROJECT"
 """Set by a worker for its runs, which Prefect starts in a temporary folder."""
+NOTIFY_VARIABLE = "DEEPSEARCH_NOTIFY"
 RETRY_DELAYS_S = [30.0, 120.0, 600.0]
 PUSH_ATTEMPTS, PUSH_BACKOFF_S = 4, 2.0
 CACHED, RESTORED = "Cached", "Restored"
@@ -148,9 +150,19 @@ def _stream(command: list[str], place: Workplace, locks: list[int]) -> list[str]
     return tail
 
 
+def notify(_flow: object, run: FlowRun, state: State[Any]) -> None:
+    """Tell how a run ended by the notification block that ``DEEPSEARCH_NOTIFY`` names: ``slack-webhook/team``."""
+    if name := os.environ.get(NOTIFY_VARIABLE):
+        block: Any = Block.load(name)
+        block.notify(body=state.message or state.name or "", subject=f"{run.name}: {state.name}")
+
+
 @flow(  # pyright: ignore[reportCallIssue]  prefect does not accept its own task runner's type
     name="reproduce",
     flow_run_name=lambda: run_name(**flow_run.parameters),
+    on_completion=[notify],
+    on_failure=[notify],
+    on_crashed=[notify],
     task_runner=ThreadPoolTaskRunner(max_workers=WORKERS),  # pyright: ignore[reportArgumentType]
 )
 def reproduce(

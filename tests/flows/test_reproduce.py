@@ -1,15 +1,20 @@
 """The flow against a real DVC project and a real Prefect server."""
 
+import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
 from prefect import get_client
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Running
@@ -119,6 +124,35 @@ def test_a_stage_that_asks_others_is_tried_again(make_project: MakeProject, monk
         PROFILE.replace("outside_stages: []", "outside_stages: [download]"),
     )
     assert reproduce() == {"download": "Completed"}
+
+
+class Webhook(BaseHTTPRequestHandler):
+    """Keeps what it is sent."""
+
+    received: ClassVar[list[dict[str, str]]] = []
+
+    def do_POST(self) -> None:
+        self.received.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+
+def test_a_block_that_the_environment_names_is_told_how_a_run_ended(
+    make_project: MakeProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_project({"broken": {"cmd": "exit 9", "outs": ["a.txt"]}})
+    with HTTPServer((LOOPBACK, 0), Webhook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://{LOOPBACK}:{server.server_port}/hook"
+        text = {"subject": "{{subject}}", "body": "{{body}}"}
+        CustomWebhookNotificationBlock(name="hook", url=url, json_data=text).save("team", overwrite=True)
+        monkeypatch.setenv("DEEPSEARCH_NOTIFY", "custom-webhook/team")
+        with pytest.raises(StageFailedError):
+            reproduce()
+        server.shutdown()
+    [message] = Webhook.received
+    assert message["subject"] == "tiny: Failed"
+    assert "`dvc --wait-for-lock repro --single-item broken` ended with status" in message["body"]
 
 
 def test_a_failure_names_command_status_and_last_lines_and_starts_nothing_more(make_project: MakeProject) -> None:
