@@ -150,11 +150,11 @@ def _stream(command: list[str], place: Workplace, locks: list[int]) -> list[str]
     return tail
 
 
-def notify(_flow: object, run: FlowRun, state: State[Any]) -> None:
+def notify(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001 - Prefect's arguments
     """Tell how a run ended by the notification block that ``DEEPSEARCH_NOTIFY`` names: ``slack-webhook/team``."""
     if name := os.environ.get(NOTIFY_VARIABLE):
         block: Any = Block.load(name)
-        block.notify(body=state.message or state.name or "", subject=f"{run.name}: {state.name}")
+        block.notify(body=state.message or state.name or "", subject=f"{flow_run.name}: {state.name}")
 
 
 @flow(  # pyright: ignore[reportCallIssue]  prefect does not accept its own task runner's type
