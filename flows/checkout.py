@@ -16,7 +16,6 @@ from typing import Any, cast
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.utils.serialize import modify_yaml
-from scmrepo.exceptions import SCMError
 
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.files import atomic_directory, atomic_file, sha256_json
@@ -136,7 +135,7 @@ def save_experiment(folder: Path, profile: str, stages: Iterable[str], name: str
         with chdir(folder), Repo() as repo:
             repo.experiments.save(targets=list(stages), name=name, force=True, include_untracked=[str(lock)])
             repo.experiments.push("origin", [name], force=True, push_cache=False)
-    except (DvcException, SCMError) as error:
+    except DvcException as error:
         raise ConfigError(f"the experiment {name} cannot be saved; its results are in {folder}: {error}") from error
 
 
