@@ -4,6 +4,8 @@ Clones are in ``work/checkouts/``. They share git objects and DVC's cache with t
 made is not made again, and a run that was killed continues in its clone.
 """
 
+import functools
+import operator
 import pkgutil
 import re
 import shutil
@@ -96,25 +98,20 @@ def open_checkout(
             with Repo(str(project)) as repo:
                 local: Any = repo.config.load_one("local")
                 local["cache"] = {**local.get("cache", {}), "dir": repo.cache.local_cache_dir}
-                local["remote"] = {
-                    name: dict(remote) for name, remote in repo.config["remote"].items()
-                }  # absolute paths
+                # As read from the project: a relative path would lead elsewhere from the clone.
+                local["remote"] = {name: dict(remote) for name, remote in repo.config["remote"].items()}
             with Repo(str(partial)) as clone, clone.config.edit("local") as settings:
                 cast("dict[str, Any]", settings).update(local)
-    changed = find_profile(folder, profile).with_overrides(params)
     before = find_profile(folder, profile)
+    changed = before.with_overrides(params)
     for section in {name.partition(".")[0] for name in params}:
         value = changed.values[section]
         if section in SECTIONS:
             changed.section(section, pkgutil.resolve_name(SECTIONS[section]))
         elif type(value) is not type(before.values[section]):
             raise ConfigError(f"{section} is a {type(before.values[section]).__name__}, not {value!r}.")
-    path = (folder / dvc_file(profile)).with_name(PARAMS)
-    with atomic_file(path) as partial:
-        shutil.copyfile(path, partial)
-        with modify_yaml(str(partial)) as values:
-            for name in params:
-                _set(values, changed.values, name.split("."))
+    if changed.values != before.values:
+        _write_params((folder / dvc_file(profile)).with_name(PARAMS), params)
     return folder
 
 
@@ -125,24 +122,29 @@ def check_experiment_name(name: str) -> None:
 
 
 def save_experiment(folder: Path, profile: str, stages: Iterable[str], name: str) -> None:
-    """Save what stages made in a clone as a DVC experiment that the project shows under ``name``.
+    """Save what the stages of these names made in a clone as a DVC experiment that the project shows under ``name``.
 
     Raises:
         ConfigError: DVC or git refuses.
     """
-    lock = Path(dvc_file(profile)).with_suffix(".lock")
+    dvc_yaml = Path(dvc_file(profile))
+    made, lock = [f"{dvc_yaml}:{stage}" for stage in stages], str(dvc_yaml.with_suffix(".lock"))
     try:
         with chdir(folder), Repo() as repo:
-            repo.experiments.save(targets=list(stages), name=name, force=True, include_untracked=[str(lock)])
+            repo.experiments.save(targets=made, name=name, force=True, include_untracked=[lock])
             repo.experiments.push("origin", [name], force=True, push_cache=False)
     except DvcException as error:
         raise ConfigError(f"the experiment {name} cannot be saved; its results are in {folder}: {error}") from error
 
 
-def _set(values: Any, source: Any, names: list[str]) -> None:
-    for name in names[:-1]:
-        values, source = values[name], source[name]
-    values[names[-1]] = source[names[-1]]
+def _write_params(path: Path, params: Mapping[str, Any]) -> None:
+    """Set values by dotted name, with all comments kept, by one rename."""
+    with atomic_file(path) as partial:
+        shutil.copyfile(path, partial)
+        with modify_yaml(str(partial)) as values:
+            for name, value in params.items():
+                *sections, field = name.split(".")
+                functools.reduce(operator.getitem, sections, values)[field] = value
 
 
 def _git(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -45,10 +45,8 @@ def read_graph(root: Path, profile: str) -> Graph:
     require_profile(root, profile)
     dvc_yaml = dvc_file(profile)
     try:
-        with (
-            chdir(root),
-            Repo(str(root), _wait_for_lock=True) as repo,
-        ):  # DVC's addresses start at the working directory
+        # DVC's addresses start at the working directory.
+        with chdir(root), Repo(_wait_for_lock=True) as repo:
             stages = [stage for stage in repo.stage.collect(dvc_yaml) if isinstance(stage, PipelineStage)]
             changed = repo.status(targets=[dvc_yaml])
             upstream = {stage: repo.index.graph.successors(stage) for stage in stages}  # DVC's edges point upstream
@@ -67,7 +65,7 @@ def read_graph(root: Path, profile: str) -> Graph:
 
 
 def has_remote(root: Path) -> bool:
-    """Return whether DVC has a remote of its own accord, with which artifacts travel."""
+    """Return whether DVC has a default remote, by which artifacts travel."""
     with Repo(str(root)) as repo:
         return bool(repo.config["core"].get("remote"))
 

@@ -201,8 +201,7 @@ def reproduce(
         root = open_checkout(project, profile, revision, params or {}, logger.warning)
         states = _reproduce(root, project, profile, targets, force)
         if experiment:
-            stages = select(read_graph(root, profile), targets).values()
-            save_experiment(root, profile, (stage.address for stage in stages), experiment)
+            save_experiment(root, profile, states, experiment)
         run_file.unlink()  # only a killed run leaves it
     return states
 
