@@ -1,8 +1,10 @@
 """The graph of a profile, read from DVC itself: its stages, what each builds on, and what DVC calls changed."""
 
+from collections.abc import Mapping
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
@@ -17,12 +19,14 @@ class Stage:
     """A stage of the graph.
 
     ``address`` is what `dvc repro` takes (``rl@sft``, or ``profiles/smoke/dvc.yaml:rl@sft``), ``upstream`` the names of
-    the stages whose outputs it reads, ``changed`` whether DVC would run it if nothing before it ran.
+    the stages whose outputs it reads, ``outputs`` its files and folders from the project's root, ``changed`` whether
+    DVC would run it if nothing before it ran.
     """
 
     name: str
     address: str
     upstream: frozenset[str]
+    outputs: tuple[str, ...]
     changed: bool
 
     @property
@@ -55,6 +59,7 @@ def read_graph(root: Path, profile: str) -> Graph:
                     name=str(stage.name),
                     address=str(stage.addressing),
                     upstream=frozenset(str(before.name) for before in upstream[stage] if before in upstream),
+                    outputs=tuple(Path(str(out)).as_posix() for out in stage.outs),
                     changed=stage.addressing in changed,
                 )
                 for stage in stages
@@ -68,6 +73,20 @@ def has_remote(root: Path) -> bool:
     """Return whether DVC has a default remote, by which artifacts travel."""
     with Repo(str(root)) as repo:
         return bool(repo.config["core"].get("remote"))
+
+
+def longest_path_s(graph: Graph, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return for every stage the seconds from its start to the end of the longest chain that follows from it.
+
+    ``seconds`` are those of the stages' last runs; a stage without any counts as the mean of the others, or as one.
+    """
+    unknown = fmean(seconds.values()) if seconds else 1.0
+    longest: dict[str, float] = {}
+    for stage in reversed(graph.values()):
+        longest[stage.name] = longest.get(stage.name, 0.0) + seconds.get(stage.name, unknown)
+        for before in stage.upstream:
+            longest[before] = max(longest.get(before, 0.0), longest[stage.name])
+    return longest
 
 
 def _upstream_first(stages: Graph) -> Graph:

@@ -13,7 +13,7 @@ import argparse
 import atexit
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -35,7 +35,7 @@ from prefect.states import Completed, Crashed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
-from deepsearch_rl.commands.summary import read_table
+from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.errors import ConfigError, DeepsearchError
 from deepsearch_rl.processes import ProcessGuard, stream_lines
@@ -43,8 +43,9 @@ from deepsearch_rl.profile import find_profile
 from deepsearch_rl.records import Record
 from deepsearch_rl.retries import retry
 from flows.checkout import check_experiment_name, open_checkout, save_experiment
-from flows.graph import Graph, Stage, has_remote, read_graph, select
+from flows.graph import Graph, Stage, has_remote, longest_path_s, read_graph, select
 from flows.locks import gpu_lock, held
+from flows.run_page import key_figures, run_page
 from flows.server import prefect_api
 
 WORKERS = 2
@@ -103,7 +104,7 @@ def run_stage(stage: Stage, place: Workplace, on_gpu: bool, skip: bool, force: b
         _push(stage, place)
     if any(line.endswith(_FROM_RUN_CACHE) for line in lines):
         return Completed(name=RESTORED, message="outputs of an earlier run, from DVC's run cache")
-    return Completed()
+    return Completed(message=key_figures(place.root, stage) or None)
 
 
 def _reproduce_stage(stage: Stage, place: Workplace, force: bool, locks: list[int]) -> list[str]:
@@ -256,38 +257,56 @@ def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...]
             run = run_stage.with_options(retries=retries, retry_delay_seconds=RETRY_DELAYS_S)
             return run.submit(*inputs, wait_for=upstream)  # pyright: ignore[reportCallIssue]
 
-        states = _run_graph(graph, start)
-    if "report" in graph:
-        create_markdown_artifact(read_table(root, profile), key=f"f1-table-{profile}", description="F1 table")
-    return states
+        timings = {run.stage: run.seconds for run in latest_runs(project, profile)}
+        states = _run_graph(graph, start, config.gpu_stages, timings)
+    page = run_page(root, profile, graph, states, os.environ.get("MLFLOW_TRACKING_URI"))
+    create_markdown_artifact(page, key=f"run-{profile}", description="F1 table, stages and their key figures")
+    for state in states.values():
+        state.result()
+    return {name: state.name or "" for name, state in states.items()}
 
 
 StartStage = Callable[[Stage, list[PrefectFuture[State[None]]], bool], PrefectFuture[State[None]]]
 
 
-def _run_graph(graph: Graph, start: StartStage) -> dict[str, str]:
-    """Start every stage as soon as those before it are done; after a failure start no more and raise it."""
+def _run_graph(
+    graph: Graph, start: StartStage, gpu_stages: Set[str], last_runs_s: Mapping[str, float]
+) -> dict[str, State[None]]:
+    """Run every stage after those that it needs; after a failure start no more. Return the final states.
+
+    Of the stages that could start, the one with the longest way to the end is first, by the times of the last runs. A
+    stage that would only wait for another one's GPU leaves its place to others.
+    """
     order = TopologicalSorter({name: stage.upstream & graph.keys() for name, stage in graph.items()})
     order.prepare()
+    seconds_left = longest_path_s(graph, last_runs_s)
     futures: dict[str, PrefectFuture[State[None]]] = {}
     finished: SimpleQueue[str] = SimpleQueue()
-    states: dict[str, str] = {}
-    failed: list[PrefectFuture[State[None]]] = []
-    while len(states) < len(futures) or (order.is_active() and not failed):
-        for name in () if failed else order.get_ready():
-            stage, upstream = graph[name], sorted(graph[name].upstream & graph.keys())
-            skip = not stage.changed and all(states[before] == CACHED for before in upstream)
-            futures[name] = start(stage, [futures[before] for before in upstream], skip)
+    states: dict[str, State[None]] = {}
+    ready: list[str] = []
+
+    def has_room(name: str) -> bool:
+        families = [graph[other].family for other in futures.keys() - states.keys()]
+        return len(families) < WORKERS and not (graph[name].family in gpu_stages and gpu_stages & set(families))
+
+    def is_cached(name: str) -> bool:
+        return states[name].name == CACHED
+
+    while order.is_active() and all(state.is_completed() for state in states.values()):
+        ready = sorted([*ready, *order.get_ready()], key=seconds_left.__getitem__, reverse=True)
+        for name in filter(has_room, list(ready)):
+            ready.remove(name)
+            upstream = sorted(graph[name].upstream & graph.keys())
+            skip = not graph[name].changed and all(map(is_cached, upstream))
+            futures[name] = start(graph[name], [futures[before] for before in upstream], skip)
             futures[name].add_done_callback(lambda _, name=name: finished.put(name))
         name = _next_of(finished)
         futures[name].wait()
-        state = futures[name].state
-        states[name] = state.name or ""
-        if not state.is_completed():
-            failed.append(futures[name])
+        states[name] = futures[name].state
         order.done(name)
-    for future in failed:
-        future.result()
+    for name in futures.keys() - states.keys():
+        futures[name].wait()
+        states[name] = futures[name].state
     return states
 
 

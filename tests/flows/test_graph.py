@@ -1,7 +1,7 @@
 import pytest
 
 from deepsearch_rl.errors import ConfigError, UnknownNameError
-from flows.graph import read_graph, select
+from flows.graph import longest_path_s, read_graph, select
 from tests.flows.conftest import MakeProject
 
 STAGES = {
@@ -50,3 +50,15 @@ def test_a_graph_that_dvc_refuses_is_a_config_error(make_project: MakeProject) -
     root = make_project({"a": {"cmd": "echo ${missing}", "outs": ["a.txt"]}})
     with pytest.raises(ConfigError, match="missing"):
         read_graph(root, "tiny")
+
+
+def test_the_longest_way_to_the_end_counts_the_last_runs_seconds(make_project: MakeProject) -> None:
+    graph = read_graph(make_project(STAGES), "tiny")
+    seconds = {"a": 2.0, "b@x": 30.0, "b@y": 5.0, "last": 3.0, "alone": 10.0}
+    assert longest_path_s(graph, seconds) == {"a": 35.0, "b@x": 33.0, "b@y": 8.0, "last": 3.0, "alone": 10.0}
+    assert longest_path_s(graph, {"a": 2.0, "last": 4.0})["b@x"] == 7.0, "an unknown stage counts as the mean"
+    assert longest_path_s(graph, {})["a"] == 3.0
+
+
+def test_outputs_are_paths_from_the_projects_root(make_project: MakeProject) -> None:
+    assert read_graph(make_project(STAGES), "tiny")["b@x"].outputs == ("b@x.txt",)

@@ -16,6 +16,7 @@ import pytest
 from prefect import get_client
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.sorting import ArtifactSort
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Running
 
@@ -97,13 +98,42 @@ def test_a_run_whose_process_was_killed_is_marked_as_crashed_by_the_next_one(mak
     assert reproduce(targets=("write",)) == {"write": "Cached"}, "a finished run is left as it is"
 
 
-def test_the_f1_table_becomes_an_artifact(make_project: MakeProject) -> None:
+def page(profile: str = "tiny") -> str:
+    """The newest page of a profile's runs."""
+    key = ArtifactFilter(key=ArtifactFilterKey(any_=[f"run-{profile}"]))
+    with get_client(sync_client=True) as client:
+        return str(client.read_artifacts(artifact_filter=key, sort=ArtifactSort.CREATED_DESC)[0].data)
+
+
+def test_the_runs_page_shows_the_f1_table_and_every_stage(make_project: MakeProject) -> None:
     make_project(CHAIN, f"{PROFILE}number: 71\n")
     reproduce()
-    key = ArtifactFilter(key=ArtifactFilterKey(any_=["f1-table-tiny"]))
-    with get_client(sync_client=True) as client:
-        artifacts = client.read_artifacts(artifact_filter=key)
-    assert "| digit |\n7" in [artifact.data for artifact in artifacts]
+    assert "| digit |\n7" in page()
+    assert "| write | Completed |  |\n| round | Completed |  |\n| report | Completed |  |" in page()
+
+
+def test_the_page_of_a_failed_run_says_where_it_stopped(make_project: MakeProject) -> None:
+    stages = {"first": {"cmd": "exit 3", "outs": ["a"]}, "next": {"cmd": "cp a b", "deps": ["a"], "outs": ["b"]}}
+    make_project(stages)
+    with pytest.raises(StageFailedError):
+        reproduce()
+    assert "| first | Failed |  |\n| next | not started |  |" in page()
+
+
+def test_the_stage_with_the_longest_way_to_the_end_starts_first(make_project: MakeProject) -> None:
+    def append(name: str, **needs: object) -> dict[str, object]:
+        return {"cmd": f"echo {name} >> started; touch {name}.txt; sleep 1", "outs": [f"{name}.txt"], **needs}
+
+    stages = {"a": append("a"), "b": append("b"), "c": append("c"), "d": append("d", deps=["c.txt"])}
+    root = make_project(stages)
+    (root / "work").mkdir()
+    runs = [
+        {"profile": "tiny", "stage": name, "seconds": s, "peak_mb": 1}
+        for name, s in zip("abcd", (1, 2, 3, 9), strict=True)
+    ]
+    (root / "work" / "timings.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+    reproduce()
+    assert set((root / "started").read_text().split()[:2]) == {"c", "b"}
 
 
 def test_independent_stages_run_side_by_side(make_project: MakeProject) -> None:
