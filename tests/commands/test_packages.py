@@ -44,7 +44,7 @@ NEEDS = {
 """Parts that build on another; all build on the base."""
 UNNAMED = {"fastapi", "httptools", "msgspec", "pillow", "pyarrow", "sqlalchemy", "uvloop", "wandb"}
 """What other packages import or use: pyproject.toml says beside each who does."""
-COMMANDS = {"dvc", "dvc-gs", "dvc-s3", "dvc-ssh", "evalscope", "psycopg2-binary", "pyserini"}
+COMMANDS = {"boto3", "dvc", "dvc-gs", "dvc-s3", "dvc-ssh", "evalscope", "psycopg2-binary", "pyserini"}
 """Used by their command lines, or loaded by another package by their name."""
 ONLY_HERE = {"vllm", "unsloth"}
 """Imported where the gpu profile's own environments have them (profiles/gpu/requirements)."""
