@@ -127,7 +127,7 @@ class Topology:
         text = text.replace("$$", "$").replace("0.0.0.0", LOOPBACK)
         text = re.sub(r"\b(127\.0\.0\.1):\d+", rf"\1:{self.ports[service]}", text)
         for name, port in self.ports.items():
-            text = re.sub(rf"((?<=//)|(?<=@)){name}(:\d+)?\b", f"{LOOPBACK}:{port}", text)
+            text = re.sub(rf"((?<=http://)|(?<=@)){name}(:\d+)?\b", f"{LOOPBACK}:{port}", text)
         return text.replace("/run/secrets", str(self.folder / service)).replace("/project/", f"{self.project}/")
 
     def variables(self, name: str) -> dict[str, str]:
@@ -247,6 +247,11 @@ def make_environment(folder: Path) -> None:
     for program in ("dvc", "mlflow", "prefect"):
         write_program(python.with_name(program), f'exec {python} -m {program} "$@"')
     write_program(python.with_name("deepsearch"), f'exec {python} -c "from deepsearch_rl.cli import main; main()" "$@"')
+    # A container sees no other container's processes.
+    ours_alone = (
+        '[ "$pid" != $$ ] && grep --quiet --null-data --line-regexp "HOME=$HOME" "/proc/$pid/environ" && exit 0'
+    )
+    write_program(python.with_name("pgrep"), f'for pid in $(/usr/bin/pgrep "$@"); do {ours_alone}; done; exit 1')
     code = "from scripts import environment as e; e._write_hook(); print(e._digest())"
     digest = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True, check=True).stdout
     (folder / ".venv" / environment.STAMP.name).write_text(f"{digest}{environment.ALL_PARTS}")
