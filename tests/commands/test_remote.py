@@ -83,7 +83,7 @@ def test_an_address_with_a_password_is_refused_and_not_shown(project: Path, argu
 def test_a_host_that_does_not_answer_is_an_error_that_says_what_to_look_at() -> None:
     error = set_remote("ssh://127.0.0.1:1/storage")
     assert isinstance(error, CommandError)
-    assert "the remote is set, but nothing can be written there: unexpected error - " in str(error)
+    assert "the remote is set, but nothing can be written there (unexpected error - " in str(error)
     assert "127.0.0.1" in str(error)
     assert "Check the address, the network and your SSH key" in str(error)
 

@@ -58,7 +58,7 @@ def set_command(
         _write_file() if kind else Path(url).mkdir(parents=True, exist_ok=True)
     except CommandError as error:
         fix = f"Check the address, the network and {LOGINS[kind]}; then run this command again."
-        raise CommandError(f"the remote is set, but nothing can be written there: {error} {fix}") from error
+        raise CommandError(f"the remote is set, but nothing can be written there ({error}). {fix}") from error
     typer.echo(f"DVC's remote is {url}. `make flow` and workers fetch from it and push to it.")
 
 
