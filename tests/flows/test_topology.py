@@ -62,6 +62,8 @@ def test_services_name_only_what_the_file_declares_and_what_its_first_lines_make
     made = set(re.findall(r"secrets/([A-Z_]+)", COMPOSE.partition("name: deepsearch-rl")[0]))
     made |= set(re.findall(r"for name in ([A-Z_ ]+);", COMPOSE)[0].split())
     assert made == set(compose["secrets"]) == {name for service in SERVICES.values() for name in service["secrets"]}
+    [administrator] = re.findall("^admin_username = (.*)$", (CONTAINERS / "mlflow_auth.ini").read_text(), re.MULTILINE)
+    assert f"printf '{administrator}:" in COMPOSE, "one login for both servers"
     for name, service in SERVICES.items():
         assert set(service.get("depends_on", {})) <= set(SERVICES), name
         named = set(re.findall(r"/run/secrets/(\w+)", str(service)))
