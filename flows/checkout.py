@@ -98,8 +98,11 @@ def open_checkout(
             with Repo(str(project)) as repo:
                 local: Any = repo.config.load_one("local")
                 local["cache"] = {**local.get("cache", {}), "dir": repo.cache.local_cache_dir}
-                # As read from the project: a relative path would lead elsewhere from the clone.
+                # As read from the project: a relative path would lead elsewhere from the clone, and the commit may have
+                # no remote yet.
                 local["remote"] = {name: dict(remote) for name, remote in repo.config["remote"].items()}
+                default = repo.config["core"].get("remote")
+                local["core"] = {**local.get("core", {}), **({"remote": default} if default else {})}
             with Repo(str(partial)) as clone, clone.config.edit("local") as settings:
                 cast("dict[str, Any]", settings).update(local)
     before = find_profile(folder, profile)

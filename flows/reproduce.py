@@ -41,6 +41,7 @@ from deepsearch_rl.errors import ConfigError, DeepsearchError
 from deepsearch_rl.processes import ProcessGuard, stream_lines
 from deepsearch_rl.profile import find_profile
 from deepsearch_rl.records import Record
+from deepsearch_rl.redaction import is_secret, redact
 from deepsearch_rl.retries import retry
 from flows.checkout import check_experiment_name, open_checkout, save_experiment
 from flows.graph import Graph, Stage, has_remote, longest_path_s, read_graph, select
@@ -141,10 +142,12 @@ def dvc_command(*arguments: str) -> list[str]:
 
 
 def _stream(command: list[str], place: Workplace, locks: list[int]) -> list[str]:
-    """Run a command, log its output as it comes and return the last lines."""
+    """Run a command, log its output as it comes, without keys, and return the last lines."""
     logger, environment = get_run_logger(), {**os.environ, "PYTHONUNBUFFERED": "1"}
+    secrets = [value for name, value in environment.items() if is_secret(name)]
     process = place.guard.start(command, folder=place.root, environment=environment, kept=locks)
-    tail = stream_lines(process, lambda line: logger.info("%s", line))
+    lines = stream_lines(process, lambda line: logger.info("%s", redact(line, secrets)))
+    tail = [redact(line, secrets) for line in lines]
     if process.returncode != 0:
         call = " ".join(["dvc", *command[3:]] if "dvc" in command else command)
         raise StageFailedError(f"`{call}` ended with status {process.returncode}; its last lines:\n" + "\n".join(tail))

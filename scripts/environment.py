@@ -1,7 +1,8 @@
 """Make the project's environment, ``.venv/``, from the committed ``uv.lock``; do nothing where it is up to date.
 
     python3 scripts/environment.py                 # what the graph needs
-    python3 scripts/environment.py --all-extras    # and every optional backend, for the tests
+    python3 scripts/environment.py --extra s3      # and a further part of pyproject.toml
+    python3 scripts/environment.py --all-extras    # and all of them, for the tests
 
 uv, which reads the lock, is installed by pip into ``.venvs/uv``, so that neither the user's site nor a uv of another
 version takes part. The one package that is not simply the lock's is torch: PyPI's Linux build is a CUDA build of
@@ -28,26 +29,29 @@ BOOTSTRAP = ROOT / ".venvs" / "uv"
 ENVIRONMENT = ROOT / ".venv"
 STAMP = ENVIRONMENT / ".installed"
 PYTHONS = ">=3.11,<3.13"  # requires-python of pyproject.toml
+ALL_PARTS = "--all-extras"
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 
 
 def main() -> None:
     """Bring ``.venv/`` up to date, or exit with one paragraph that says what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all-extras", action="store_true", help="install every optional backend as well")
-    is_whole = parser.parse_args().all_extras
-    # Packages are only ever added, so that an environment with all extras is good for everything.
-    stamp = [_digest(), *(["--all-extras"] if is_whole else [])]
-    installed = STAMP.read_text(encoding="utf-8").split() if STAMP.is_file() else []
-    if installed[: len(stamp)] == stamp:
+    parser.add_argument("--all-extras", action="store_true", help="install every optional part as well")
+    parser.add_argument("--extra", action="append", default=[], metavar="NAME", help="install this part as well")
+    arguments = parser.parse_args()
+    digest, *parts = STAMP.read_text(encoding="utf-8").split() if STAMP.is_file() else [""]
+    # Parts are only ever added, and brought up to date together: one with all of them is good for everything.
+    wanted = {*parts, *arguments.extra, *([ALL_PARTS] if arguments.all_extras else [])}
+    if digest == _digest() and (wanted == {*parts} or ALL_PARTS in parts):
         return
+    extras = [ALL_PARTS] if ALL_PARTS in wanted else [f"--extra={name}" for name in ("all", *sorted(wanted))]
     try:
-        _install(_uv(), ["--all-extras"] if is_whole else ["--extra", "all"])
+        _install(_uv(), extras)
     except subprocess.CalledProcessError as error:
         command = shlex.join(map(str, error.cmd))
         sys.exit(f"error: the environment is not complete: `{command}` ended with status {error.returncode}.")
     _write_hook()
-    STAMP.write_text("\n".join(stamp), encoding="utf-8")
+    STAMP.write_text("\n".join([_digest(), *sorted(wanted)]), encoding="utf-8")
 
 
 def _write_hook() -> None:

@@ -24,6 +24,7 @@ COMMANDS = {
     "doctor": "Show what this machine has and what each profile needs, with the command that gets what is missing.",
     "table": "Print the F1 table of a profile as it was last reported.",
     "summary": "Print the F1 table, each stage's time and peak memory, and where to look next.",
+    "remote": "Share what stages make with other machines, by DVC's remote.",
     "track": "Send a profile's report to MLflow, and with it every earlier one that a server did not take.",
     "ask": "Let the agent answer a question, and show its queries, the passages it finds and its answer as they come.",
     "datasets": "List the readable data sets, or show one: source, licence, a row, and the params that fetch it.",
@@ -86,15 +87,9 @@ def _options(
     The graph itself runs with `make repro`, or with `dvc repro`
     (one profile: `dvc repro profiles/smoke/dvc.yaml`).
 
-        deepsearch doctor           # what is installed, and what is missing
-        make repro                  # run whatever is not up to date
-        deepsearch table            # the F1 table
-        deepsearch summary smoke    # table, time and memory per stage
-        deepsearch ask "..."        # the agent answers a question of yours
-        deepsearch evaluate --model NAME --base-url URL    # an API's model
-        deepsearch score FILE       # any predictions: em, f1, acc, ...
-        deepsearch compare A B      # the paired difference of two files
-        deepsearch track            # reports to MLflow that still wait
+        deepsearch doctor    # what is installed, and what is missing
+        make repro           # run whatever is not up to date
+        deepsearch table     # the F1 table
     """
 
 

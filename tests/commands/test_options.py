@@ -22,8 +22,9 @@ from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.serving.launch import vllm_serve_command
 from tests.conftest import ROOT
 
-PRINTED = {"--json", "--markdown", "--csv", "--help", "-h"}
-"""Options that change what is printed or written beside it: their tests are those of the commands."""
+PRINTED = {"--json", "--markdown", "--csv", "--help", "-h", "--endpoint", "--local"}
+"""Options that change what is printed or written beside it (or, of `remote`, DVC's settings): their tests are those of
+the commands."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,10 +69,10 @@ def project(make_project: MakeProject) -> Path:
 
 
 @contextmanager
-def running_worker(project: Path, root: Path) -> Iterator[None]:
-    """`make worker` for a project elsewhere."""
-    code = f"from pathlib import Path; from flows.worker import start; start(Path({str(project)!r}), 'cpu')"
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+def running_worker(project: Path, root: Path, pool: str = "cpu", **variables: str) -> Iterator[None]:
+    """`make worker` for a project elsewhere, with further environment variables."""
+    code = f"from pathlib import Path; from flows.worker import start; start(Path({str(project)!r}), {pool!r})"
+    environment = {**os.environ, "PYTHONPATH": str(root), **variables}
     with (project / "worker.log").open("w") as log:
         worker = subprocess.Popen([sys.executable, "-c", code], cwd=root, env=environment, stdout=log, stderr=log)
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import environment
 from scripts.imports import ROOT
 from stages.environment import variables
 
@@ -63,6 +64,32 @@ def test_an_interpreter_is_found_above_and_runs_the_sources_of_the_current_folde
     result = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith(f"error: there is no .venvs/sft/bin/python in {copy} or above it: run `make env")
+
+
+def test_a_part_is_installed_once_and_is_kept_up_to_date_with_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed: list[list[str]] = []
+    monkeypatch.setattr(environment, "STAMP", tmp_path / "stamp")
+    monkeypatch.setattr(environment, "_digest", lambda: "a-digest")
+    monkeypatch.setattr(environment, "_uv", lambda: ["uv"])
+    monkeypatch.setattr(environment, "_write_hook", lambda: None)
+    monkeypatch.setattr(environment, "_install", lambda _, extras: installed.append(extras))
+
+    def make(*arguments: str) -> list[list[str]]:
+        installed.clear()
+        monkeypatch.setattr(sys, "argv", ["environment.py", *arguments])
+        environment.main()
+        return installed
+
+    assert make() == [["--extra=all"]]
+    assert make() == []
+    assert make("--extra", "s3") == [["--extra=all", "--extra=s3"]]
+    assert make() == make("--extra", "s3") == []
+    monkeypatch.setattr(environment, "_digest", lambda: "another-digest")
+    assert make() == [["--extra=all", "--extra=s3"]], "another lock"
+    assert make("--all-extras") == [["--all-extras"]]
+    assert make("--extra", "gs") == []
 
 
 @pytest.mark.slow

@@ -59,15 +59,9 @@ def ask(
 def ask_command(
     question: Annotated[str, typer.Argument(help="What you want to know.", show_default=False)],
     profile: Annotated[str, Option(help="Whose models, corpora and settings.")] = "tiny",
-    model: Annotated[
-        str | None, Option(help="A name of the profile's models (its last if not given), or a model folder.")
-    ] = None,
-    dataset: Annotated[
-        str | None, Option(help="Search the corpus of this question set (the profile's first if not given).")
-    ] = None,
-    retrieval_url: Annotated[
-        str | None, Option(help="A retrieval server that runs already, in place of the profile's index.")
-    ] = None,
+    model: Annotated[str | None, Option(help="One of the profile's (its last if not given), or a folder.")] = None,
+    dataset: Annotated[str | None, Option(help="Search this set's corpus (the first if not given).")] = None,
+    retrieval_url: Annotated[str | None, Option(help="A running server in place of the profile's index.")] = None,
     prompt: Annotated[str | None, Option(help="Another prompt of agent/prompts.")] = None,
     protocol: Annotated[str | None, Option(help="function_calling, or search_tags for Search-R1's models.")] = None,
     top_k: Annotated[int | None, Option(min=1, help="Passages per search.")] = None,

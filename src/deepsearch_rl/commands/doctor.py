@@ -50,7 +50,6 @@ LUCENE_JAVA = 21
 VARIABLES = ("OPENAI_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_URI")
 NAME_WIDTH = 13
 LINE_WIDTH = 100
-MAKE_ALL = "make environment EXTRAS=--all-extras"
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +213,8 @@ def render(report: Report) -> str:
     for part, packages in report.parts.items():
         texts = textwrap.wrap(", ".join(map(str, packages)), LINE_WIDTH, break_on_hyphens=False)
         if not all(package.fits for package in packages):
-            texts.append(f"complete it with: {MAKE_ALL if report.missing else install_command(part)}")
+            make = "make environment" if part == BASE else f"make environment EXTRAS='--extra {part}'"
+            texts.append(f"complete it with: {make if report.missing else install_command(part)}")
         lines += [f"  {'' if line else part:<{NAME_WIDTH}}{text}" for line, text in enumerate(texts)]
     lines += [
         "Machine",

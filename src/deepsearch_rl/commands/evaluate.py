@@ -44,16 +44,13 @@ _FIELDS = {
 @field_options("evaluate", _FIELDS)
 def evaluate_command(
     model: Annotated[str, Option(help="Model name to ask the endpoint for, or a folder with weights.")],
-    dataset: Annotated[
-        str, Option(help="Question set: `multihoprag`, or another of `deepsearch datasets`.")
-    ] = "multihoprag",
+    dataset: Annotated[str, Option(help="Question set, one of `deepsearch datasets`.")] = "multihoprag",
     base_url: Annotated[
         str, Option(help="Address of an OpenAI-compatible server, up to and including /v1, or a $VARIABLE with it.")
     ] = "$OPENAI_BASE_URL",
     key_variable: Annotated[str, Option(help="Environment variable that holds the key.")] = "OPENAI_API_KEY",
     data: Annotated[
-        Path | None,
-        Option(help="Folder with the set's files: its repository's, or corpus*.jsonl and questions*.jsonl."),
+        Path | None, Option(help="Folder with its files: the repository's, or corpus*.jsonl and questions*.jsonl.")
     ] = None,
     questions: Annotated[int | None, Option(help="The first N of the set.", min=1, show_default="all")] = None,
     samples: Annotated[int, Option(help="Answers per question; they are averaged per question first.", min=1)] = 1,
@@ -69,9 +66,7 @@ def evaluate_command(
     *,
     fields: Fields,
     name: Annotated[str | None, Option(help="The model's name in the row.", show_default="as --model ends")] = None,
-    out: Annotated[
-        Path | None, Option(help="Folder for rollouts and rows.json.", show_default="below work/evaluate")
-    ] = None,
+    out: Annotated[Path | None, Option(help="For rollouts and rows.json.", show_default="below work/evaluate")] = None,
     as_json: Annotated[bool, Option("--json", help="Print the rows as JSON instead of a table.")] = False,
 ) -> None:
     """Let a model answer a question set with search, and print its row of the F1 table.

@@ -83,9 +83,7 @@ _BUILD_FIELDS = {
 def build_command(
     corpus: Annotated[Path, Option(help="Passages, JSON Lines.")],
     out: Annotated[Path, Option(help="Index folder to write; an index that is there is replaced.")],
-    params: Annotated[
-        Path | None, Option(help="Take all settings below from section `index` of this params.yaml instead.")
-    ] = None,
+    params: Annotated[Path | None, Option(help="Take all settings below from `index` of this file instead.")] = None,
     corpus_name: Annotated[
         str, Option(help="With --params: the corpus, where `corpus_vectors` has settings of its own for it.")
     ] = "",
@@ -93,9 +91,7 @@ def build_command(
         str, Option(help="`tfidf_svd`, which needs no weights, or a folder that sentence-transformers can read.")
     ] = _INDEX["encoder"]["name"],
     dimension: Annotated[int, Option(help="Dimension of tfidf_svd's vectors.", min=1)] = _INDEX["encoder"]["dimension"],
-    vectors: Annotated[
-        VectorsKind, Option(help="Vector index; `deepsearch retrieve frontier` helps to choose.")
-    ] = _INDEX["vectors"]["kind"],
+    vectors: Annotated[VectorsKind, Option(help="`retrieve frontier` helps to choose.")] = _INDEX["vectors"]["kind"],
     *,
     fields: Fields,
     half: Annotated[bool, Option("--half", help="Keep vectors in float16: half the disk.")] = False,
@@ -107,12 +103,9 @@ def build_command(
             show_default="contents=1",
         ),
     ] = None,
-    questions: Annotated[
-        Path | None, Option(help="Questions with gold evidence, JSON Lines, that the hybrid learns from.")
-    ] = None,
+    questions: Annotated[Path | None, Option(help="Questions with gold evidence: the hybrid learns from them.")] = None,
     work: Annotated[
-        Path | None,
-        Option(help="Where a killed build finds its vectors again.", show_default="a hidden folder beside --out"),
+        Path | None, Option(help="Where a killed build finds its vectors.", show_default="a hidden folder beside --out")
     ] = None,
     seed: Annotated[int, Option(help="Seed of whatever is drawn.", min=0, max=2**31 - 1)] = _PRESET.value("seed"),
 ) -> None:
@@ -186,12 +179,8 @@ def search_command(
     query: Annotated[str, typer.Argument(help="The words to search for.")],
     top_k: Annotated[int, Option(help="Passages to show, at most.", min=1)] = 5,
     source: Annotated[str | None, Option(help="Only passages of this source, exactly as written there.")] = None,
-    after: Annotated[
-        datetime | None, Option(help="Only passages published on this day or later.", formats=["%Y-%m-%d"])
-    ] = None,
-    before: Annotated[
-        datetime | None, Option(help="Only passages published on this day or earlier.", formats=["%Y-%m-%d"])
-    ] = None,
+    after: Annotated[datetime | None, Option(help="Published on this day or later.", formats=["%Y-%m-%d"])] = None,
+    before: Annotated[datetime | None, Option(help="Published on this day or earlier.", formats=["%Y-%m-%d"])] = None,
     chunks: _Chunks = None,
     *,
     fields: Fields,

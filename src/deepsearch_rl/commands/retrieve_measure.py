@@ -22,9 +22,7 @@ UNITS_MB = {"kb": 1e-3, "mb": 1.0, "gb": 1e3, "tb": 1e6}
 def eval_command(
     index: Annotated[Path, Option("--index", help="Folder that `retrieve build` wrote.")],
     questions: Annotated[Path, Option(help="Questions with gold evidence, JSON Lines.")],
-    retriever: Annotated[
-        list[str] | None, Option(help="bm25, dense, rrf or hybrid; repeatable.", show_default="all four")
-    ] = None,
+    retriever: Annotated[list[str] | None, Option(help="bm25, dense, rrf or hybrid.", show_default="all four")] = None,
     cross_validate: Annotated[
         bool,
         Option(
@@ -127,12 +125,9 @@ def frontier_command(
     ] = 500,
     memory_budget: Annotated[str, Option(help="Memory that an index may take, e.g. 2GB or 300MB.")] = "2GB",
     target: Annotated[
-        float,
-        Option(help="Recall@5 to reach; of the settings that do, the fastest is recommended.", min=0, max=1),
+        float, Option(help="Recall@5 to reach; of the settings that do, the fastest is recommended.", min=0, max=1)
     ] = 0.95,
-    kinds: Annotated[
-        str, Option(help="Kinds of index, separated by commas.")
-    ] = "flat,ivf_flat,ivf_pq,ivf_pq_refine,hnsw",
+    kinds: Annotated[str, Option(help="With commas between.")] = "flat,ivf_flat,ivf_pq,ivf_pq_refine,hnsw",
     nlist: Annotated[int | None, Option(help="Cells; without it the square root of the rows.", min=1)] = None,
     batch: Annotated[int, Option(help="Queries searched together.", min=1)] = 64,
     seed: Annotated[int, Option(help="Seed of all random choices.", min=0, max=2**31 - 1)] = 0,

@@ -87,11 +87,7 @@ def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draw
 
 
 def compare_command(
-    first: Predictions,
-    second: Predictions,
-    as_json: AsJson = False,
-    draws: ComparisonDraws = 10_000,
-    seed: Seed = 0,
+    first: Predictions, second: Predictions, as_json: AsJson = False, draws: ComparisonDraws = 10_000, seed: Seed = 0
 ) -> None:
     """First minus second, question by question, with 95 % intervals and permutation p-values.
 

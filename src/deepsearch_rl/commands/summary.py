@@ -41,8 +41,7 @@ def summary_command(profile: ProfileName = "tiny") -> None:
 def track_command(
     profile: ProfileName = "tiny",
     to: Annotated[
-        str | None,
-        Option(envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here"),
+        str | None, Option(envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here")
     ] = None,
     timeout_s: Annotated[float, Option(min=1, help="Seconds for one request to a server.")] = 30,
 ) -> None:

@@ -27,16 +27,11 @@ def convert_command(
             "trajectories (of another system's results)."
         ),
     ],
-    dataset: Annotated[
-        str, Option(help="search-r1, verl: name of the question set, kept as data_source.")
-    ] = "multihoprag",
+    dataset: Annotated[str, Option(help="search-r1, verl: the question set, as data_source.")] = "multihoprag",
     split: Annotated[str, Option(help="search-r1, verl: split of the questions.")] = "train",
     prompt: Annotated[
         str | None,
-        Option(
-            help="The instruction, a file of agent/prompts.",
-            show_default="search-r1: search_tags, verl: multihoprag_nothink",
-        ),
+        Option(help="A file of agent/prompts.", show_default="search-r1: search_tags, verl: multihoprag_nothink"),
     ] = None,
     model: Annotated[str, Option(help="trajectories: the model that made the results.")] = "imported",
 ) -> None:

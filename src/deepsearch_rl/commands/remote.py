@@ -1,0 +1,81 @@
+"""``deepsearch remote``: the store by which machines share what stages make, DVC's default remote."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from deepsearch_rl.commands.doctor import installed_version
+from deepsearch_rl.errors import CommandError, ConfigError, UnavailableError, look_up
+from deepsearch_rl.redaction import is_secret, mask_users, redact, split_address
+
+LOGINS = {  # what lets this machine in, by kind of remote
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in .env",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS in .env",
+    "ssh": "your SSH key, for `ssh` must ask nothing",
+}
+NAME = "storage"
+
+app = typer.Typer(help="Share what stages make with other machines, by DVC's remote.", no_args_is_help=True)
+
+
+@app.command("show")
+def show_command() -> None:
+    """Print DVC's remotes, with the default one marked."""
+    typer.echo(mask_users(_dvc("remote", "list")) or "no remote")
+
+
+@app.command("set")
+def set_command(
+    url: Annotated[str, Argument(help="s3://bucket/prefix, gs://bucket/prefix, ssh://host/folder, or a folder.")],
+    endpoint: Annotated[str | None, Option(help="Address of an S3 store other than Amazon's.")] = None,
+    local: Annotated[bool, Option("--local", help="For this clone alone: in .dvc/config.local.")] = False,
+) -> None:
+    """Set DVC's default remote, and write a small file there as a check.
+
+    Commit .dvc/config, so that every clone has it. Keys belong into .env, or into `dvc remote modify --local storage`.
+
+        deepsearch remote set s3://bucket/deepsearch --endpoint http://store:9000
+    """
+    kind = url.partition("://")[0] if "://" in url else ""
+    for parts in map(split_address, filter(None, [kind and url, endpoint])):
+        if parts is None or parts.password:
+            raise ConfigError("the address cannot be read or holds a password, which .dvc/config would show to all.")
+    if kind and look_up("kind of remote", kind, LOGINS) and not installed_version(f"dvc-{kind}"):
+        command = f"make environment EXTRAS='--extra {kind}'"
+        raise UnavailableError(f"{kind}:// needs the package dvc-{kind}, which is not installed; run `{command}`.")
+    level = ["--local"] if local else []
+    _dvc("remote", "add", *level, "--force", "--default", NAME, url)
+    if endpoint:
+        _dvc("remote", "modify", *level, NAME, "endpointurl", endpoint)
+    try:
+        _write_file() if kind else Path(url).mkdir(parents=True, exist_ok=True)
+    except CommandError as error:
+        fix = f"Check the address, the network and {LOGINS[kind]}; then run this command again."
+        raise CommandError(f"the remote is set, but nothing can be written there ({error}). {fix}") from error
+    typer.echo(f"DVC's remote is {url}. `make flow` and workers fetch from it and push to it.")
+
+
+def _write_file() -> None:
+    """Push a file, always the same, from a DVC project with this one's remote."""
+    with TemporaryDirectory() as folder:
+        shutil.copytree(".dvc", Path(folder, ".dvc"), ignore=lambda _, names: {*names} - {"config", "config.local"})
+        Path(folder, "check").write_text("deepsearch remote set\n", encoding="utf-8")
+        for command in (["config", "--local", "core.no_scm", "true"], ["add", "check"], ["push"]):
+            _dvc(*command, folder=folder)
+
+
+def _dvc(*arguments: str, folder: str = ".") -> str:
+    """Return what a command of DVC prints; raise CommandError with its own first error, secrets masked."""
+    command, wide = [sys.executable, "-m", "dvc", *arguments], {**os.environ, "COLUMNS": "999"}  # it wraps its lines
+    result = subprocess.run(command, cwd=folder, env=wide, capture_output=True, text=True, check=False)
+    if result.returncode:
+        errors = [line[7:] for line in result.stderr.splitlines() if line.startswith("ERROR: ")] or [result.stderr]
+        raise CommandError(redact(errors[0], [os.environ[name] for name in os.environ if is_secret(name)]))
+    return result.stdout.strip()
