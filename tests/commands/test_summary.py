@@ -4,13 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.commands.summary import align_tables, render
-
-
-def test_tables_are_padded_to_their_columns_and_all_else_stays() -> None:
-    markdown = "# A | B\n\n| a | long name |\n| --- | --- |\n| .5 |  |\n\nText."
-    padded = "# A | B\n\n| a   | long name |\n| --- | --------- |\n| .5  |           |\n\nText."
-    assert align_tables(markdown) == padded
+from deepsearch_rl.commands.summary import render
 
 
 def test_reports_that_mlflow_has_not_got_are_counted_beside_the_command_that_sends_them(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """``deepsearch table``, ``summary`` and ``track``: a profile's F1 table, its time and memory, its reports to MLflow."""
 
-from collections.abc import Iterable, Iterator
-from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -75,22 +73,7 @@ def read_table(root: Path, profile: str) -> str:
     table = root / "reports" / profile / "f1_table.md"
     if not table.is_file():
         raise ArtifactError(f"{table} does not exist yet; `dvc repro {dvc_file(profile)}` makes it.")
-    return align_tables(table.read_text(encoding="utf-8").rstrip())
-
-
-def align_tables(markdown: str) -> str:
-    """Return Markdown with the cells of each table padded to the width of their column, for reading as plain text."""
-    blocks = groupby(markdown.splitlines(), key=lambda line: line.startswith("|"))
-    return "\n".join(line for is_table, lines in blocks for line in (_align(lines) if is_table else lines))
-
-
-def _align(lines: Iterable[str]) -> Iterator[str]:
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
-    for row in rows:
-        is_rule = all(cell == "---" for cell in row)
-        cells = [("-" * width if is_rule else cell.ljust(width)) for cell, width in zip(row, widths, strict=False)]
-        yield f"| {' | '.join(cells)} |"
+    return table.read_text(encoding="utf-8").rstrip()
 
 
 def latest_runs(root: Path, profile: str) -> list[StageRun]:

@@ -57,6 +57,9 @@ def test_rows_are_read_the_in_domain_set_first_and_models_in_training_order(own:
     keys = [("musique", "base"), ("multihoprag", "sft_rl"), ("multihoprag", "base"), ("multihoprag", "kimi")]
     rows = tuple(own.model_copy(update={"dataset": dataset, "model": model}) for dataset, model in keys)
     table = F1Table(profile="tiny", generated=True, rows=rows, comparisons=())
+    lines = [line for line in markdown(table).splitlines() if line.startswith("|")]
+    assert len({len(line) for line in lines}) == 1, "padded, so that it reads as plain text"
+    assert [line.split("|")[1].strip() for line in lines[2:5]] == ["base", "sft_rl", "kimi"]
     ordered = [(row.dataset, row.model) for row in table.reading_order]
     assert ordered == [("multihoprag", "base"), ("multihoprag", "sft_rl"), ("multihoprag", "kimi"), ("musique", "base")]
     assert [row.model for row in table.main_rows("musique")] == ["base"]

@@ -129,14 +129,12 @@ def shown_rollouts(
         gold = gold_evidence(question) if question else None
         evidence = question.metadata.evidence_list if question else None
         yield ShownRollout(
-            id=rollout.id,
+            **rollout.model_dump(include={"id", "question", "answer"}),
             model=row.model,
             dataset=row.run_name,
             outcome=outcome(rollout),
             type=rollout.question_type,
-            question=rollout.question,
             golden=rollout.golden_answers,
-            answer=rollout.answer,
             f1=round(score_rollout(rollout).f1, 3),
             error=rollout.error or "",
             facts=tuple(piece.fact for piece in evidence or () if piece.fact.strip()),

@@ -161,7 +161,7 @@ def f1_grid(table: F1Table) -> Grid[F1TableRow]:
 
 
 def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> None:
-    """Write ``f1_table.json``, ``.md``, ``.csv`` and ``metrics.json``."""
+    """Write ``f1_table.json``, ``.md``, ``.csv`` and ``metrics.json``; raises as :func:`check_frame`."""
     write_json(folder / "f1_table.json", table.model_dump(mode="json"))
     write_json(folder / "metrics.json", metrics(table, ifeval))
     columns = (*CSV_COLUMNS, *BASELINE_COLUMNS)
@@ -169,7 +169,10 @@ def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> 
         flat | {"constant_f1": row.constant.f1} | {f"{name}_f1": score.f1 for name, score in row.controls.items()}
         for row, flat in zip(table.rows, flat_rows(table.rows), strict=True)
     ]
-    write_frame(folder / "f1_table.csv", columns, lines, F1_TABLE)
+    frame = pd.DataFrame(lines, columns=list(columns), dtype=object)
+    check_frame(frame.infer_objects(), F1_TABLE, "f1_table.csv")
+    with atomic_file(folder / "f1_table.csv") as partial:
+        frame.to_csv(partial, index=False, lineterminator="\n")
     with atomic_file(folder / "f1_table.md") as partial:
         partial.write_text(markdown(table), encoding="utf-8")
 
@@ -181,19 +184,6 @@ def flat_rows(rows: Iterable[F1TableRow]) -> list[dict[str, Any]]:
         | {"failures": ";".join(f"{kind}={count}" for kind, count in sorted(row.failures.items()))}
         for row in rows
     ]
-
-
-def write_frame(
-    path: Path,
-    columns: Sequence[str],
-    lines: Sequence[Sequence[object] | Mapping[str, object]],
-    schema: pa.DataFrameSchema,
-) -> None:
-    """Write a CSV file by one rename, once its lines fit ``schema``; raises as :func:`check_frame`."""
-    frame = pd.DataFrame(lines, columns=list(columns), dtype=object)
-    check_frame(frame.infer_objects(), schema, path.name)
-    with atomic_file(path) as partial:
-        frame.to_csv(partial, index=False, lineterminator="\n")
 
 
 def metrics(table: F1Table, ifeval: Sequence[IfevalScore]) -> dict[str, dict[str, dict[str, float]]]:
@@ -283,6 +273,8 @@ def _difference_lines(table: F1Table) -> Iterator[list[str]]:
 
 
 def _markdown_rows(lines: Iterable[Sequence[str]]) -> str:
+    """Return lines of cells as a Markdown table that can be read as plain text."""
     head, *body = lines
-    rule = "|" + " --- |" * len(head)
-    return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(line)} |" for line in body)])
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    padded = [map(str.ljust, line, widths) for line in (head, ["-" * width for width in widths], *body)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)
