@@ -104,7 +104,7 @@ def missing_requirements(root: Path, pool: str) -> Mapping[str, tuple[MissingReq
 def start(root: Path, pool: str, limit: int = 1) -> None:
     """Check the machine, register deployments, and take runs of a pool until Ctrl-C, no more than ``limit`` at once.
 
-    Prefect gives a worker all runs that are due unless it has a limit: they would wait here while other machines are free.
+    Without a limit Prefect gives a worker all runs that are due: they would wait here while other machines are free.
 
     Raises:
         UnavailableError: no profile of the pool can run here.

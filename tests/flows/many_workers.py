@@ -3,9 +3,9 @@
     python -m tests.flows.many_workers --workers 10 --runs 200
     python -m tests.flows.many_workers --workers 2 --runs 6 --idle-s 0     # a first look, two minutes
 
-It starts a Prefect server of its own with SQLite and real workers, each as `make worker` starts it in a clone of its own
-of a small DVC project whose remote is a folder. Then it queues runs of the deployment ``reproduce/tiny``, each with
-another parameter, and waits for all of them. Nothing touches this project's servers, and all of it ends with the script.
+It starts a Prefect server of its own and real workers, each as `make worker` starts it in a clone of its own of a small
+DVC project whose remote is a folder. Then it queues runs of the deployment ``reproduce/tiny``, each with another
+parameter, and waits for all of them. Nothing touches this project's servers, and all of it ends with the script.
 
 Every stage appends a line with the id of its flow run to one file, so that the file tells which runs ran, how often and
 where, whatever the server believes. Status 1: a run did not complete, or ran twice or never. A worker needs 0.3 GB of
@@ -46,7 +46,7 @@ from flows.worker import deploy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLL_S = 2.0
-START_TIMEOUT_S, STALL_S = 600.0, 600.0
+START_TIMEOUT_S, STALL_S, BACKGROUND_S = 600.0, 600.0, 60.0
 CURVE_POINTS = 10
 MIB = 2**20
 PARAMS = {
@@ -81,10 +81,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened: the runs, the lines (flow run, clone) that their stages wrote, and the server over time."""
+    """What happened.
+
+    ``lines`` are those that the stages wrote: flow run and clone. ``stages`` is how many the server has as completed.
+    The first two ``samples`` are from the beginning and the end of the time in which the workers had nothing to do.
+    """
 
     runs: tuple[Run, ...]
     lines: tuple[tuple[UUID, str], ...]
+    stages: int
     samples: tuple[Sample, ...]
     server_log: str
 
@@ -93,7 +98,10 @@ class Outcome:
         times = Counter(run for run, _ in self.lines)
         found = [f"run {run.id} ended as {run.state}" for run in self.runs if run.state != "Completed"]
         found += [f"run {run.id} ran {times[run.id]} times" for run in self.runs if times[run.id] != 1]
-        return found + [f"nobody queued run {run}" for run in times.keys() - {run.id for run in self.runs}]
+        found += [f"nobody queued run {run}" for run in times.keys() - {run.id for run in self.runs}]
+        if self.stages != len(self.runs):
+            found.append(f"the server has {self.stages} stages as completed")
+        return found
 
     def by_clone(self) -> dict[str, list[Run]]:
         """Return the runs of every clone in the order in which they began."""
@@ -112,7 +120,8 @@ def make_project(folder: Path, stages: Mapping[str, object], remote: Path | None
     (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
     (folder / "params.yaml").write_text(yaml.safe_dump(PARAMS | params))
     (folder / ".gitignore").write_text("/work/\n*.txt\n")
-    shutil.copy(ROOT / "uv.lock", folder)  # doctor compares the environment with it
+    for name in ("uv.lock", "prefect.toml"):  # doctor compares the environment with the first; workers read the second
+        shutil.copy(ROOT / name, folder)
     commit = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "--message", "first"]
     for command in (*commands, ["git", "add", "--all"], commit):
         subprocess.run(command, cwd=folder, check=True)
@@ -125,9 +134,9 @@ def own_server(folder: Path) -> Iterator[list[psutil.Process]]:
     places = {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": f"http://{LOOPBACK}:{free_port()}/api"}
     settings = {PREFECT_HOME: folder / "prefect", PREFECT_API_URL: places["PREFECT_API_URL"]}
     before = psutil.Process().children(recursive=True)
-    with mock.patch.dict(os.environ, places), mock.patch.object(server, "ROOT", folder), temporary_settings(settings):
-        with prefect_api():
-            yield [process for process in psutil.Process().children(recursive=True) if process not in before]
+    root = mock.patch.object(server, "ROOT", folder)
+    with mock.patch.dict(os.environ, places), root, temporary_settings(settings), prefect_api():
+        yield [process for process in psutil.Process().children(recursive=True) if process not in before]
 
 
 def start_worker(guard: ProcessGuard, clone: Path) -> "subprocess.Popen[str]":
@@ -163,6 +172,16 @@ def ended_runs(client: SyncPrefectClient) -> int:
     """Ask the server how many runs are in a final state."""
     final = FlowRunFilterStateType(any_=list(TERMINAL_STATES))
     return client.count_flow_runs(flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=final)))
+
+
+def completed_stages(client: SyncPrefectClient, count: int) -> int:
+    """Return how many stages the server has as completed; it writes them late, so that it gets a minute."""
+    deadline, completed = time.monotonic() + BACKGROUND_S, 0
+    while completed < count and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        wanted = {"task_runs": {"state": {"type": {"any_": [StateType.COMPLETED.value]}}}}
+        completed = int(client._client.post("/task_runs/count", json=wanted).raise_for_status().json())
+    return completed
 
 
 def read_run(client: SyncPrefectClient, run: UUID) -> Run:
@@ -209,6 +228,7 @@ def simulate(folder: Path, workers: int, runs: int, idle_s: float) -> Outcome:
         wait_for_workers(client, workers)
         samples = [take_sample(processes, 0)]
         time.sleep(idle_s)
+        samples.append(take_sample(processes, 0))
         deployment = client.read_deployment_by_name("reproduce/tiny").id
         asked = [
             client.create_flow_run_from_deployment(deployment, parameters={"params": {"number": number}}).id
@@ -216,9 +236,11 @@ def simulate(folder: Path, workers: int, runs: int, idle_s: float) -> Outcome:
         ]
         samples += work_off(client, runs, processes)
         history = tuple(read_run(client, run) for run in asked)
+        stages_done = completed_stages(client, runs)
     words = [line.split() for line in ran.read_text().splitlines()]
     log = (folder / "work" / "servers" / "prefect.log").read_text()
-    return Outcome(history, tuple((UUID(run), Path(clone).name) for run, clone in words), tuple(samples), log)
+    lines = tuple((UUID(run), Path(clone).name) for run, clone in words)
+    return Outcome(history, lines, stages_done, tuple(samples), log)
 
 
 def _quantiles(label: str, values: Sequence[float]) -> str:
@@ -230,7 +252,7 @@ def _quantiles(label: str, values: Sequence[float]) -> str:
 
 def table(outcome: Outcome) -> str:
     """Return the figures as text: times of the runs, and the server's memory and CPU time as runs end."""
-    runs, (idle, *busy) = outcome.runs, outcome.samples
+    runs, (idle, ready, *busy) = outcome.runs, outcome.samples
     began = busy[0].time
     pauses = [after.taken - before.ended for clone in outcome.by_clone().values() for before, after in pairwise(clone)]
     lines = [
@@ -240,7 +262,7 @@ def table(outcome: Outcome) -> str:
         _quantiles("a run", [run.ended - run.began for run in runs]),
         _quantiles("a worker between two runs", pauses),
         "",
-        f"server, idle: {(busy[0].cpu_s - idle.cpu_s) / max(1e-9, busy[0].time - idle.time):.1%} of a core",
+        f"server, idle: {(ready.cpu_s - idle.cpu_s) / (ready.time - idle.time):.1%} of a core",
         f"server, at work: {(busy[-1].cpu_s - busy[0].cpu_s) / (busy[-1].time - busy[0].time):.1%} of a core",
         f"{'server after s':>14}{'runs':>8}{'MiB':>8}{'CPU s':>8}",
     ]
