@@ -13,6 +13,7 @@ memory, and so does a run.
 """
 
 import argparse
+import math
 import os
 import shutil
 import statistics
@@ -36,6 +37,7 @@ from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType, WorkerStatus
+from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from deepsearch_rl.processes import LOOPBACK, ProcessGuard, free_port
@@ -48,6 +50,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 POLL_S = 2.0
 START_TIMEOUT_S, STALL_S, BACKGROUND_S = 600.0, 600.0, 60.0
 CURVE_POINTS = 10
+PAGE = 100
 MIB = 2**20
 PARAMS = {
     "profile": "tiny",
@@ -161,6 +164,15 @@ def wait_for_workers(client: SyncPrefectClient, count: int) -> None:
             time.sleep(POLL_S)
 
 
+def exists(client: SyncPrefectClient, run: UUID) -> bool:
+    """Return whether the run was not dropped."""
+    try:
+        client.read_flow_run(run)
+    except ObjectNotFound:
+        return False
+    return True
+
+
 def take_sample(processes: Sequence[psutil.Process], done: int) -> Sample:
     """Look at the server's processes."""
     times = [process.cpu_times() for process in processes]
@@ -197,13 +209,26 @@ def read_run(client: SyncPrefectClient, run: UUID) -> Run:
     return Run(run, str(states[-1].name), *(moment.timestamp() for moment in (queued, taken, began, ended)))
 
 
-def work_off(client: SyncPrefectClient, runs: int, processes: Sequence[psutil.Process]) -> list[Sample]:
+def drop_waiting_runs(client: SyncPrefectClient) -> int:
+    """Delete the runs that no worker has taken, and return how many they were."""
+    waiting = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])))
+    dropped = 0
+    while page := client.read_flow_runs(flow_run_filter=waiting, limit=PAGE):
+        for run in page:
+            client.delete_flow_run(run.id)
+        dropped += len(page)
+    return dropped
+
+
+def work_off(client: SyncPrefectClient, runs: int, processes: Sequence[psutil.Process], minutes: float) -> list[Sample]:
     """Wait until all runs have ended, or none for ten minutes, and return the server's samples."""
     samples = [take_sample(processes, 0)]
-    moved = time.monotonic()
+    moved, deadline = time.monotonic(), time.monotonic() + minutes * 60
     with ProgressBar("run", runs, "runs") as bar:
         while samples[-1].done < runs and time.monotonic() < moved + STALL_S:
             time.sleep(POLL_S)
+            if time.monotonic() > deadline:
+                runs, deadline = runs - drop_waiting_runs(client), math.inf
             done = ended_runs(client)
             if done > samples[-1].done:
                 moved = time.monotonic()
@@ -212,7 +237,7 @@ def work_off(client: SyncPrefectClient, runs: int, processes: Sequence[psutil.Pr
     return samples
 
 
-def simulate(folder: Path, workers: int, runs: int, idle_s: float) -> Outcome:
+def simulate(folder: Path, workers: int, runs: int, idle_s: float, minutes: float = math.inf) -> Outcome:
     """Start a server and workers, let them idle for a while, queue the runs at once, and wait for all of them."""
     ran = folder / "ran.txt"
     # >> opens the file with O_APPEND, so that lines of several writers do not mix.
@@ -234,9 +259,9 @@ def simulate(folder: Path, workers: int, runs: int, idle_s: float) -> Outcome:
             client.create_flow_run_from_deployment(deployment, parameters={"params": {"number": number}}).id
             for number in range(1, runs + 1)
         ]
-        samples += work_off(client, runs, processes)
-        history = tuple(read_run(client, run) for run in asked)
-        stages_done = completed_stages(client, runs)
+        samples += work_off(client, runs, processes, minutes)
+        history = tuple(read_run(client, run) for run in asked if exists(client, run))
+        stages_done = completed_stages(client, len(history))
     words = [line.split() for line in ran.read_text().splitlines()]
     log = (folder / "work" / "servers" / "prefect.log").read_text()
     lines = tuple((UUID(run), Path(clone).name) for run, clone in words)
@@ -283,15 +308,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=10, help="how many workers, each in its own clone")
     parser.add_argument("--runs", type=int, default=200, help="how many runs are queued at once")
     parser.add_argument("--idle-s", type=float, default=60.0, help="how long the workers wait before the runs come")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="drop the runs that nobody has taken by then")
     parser.add_argument("--folder", type=Path, help="an empty folder that is kept, with all logs")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="deepsearch-", ignore_cleanup_errors=True) as temporary:
         folder = (arguments.folder or Path(temporary)).resolve()
-        outcome = simulate(folder, arguments.workers, arguments.runs, arguments.idle_s)
+        outcome = simulate(folder, arguments.workers, arguments.runs, arguments.idle_s, arguments.minutes)
         sys.stdout.write(f"{table(outcome)}\n")
     if problems := outcome.problems():
         sys.exit("\n".join(problems))
-    sys.stdout.write(f"all {arguments.runs} runs completed, each once\n")
+    sys.stdout.write(f"all {len(outcome.runs)} runs completed, each once\n")
 
 
 if __name__ == "__main__":
