@@ -46,7 +46,7 @@ CHAIN = 10
 SETTLE_S = 20.0
 STAGE_PARENTS = 3
 """Above a stage's shell: DVC, its supervisor, the flow."""
-INTERVAL_S, SCHEDULED_RUNS = 20, 4
+INTERVAL_S, SCHEDULED_RUNS = 45, 3
 TIMEOUT_S = 300.0
 REPRODUCE = [sys.executable, "-m", "flows.reproduce"]
 
