@@ -7,6 +7,10 @@ It starts a Prefect server of its own and real workers, each as `make worker` st
 DVC project whose remote is a folder. Then it queues runs of the deployment ``reproduce/tiny``, each with another
 parameter, and waits for all of them. Nothing touches this project's servers, and all of it ends with the script.
 
+The server's database is SQLite, or what PREFECT_API_DATABASE_CONNECTION_URL names, an empty one for each simulation:
+
+    PREFECT_API_DATABASE_CONNECTION_URL=postgresql+asyncpg://user@127.0.0.1/prefect python -m tests.flows.many_workers
+
 Every stage appends a line with the id of its flow run to one file, so that the file tells which runs ran, how often and
 where, whatever the server believes. Status 1: a run did not complete, or ran twice or never. A worker needs 0.3 GB of
 memory, and so does a run.
@@ -37,7 +41,7 @@ from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType, WorkerStatus
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from deepsearch_rl.processes import LOOPBACK, ProcessGuard, free_port
@@ -268,6 +272,12 @@ def simulate(folder: Path, workers: int, runs: int, idle_s: float, minutes: floa
     return Outcome(history, lines, stages_done, tuple(samples), log)
 
 
+def server_errors(log: str) -> str:
+    """Return how many errors the server's log has, and of which kind we know some."""
+    texts = ("database is locked", "QueuePool limit")
+    return ", ".join([f"{log.count('| ERROR')} errors", *(f"{log.count(text)} times '{text}'" for text in texts)])
+
+
 def _quantiles(label: str, values: Sequence[float]) -> str:
     if len(values) < 2:
         return f"{label:<44}{'too few':>24}"
@@ -298,8 +308,7 @@ def table(outcome: Outcome) -> str:
     slope, _ = statistics.linear_regression([sample.done for sample in half], [each.memory_mib for each in half])
     lines.append(f"memory in the second half: {slope * 100:+.1f} MiB per 100 runs")
     lines.append(f"runs per worker: {sorted(map(len, outcome.by_clone().values()))}")
-    locked, errors = (outcome.server_log.count(text) for text in ("database is locked", "| ERROR"))
-    return "\n".join([*lines, f"server's log: {errors} errors, {locked} times 'database is locked'"])
+    return "\n".join([*lines, f"server's log: {server_errors(outcome.server_log)}"])
 
 
 def main() -> None:
@@ -313,7 +322,11 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="deepsearch-", ignore_cleanup_errors=True) as temporary:
         folder = (arguments.folder or Path(temporary)).resolve()
-        outcome = simulate(folder, arguments.workers, arguments.runs, arguments.idle_s, arguments.minutes)
+        try:
+            outcome = simulate(folder, arguments.workers, arguments.runs, arguments.idle_s, arguments.minutes)
+        except PrefectHTTPStatusError as error:
+            log = (folder / "work" / "servers" / "prefect.log").read_text()
+            sys.exit(f"the server refused a request five times: {error}\nits log: {server_errors(log)}")
         sys.stdout.write(f"{table(outcome)}\n")
     if problems := outcome.problems():
         sys.exit("\n".join(problems))
