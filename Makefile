@@ -47,8 +47,8 @@ experiments: environment  ## F1 of a profile's DVC experiments, and the params i
 deploy: environment  ## a Prefect deployment of every profile, with a paused nightly schedule
 	@$(BIN)/python -m flows.worker deploy
 
-worker: environment  ## take runs of the pool POOL (cpu or gpu) on this machine until Ctrl-C
-	@$(BIN)/python -m flows.worker start $(POOL)
+worker: environment  ## take runs of the pool POOL (cpu or gpu) on this machine until Ctrl-C, LIMIT (1) at once
+	@$(BIN)/python -m flows.worker start $(POOL) $(if $(LIMIT),--limit $(LIMIT))
 
 worker-service: environment  ## write a systemd unit that keeps `make worker` running
 	@$(BIN)/python -m flows.worker service $(POOL)

@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import fmean
 
 from dvc.exceptions import DvcException
-from dvc.repo import Repo
+from dvc.repo import Repo, lock_repo
+from dvc.repo.graph import build_graph
 from dvc.stage import PipelineStage
 
 from deepsearch_rl.errors import ConfigError, UnknownNameError
@@ -50,17 +51,16 @@ def read_graph(root: Path, profile: str) -> Graph:
     dvc_yaml = dvc_file(profile)
     try:
         # DVC's addresses start at the working directory.
-        with chdir(root), Repo(_wait_for_lock=True) as repo:
+        with chdir(root), Repo(_wait_for_lock=True) as repo, lock_repo(repo):
             stages = [stage for stage in repo.stage.collect(dvc_yaml) if isinstance(stage, PipelineStage)]
-            changed = repo.status(targets=[dvc_yaml])
-            upstream = {stage: repo.index.graph.successors(stage) for stage in stages}  # DVC's edges point upstream
+            upstream = build_graph(stages).successors  # DVC's edges point upstream; its own index reads all profiles
             graph = {
                 str(stage.name): Stage(
                     name=str(stage.name),
                     address=str(stage.addressing),
-                    upstream=frozenset(str(before.name) for before in upstream[stage] if before in upstream),
+                    upstream=frozenset(str(before.name) for before in upstream(stage)),
                     outputs=tuple(Path(str(out)).as_posix() for out in stage.outs),
-                    changed=stage.addressing in changed,
+                    changed=bool(stage.status()),
                 )
                 for stage in stages
             }

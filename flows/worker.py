@@ -101,8 +101,10 @@ def missing_requirements(root: Path, pool: str) -> Mapping[str, tuple[MissingReq
     return {profile: missing[profile] for profile in look_up("pool", pool, profiles)}
 
 
-def start(root: Path, pool: str) -> None:
-    """Check the machine, register deployments, and take runs of a pool until Ctrl-C.
+def start(root: Path, pool: str, limit: int = 1) -> None:
+    """Check the machine, register deployments, and take runs of a pool until Ctrl-C, no more than ``limit`` at once.
+
+    Without a limit Prefect gives a worker all runs that are due: they would wait here while other machines are free.
 
     Raises:
         UnavailableError: no profile of the pool can run here.
@@ -117,11 +119,10 @@ def start(root: Path, pool: str) -> None:
     with prefect_api() as api, ProcessGuard() as guard:
         deploy(root)
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
+        command += ["--name", f"{socket.gethostname()}-{root.name}", "--limit", str(limit)]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, PROJECT_VARIABLE: str(root), "PYTHONPATH": path, "PREFECT_API_URL": api}
-        worker = guard.start(
-            [*command, "--name", f"{socket.gethostname()}-{root.name}"], folder=root, environment=environment
-        )
+        worker = guard.start(command, folder=root, environment=environment)
         stream_lines(worker, lambda line: sys.stderr.write(f"{line}\n"))
         if worker.returncode:
             raise ConfigError(f"the worker ended with status {worker.returncode}.")
@@ -141,10 +142,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["deploy", "start", "service"])
     parser.add_argument("pool", nargs="?", default="cpu", help="kind of machine: cpu (the default) or gpu")
+    parser.add_argument("--limit", type=int, default=1, help="how many runs a worker works on at once")
     arguments = parser.parse_args()
     try:
         if arguments.action == "start":
-            start(ROOT, arguments.pool)
+            start(ROOT, arguments.pool, arguments.limit)
         elif arguments.action == "service":
             unit = write_service(ROOT, arguments.pool)
             enable = f"systemctl --user enable --now {unit.name}; loginctl enable-linger keeps it after you log out"
