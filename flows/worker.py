@@ -30,6 +30,7 @@ from deepsearch_rl.errors import ConfigError, DeepsearchError, UnavailableError,
 from deepsearch_rl.processes import ProcessGuard, stream_lines
 from deepsearch_rl.profile import find_profile, profile_names
 from flows import reproduce
+from flows.recovery import crashed_runs_again
 from flows.reproduce import PROJECT_VARIABLE
 from flows.server import ROOT, prefect_api
 
@@ -102,7 +103,7 @@ def missing_requirements(root: Path, pool: str) -> Mapping[str, tuple[MissingReq
 
 
 def start(root: Path, pool: str) -> None:
-    """Check the machine, register deployments, and take runs of a pool until Ctrl-C.
+    """Check the machine, register deployments, and take runs of a pool until Ctrl-C; what was killed is continued.
 
     Raises:
         UnavailableError: no profile of the pool can run here.
@@ -114,14 +115,13 @@ def start(root: Path, pool: str) -> None:
         sys.stderr.write(f"{profile}: {state}\n")
     if all(missing.values()):
         raise UnavailableError(f"no profile of the pool {pool} can run on this machine; `deepsearch doctor` says more.")
-    with prefect_api() as api, ProcessGuard() as guard:
+    name = f"{socket.gethostname()}-{root.name}"
+    with prefect_api() as api, ProcessGuard() as guard, crashed_runs_again(pool, name):
         deploy(root)
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, PROJECT_VARIABLE: str(root), "PYTHONPATH": path, "PREFECT_API_URL": api}
-        worker = guard.start(
-            [*command, "--name", f"{socket.gethostname()}-{root.name}"], folder=root, environment=environment
-        )
+        worker = guard.start([*command, "--name", name], folder=root, environment=environment)
         stream_lines(worker, lambda line: sys.stderr.write(f"{line}\n"))
         if worker.returncode:
             raise ConfigError(f"the worker ended with status {worker.returncode}.")
