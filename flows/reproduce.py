@@ -50,6 +50,7 @@ from flows.run_page import key_figures, run_page
 from flows.server import prefect_api, wait_for_prefect
 
 WORKERS = 2
+DVC = str(Path(__file__).with_name("dvc"))
 PROJECT_VARIABLE = "DEEPSEARCH_PROJECT"
 """Set by a worker for its runs, which Prefect starts in a temporary folder."""
 NOTIFY_VARIABLE = "DEEPSEARCH_NOTIFY"
@@ -138,7 +139,7 @@ def _push(stage: Stage, place: Workplace) -> None:
 
 def dvc_command(*arguments: str) -> list[str]:
     """A command of DVC. Several at once take turns at DVC's lock, which a running stage frees."""
-    return [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
+    return [sys.executable, DVC, "--wait-for-lock", *arguments]
 
 
 def _stream(command: list[str], place: Workplace, locks: list[int]) -> list[str]:
@@ -147,7 +148,7 @@ def _stream(command: list[str], place: Workplace, locks: list[int]) -> list[str]
     process = place.guard.start(command, folder=place.root, environment=environment, kept=locks)
     tail = stream_lines(process, lambda line: logger.info("%s", line))
     if process.returncode != 0:
-        call = " ".join(["dvc", *command[3:]] if "dvc" in command else command)
+        call = " ".join(["dvc", *command[2:]] if command[1] == DVC else command)
         raise StageFailedError(f"`{call}` ended with status {process.returncode}; its last lines:\n" + "\n".join(tail))
     return tail
 

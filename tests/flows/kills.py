@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ MARKER = "DEEPSEARCH_KILLS"
 RESTART_S = 10.0  # RestartSec of the worker's unit
 SLOT_LIMIT_S = 30.0
 NO_RUN_LIMIT_S = 60.0
+DOUBLE_SHARE = 0.2
+"""Share of the kills that are followed by another one before anything has come back."""
 PATIENCE_S = 400.0
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 WORKER = [sys.executable, "-m", "flows.worker", "start", "cpu"]
@@ -243,12 +245,12 @@ class Rehearsal:
             elif is_complete and not open_kills:
                 self.deck.clear()
             self.start_as_from_a_schedule(runs, is_complete)
-            if self.deck and time.time() > next_kill_s and (not open_kills or self.is_double):
-                if self.kill(self.deck[-1]):
-                    self.deck.pop()
-                    self.is_double = self.chance.random() < 0.2
-                    next_kill_s = time.time() + self.chance.uniform(0.5, 3 if self.is_double else 12)
-                    begun_s = time.time()
+            is_time = time.time() > next_kill_s and (not open_kills or self.is_double)
+            if self.deck and is_time and self.kill(self.deck[-1]):
+                self.deck.pop()
+                self.is_double = self.chance.random() < DOUBLE_SHARE
+                next_kill_s = time.time() + self.chance.uniform(0.5, 3 if self.is_double else 12)
+                begun_s = time.time()
             if time.time() - begun_s > PATIENCE_S * (1 if self.project.profile == "tiny" else 4):
                 raise RuntimeError(f"nothing went on for {PATIENCE_S:g} s; open: {open_kills}")
             time.sleep(0.2)
@@ -396,11 +398,12 @@ def mlflow_problems(site: Site, rehearsal: Rehearsal) -> Iterator[str]:
 
 
 def torn_files(folder: Path) -> Iterator[Path]:
-    """Yield the JSON and YAML files of the project that cannot be parsed."""
-    readers = {".json": json.loads, ".yaml": yaml.safe_load, ".lock": yaml.safe_load, ".dir": json.loads}
-    paths = [path for path in folder.rglob("*") if path.suffix in readers and ".venv" not in path.parts]
-    for path in paths:
-        if path.is_file() and path.name != "uv.lock" and path.stat().st_size and ".git" not in path.parts:
+    """Yield the JSON and YAML files of the project that cannot be read to their end."""
+    readers: dict[str, Callable[[str], object]] = {".json": json.loads, ".dir": json.loads}
+    readers |= dict.fromkeys((".yaml", ".lock"), lambda text: list(yaml.parse(text)))  # parse: tags have a meaning
+    for path in folder.rglob("*"):
+        is_ours = path.suffix in readers and path.name != "uv.lock" and not {".git", ".venv"} & {*path.parts}
+        if is_ours and path.is_file():
             try:
                 readers[path.suffix](path.read_text())
             except (ValueError, yaml.YAMLError):
@@ -420,7 +423,7 @@ def held_locks(folder: Path) -> Iterator[Path]:
 def table(rehearsal: Rehearsal) -> str:
     """Return what the kills did, a row for each kind of victim."""
     lines = [
-        "| killed | kills | work went on after, longest (mean) | locks free after | called dead after | stages cut off |"
+        "| killed | kills | work went on, longest (mean) | locks free after | called dead after | stages cut off |"
     ]
     lines += ["| --- | ---: | ---: | ---: | ---: | --- |"]
     for kind in dict.fromkeys(kill.kind for kill in rehearsal.kills):
@@ -473,8 +476,8 @@ def rehearse(kills: int, seed: int, graph: str, s3: bool, keep: bool = False) ->
         repeated = sum(rehearsal.executions.values()) - len(rehearsal.executions)
         print(
             f"{table(rehearsal)}\n\n{rehearsal.rounds} rounds in {minutes:.1f} min; executions of stages: "
-            f"{sum(rehearsal.executions.values())}, of which {repeated} repeat one that was cut off; runs that a schedule had "
-            f"to start: {rehearsal.scheduled}"
+            f"{sum(rehearsal.executions.values())}, of which {repeated} repeat one that was cut off; runs that a "
+            f"schedule had to start: {rehearsal.scheduled}"
         )
     finally:
         left = site.end()
