@@ -154,7 +154,8 @@ def _runs(client: SyncPrefectClient, pool: str, worker: str, types: set[StateTyp
     """
     filters = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(types))))
     if StateType.CRASHED in types:
-        filters.end_time = FlowRunFilterEndTime(after_=datetime.now(UTC) - LOOK_BACK)
+        since = {"after_": datetime.now(UTC) - LOOK_BACK}
+        filters.end_time = FlowRunFilterEndTime.model_validate(since)
     of_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
     runs = client.read_flow_runs(flow_run_filter=filters, work_pool_filter=of_pool)
     return [

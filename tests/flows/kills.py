@@ -5,7 +5,7 @@
 
 A copy of the project in a temporary folder runs as on a real machine: `make ui`, `make worker`, a DVC remote. A
 supervisor, as systemd would, starts what is killed again after ten seconds (`make ui` starts its servers again by
-itself). Nobody starts runs again: crashed ones have to come back by themselves. Only if no run is left for a minute does
+itself). Nobody starts runs again: crashed ones have to come back by themselves. Only if none is left for a minute does
 one start as from a schedule, and the table counts it. The graph `trivial` has ten stages and begins anew with other
 parameters until all kills are used; `smoke` is the project's smallest graph, once.
 

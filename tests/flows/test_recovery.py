@@ -36,7 +36,7 @@ def some_flow(profile: str = "tiny") -> None:
 
 
 @pytest.fixture(scope="module")
-def client(prefect_server: None) -> Iterator[SyncPrefectClient]:
+def client(prefect_server: None) -> Iterator[SyncPrefectClient]:  # noqa: ARG001 - the client asks it
     with get_client(sync_client=True) as client:
         template = ProcessWorker.get_default_base_job_template()
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
