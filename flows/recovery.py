@@ -57,7 +57,7 @@ def every(interval_s: float, action: Callable[[], object]) -> Iterator[None]:
         while not end.wait(interval_s):
             try:
                 action()
-            except (DeepsearchError, PrefectException, httpx.HTTPError, RuntimeError) as error:
+            except (DeepsearchError, PrefectException, httpx.HTTPError, OSError, RuntimeError) as error:
                 if not end.is_set():
                     sys.stderr.write(f"{type(error).__name__}: {error}\n")
 

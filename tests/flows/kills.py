@@ -145,7 +145,7 @@ class Site:
             "flow": ("prefect.flow_engine", "prefect.engine"),
             "worker": (chance.choice(["flows.worker start", "prefect worker start"]),),
             "prefect": ("prefect server start",),
-            "mlflow": ("mlflow server",),
+            "mlflow": (chance.choice(["-m mlflow server", "mlflow.server.fastapi_app"]),),
             "s3": ("moto.server",),
         }[kind]
         for process in self.processes():
