@@ -1,17 +1,19 @@
-"""kill -9 of flow, worker, Prefect's server, MLflow's server and an S3 server at random moments of a run.
+"""kill -9 of flow, worker, Prefect's server, MLflow's server, S3 server or machine at random moments of a run.
 
     python -m tests.flows.kills --kills 50 --seed 7
     python -m tests.flows.kills --kills 20 --graph smoke
 
-A copy of the project in a temporary folder runs as on a real machine: `make ui`, `make worker`, a DVC remote. A
+A copy of the project in a temporary folder runs as on a real machine: `make ui`, `make worker`, a DVC remote. The
+victim "machine" is the worker with all that it started, which ends at once without a word, as by a power cut. A
 supervisor, as systemd would, starts what is killed again after ten seconds (`make ui` starts its servers again by
 itself). Nobody starts runs again: crashed ones have to come back by themselves. Only if none is left for a minute does
-one start as from a schedule, and the table counts it. The graph `trivial` has ten stages and begins anew with other
+one start as from a schedule, and that is a defect too. The graph `trivial` has ten stages and begins anew with other
 parameters until all kills are used; `smoke` is the project's smallest graph, once.
 
 At the end these must hold, or the script ends with status 1 and names what does not:
 
 - the last run is Completed, DVC calls every stage up to date, and its outputs are those of an undisturbed `dvc repro`;
+- no run had to be started as from a schedule;
 - no stage began again after DVC had recorded it, and MLflow has every report once and nothing unfinished;
 - no run says Running or Pending although its process is dead, and none did for over 30 s after its worker was back;
 - all processes of a killed run, and with them its locks, were gone within 30 s;
@@ -60,14 +62,12 @@ class Kill:
     """One kill: what, when, and how long until work went on, locks were free, and the run was called dead."""
 
     kind: str
-    what: str
     time_s: float
     run_id: str = ""
     running: list[str] = field(default_factory=list)
     resumed_s: float | None = None
     free_s: float | None = None
     closed_s: float | None = None
-    waits: list[str] = field(default_factory=list)
 
     def is_over(self) -> bool:
         return None not in ([self.resumed_s, self.free_s, self.closed_s] if self.run_id else [self.resumed_s])
@@ -155,6 +155,14 @@ class Site:
                     return process
         return None
 
+    def machine(self) -> list[psutil.Process]:
+        """The worker with everything that it started."""
+        part = self.parts["worker"]
+        if part.process is None or part.process.poll() is not None:
+            return []
+        worker = psutil.Process(part.process.pid)
+        return [worker, *worker.children(recursive=True)]
+
     def of_run(self, run_id: str) -> list[psutil.Process]:
         """All processes that work for a flow run."""
         found: list[psutil.Process] = []
@@ -213,7 +221,7 @@ class Rehearsal:
 
     def __init__(self, site: Site, kills: int, seed: int) -> None:
         self.site, self.project, self.chance = site, site.project, random.Random(seed)
-        kinds = ["flow", "worker", "prefect", "mlflow", *(["s3"] if site.s3_port else [])]
+        kinds = ["flow", "worker", "machine", "prefect", "mlflow", *(["s3"] if site.s3_port else [])]
         self.deck = [kinds[number % len(kinds)] for number in range(kills)]
         self.chance.shuffle(self.deck)
         self.kills: list[Kill] = []
@@ -294,19 +302,19 @@ class Rehearsal:
 
     def kill(self, kind: str) -> bool:
         """Kill a process of a kind; False where there is none now."""
-        victim = self.site.find(kind, self.chance)
-        if victim is None:
-            return False
+        victims = self.site.machine() if kind == "machine" else [self.site.find(kind, self.chance)]
         flow = self.site.find("flow", self.chance)
         with contextlib.suppress(psutil.Error):
-            run_id = flow.environ()["PREFECT__FLOW_RUN_ID"] if flow and kind in ("flow", "worker") else ""
-            open_stages = Counter(line.stage for line in self.project.lines() if line.event == "start")
-            open_stages.subtract(line.stage for line in self.project.lines() if line.event == "end")
-            running = [name for name in open_stages if self.is_running(name)] if run_id else []
-            what = " ".join(victim.cmdline())[-60:]
-            victim.kill()
-            self.kills.append(Kill(kind, what, time.time(), run_id, running))
-            say(f"kill {len(self.kills)}: {kind} ({victim.pid})" + f", in {', '.join(running)}" * bool(running))
+            run_id = flow.environ()["PREFECT__FLOW_RUN_ID"] if flow and kind in ("flow", "worker", "machine") else ""
+            stages = {line.stage for line in self.project.lines()} if run_id else set[str]()
+            running = sorted(filter(self.is_running, stages))
+            for victim in filter(None, victims):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    victim.kill()
+            if not any(victims):
+                return False
+            self.kills.append(Kill(kind, time.time(), run_id, running))
+            say(f"kill {len(self.kills)}: {kind}" + f", in {', '.join(running)}" * bool(running))
             return True
         return False
 
@@ -329,6 +337,8 @@ class Rehearsal:
             kill.resumed_s = after_s
 
     def has_resumed(self, kill: Kill, is_complete: bool) -> bool:
+        if time.time() - kill.time_s < 3:  # a server's children may outlive it for a moment
+            return False
         if kill.kind == "prefect":
             return is_healthy(f"{self.site.api}/health")
         if kill.kind == "mlflow":
@@ -355,6 +365,8 @@ def check(site: Site, rehearsal: Rehearsal, reference: dict[str, object]) -> lis
     last = max(runs, key=lambda run: run["start_time"] or "")
     if last["state_name"] != "Completed":
         problems.append(f"the last run is {last['state_name']}")
+    if rehearsal.scheduled:
+        problems.append(f"{rehearsal.scheduled} runs had to be started as from a schedule")
     problems += [f"run {run['id']} says {run['state_name']}" for run in runs if run["state_type"] not in FINAL]
     status = run([sys.executable, "-m", "dvc", "status", project.dvc_yaml], project.folder)
     if "up to date" not in status:
@@ -479,6 +491,8 @@ def rehearse(kills: int, seed: int, graph: str, s3: bool, keep: bool = False) ->
             f"{sum(rehearsal.executions.values())}, of which {repeated} repeat one that was cut off; runs that a "
             f"schedule had to start: {rehearsal.scheduled}"
         )
+    except RuntimeError as error:
+        problems.append(str(error))
     finally:
         left = site.end()
         problems += [f"left: {process.pid} {' '.join(process.cmdline())}" for process in left]
@@ -487,6 +501,10 @@ def rehearse(kills: int, seed: int, graph: str, s3: bool, keep: bool = False) ->
         if not keep and not problems:
             shutil.rmtree(home)
     return problems
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def main() -> None:
@@ -500,6 +518,8 @@ def main() -> None:
     parser.add_argument("--s3", action="store_true", help="DVC's remote is an S3 server (moto), which is killed too")
     parser.add_argument("--keep", action="store_true", help="keep the folder; it stays anyway where something is wrong")
     arguments = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, interrupt)
     problems = rehearse(arguments.kills, arguments.seed, arguments.graph, arguments.s3, arguments.keep)
     for problem in problems:
         print(f"WRONG: {problem}")
