@@ -26,6 +26,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilter,
     TaskRunFilterState,
     TaskRunFilterStateName,
+    TaskRunFilterStateType,
     WorkPoolFilter,
     WorkPoolFilterName,
 )
@@ -46,6 +47,7 @@ WORKER_LABEL = "prefect.worker.name"
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Prefect sets it for the process of a run, which hands it down to all that it starts."""
 ATTEMPT_TAG = "attempt:"
+MESSAGE = "Its process was killed."
 
 
 @contextmanager
@@ -98,6 +100,7 @@ def crashed_runs_again(pool: str, worker: str) -> Iterator[None]:
             close_dead_runs(client, pool, worker)
             for run in _runs(client, pool, worker, {StateType.CRASHED}):
                 if run.id not in done and str(run.id) not in living_runs():
+                    close_stages(client, run.id)
                     start_again(client, run)
                     done.add(run.id)
 
@@ -130,7 +133,18 @@ def close_dead_run(client: SyncPrefectClient, run_id: UUID) -> None:
     with suppress(ObjectNotFound):
         state = client.read_flow_run(run_id).state
         if state and (state.is_running() or state.is_pending()):
-            client.set_flow_run_state(run_id, Crashed(message="Its process was killed."))
+            client.set_flow_run_state(run_id, Crashed(message=MESSAGE))
+            close_stages(client, run_id)
+
+
+def close_stages(client: SyncPrefectClient, run_id: UUID) -> None:
+    """Mark the stages that a dead run was in as crashed; Prefect would show them as running for ever."""
+    running = TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.RUNNING]))
+    for stage in client.read_task_runs(
+        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])),
+        task_run_filter=TaskRunFilter(state=running),
+    ):
+        client.set_task_run_state(stage.id, Crashed(message=MESSAGE), force=True)
 
 
 def start_again(client: SyncPrefectClient, run: FlowRun) -> None:

@@ -15,7 +15,7 @@ At the end these must hold, or the script ends with status 1 and names what does
 - the last run is Completed, DVC calls every stage up to date, and its outputs are those of an undisturbed `dvc repro`;
 - no run had to be started as from a schedule;
 - no stage began again after DVC had recorded it, and MLflow has every report once and nothing unfinished;
-- no run says Running or Pending although its process is dead, and none did for over 30 s after its worker was back;
+- no run or stage says Running although its process is dead, and no run did for over 30 s after its worker was back;
 - all processes of a killed run, and with them its locks, were gone within 30 s;
 - no file is half-written, no lock is held, and no process is left.
 """
@@ -368,6 +368,8 @@ def check(site: Site, rehearsal: Rehearsal, reference: dict[str, object]) -> lis
     if rehearsal.scheduled:
         problems.append(f"{rehearsal.scheduled} runs had to be started as from a schedule")
     problems += [f"run {run['id']} says {run['state_name']}" for run in runs if run["state_type"] not in FINAL]
+    running = {"task_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
+    problems += [f"stage {stage['name']} says Running" for stage in site.ask("/task_runs/filter", running) or []]
     status = run([sys.executable, "-m", "dvc", "status", project.dvc_yaml], project.folder)
     if "up to date" not in status:
         problems.append(f"dvc status: {status}")

@@ -92,6 +92,15 @@ def test_a_run_of_ours_is_dead_when_no_process_works_on_it(
     assert [state.value for state in states] == ["CRASHED", "CRASHED", "RUNNING", "CRASHED", "CRASHED"]
 
 
+def test_the_stages_that_a_dead_run_was_in_are_crashed_too(client: SyncPrefectClient, make_run: MakeRun) -> None:
+    dead = make_run(Running(), ME)
+    running, finished = (client.create_task_run(some_stage(), dead, key, state=Running()).id for key in "ab")
+    client.set_task_run_state(finished, Completed(), force=True)
+    recovery.close_dead_run(client, dead)
+    types = [task.state and task.state.type for task in map(client.read_task_run, (running, finished))]
+    assert types == [StateType.CRASHED, StateType.COMPLETED]
+
+
 def test_a_run_that_ended_meanwhile_stays_as_it_ended(client: SyncPrefectClient, make_run: MakeRun) -> None:
     ended = make_run(Completed(), ME)
     recovery.close_dead_run(client, ended)
