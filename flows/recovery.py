@@ -37,7 +37,7 @@ from prefect.states import Crashed
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.processes import Server, is_healthy
 
-ATTEMPTS = 5
+ATTEMPTS = 10
 POLL_S = 10.0
 SERVER_POLL_S = 2.0
 PENDING_GRACE = timedelta(seconds=30)
@@ -47,7 +47,7 @@ WORKER_LABEL = "prefect.worker.name"
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Prefect sets it for the process of a run, which hands it down to all that it starts."""
 ATTEMPT_TAG = "attempt:"
-MESSAGE = "Its process was killed."
+MESSAGE = "Its process ended without a word."
 
 
 @contextmanager
