@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from tests.flows.kill_project import ROUNDS, KillProject, make_project, run
 
 MARKER = "DEEPSEARCH_KILLS"
 """An environment variable of all processes that belong to one call of this script; its value is the folder."""
+VICTIMS = ("flow", "worker", "machine", "prefect", "mlflow")
 RESTART_S = 10.0  # RestartSec of the worker's unit
 SLOT_LIMIT_S = 30.0
 NO_RUN_LIMIT_S = 60.0
@@ -219,9 +220,8 @@ def wait_for(condition: Any, what: str, timeout_s: float = PATIENCE_S) -> None:
 class Rehearsal:
     """The kills, one after another, and what they did."""
 
-    def __init__(self, site: Site, kills: int, seed: int) -> None:
+    def __init__(self, site: Site, kills: int, seed: int, kinds: Sequence[str]) -> None:
         self.site, self.project, self.chance = site, site.project, random.Random(seed)
-        kinds = ["flow", "worker", "machine", "prefect", "mlflow", *(["s3"] if site.s3_port else [])]
         self.deck = [kinds[number % len(kinds)] for number in range(kills)]
         self.chance.shuffle(self.deck)
         self.kills: list[Kill] = []
@@ -465,7 +465,9 @@ def undisturbed(site: Site, folder: Path, remote: str) -> dict[str, object]:
     return other.recorded()
 
 
-def rehearse(kills: int, seed: int, graph: str, s3: bool, keep: bool = False) -> list[str]:
+def rehearse(
+    kills: int, seed: int, graph: str, s3: bool = False, keep: bool = False, victims: Sequence[str] = VICTIMS
+) -> list[str]:
     """Run everything in a temporary folder, print the table, and return the problems."""
     home = Path(tempfile.mkdtemp(prefix="deepsearch-kills-"))
     say(f"seed {seed}, {kills} kills, graph {graph}, folder {home}")
@@ -483,7 +485,7 @@ def rehearse(kills: int, seed: int, graph: str, s3: bool, keep: bool = False) ->
                 wait_for(lambda: is_healthy(f"{site.api}/health") and is_healthy(f"{site.mlflow}/health"), "make ui")
         wait_for(site.start_run, "the deployment")
         began_s = time.time()
-        rehearsal = Rehearsal(site, kills, seed)
+        rehearsal = Rehearsal(site, kills, seed, [*victims, *(["s3"] if s3 else [])])
         rehearsal.go()
         minutes = (time.time() - began_s) / 60
         problems += check(site, rehearsal, undisturbed(site, home / "undisturbed", str(home / "other-remote")))
@@ -517,12 +519,15 @@ def main() -> None:
         "--seed", type=int, default=random.SystemRandom().randrange(10_000), help="of the random moments"
     )
     parser.add_argument("--graph", choices=["trivial", "smoke"], default="trivial")
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="all where none is named")
     parser.add_argument("--s3", action="store_true", help="DVC's remote is an S3 server (moto), which is killed too")
     parser.add_argument("--keep", action="store_true", help="keep the folder; it stays anyway where something is wrong")
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, interrupt)
-    problems = rehearse(arguments.kills, arguments.seed, arguments.graph, arguments.s3, arguments.keep)
+    problems = rehearse(
+        arguments.kills, arguments.seed, arguments.graph, arguments.s3, arguments.keep, arguments.victims
+    )
     for problem in problems:
         print(f"WRONG: {problem}")
     print(f"seed {arguments.seed}: {'nothing is wrong' if not problems else f'{len(problems)} things are wrong'}")

@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from tests.flows.kill_project import EDGES, PARAMS, KillProject, make_project
-from tests.flows.kills import Rehearsal, Site, held_locks, rehearse, torn_files
+from tests.flows.kills import VICTIMS, Rehearsal, Site, held_locks, rehearse, torn_files
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_run_survives_kills_of_flow_worker_and_servers() -> None:
-    assert rehearse(kills=4, seed=5, graph="trivial", s3=False) == []
+    assert rehearse(kills=len(VICTIMS), seed=5, graph="trivial") == []
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def record(project: KillProject, *stages: str) -> None:
 
 
 def test_a_stage_that_begins_after_dvc_recorded_it_is_wrong(project: KillProject) -> None:
-    rehearsal = Rehearsal(Site(project, 0), 1, 0)
+    rehearsal = Rehearsal(Site(project, 0), 1, 0, VICTIMS)
     stages, log = {"chunk", "index"}, project.folder / "executed.log"
     log.write_text(f"start {time.time()} chunk\nend {time.time()} chunk\nstart {time.time()} index\n")
     rehearsal.look(stages)
