@@ -77,9 +77,8 @@ def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
 
     The address is Prefect's own setting: prefect.toml, or ``PREFECT_API_URL`` in ``.env`` or the environment. A server
     started here keeps its database in ``PREFECT_HOME``, is started again if it is killed, and ends with the block.
-    (Prefect could start a temporary server
-    by itself, but would leave it behind when the flow is killed.) It listens on ``host``, and on any but loopback asks
-    for the login.
+    (Prefect could start a temporary server by itself, but would leave it behind when the flow is killed.) It listens on
+    ``host``, and on any but loopback asks for the login.
 
     Raises:
         ConfigError: the host needs a login, and there is none; or a server that answers is in the way.
