@@ -11,7 +11,7 @@ GRAPH := $(if $(filter tiny,$(PROFILE)),dvc.yaml,profiles/$(PROFILE)/dvc.yaml)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro flow multihoprag ui deploy worker worker-service test unit lint gpu-environments check-gpu-calls readme deps params
+.PHONY: help environment repro flow multihoprag ui experiments deploy worker worker-service test unit lint gpu-environments check-gpu-calls readme deps params
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
@@ -40,6 +40,9 @@ multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OP
 
 ui: environment  ## Prefect and MLflow on loopback until Ctrl-C; HOST=0.0.0.0 for other machines, with a login
 	@$(BIN)/python -m flows.ui $(if $(HOST),--host $(HOST))
+
+experiments: environment  ## F1 of a profile's DVC experiments, and the params in which they differ
+	@$(BIN)/python -m scripts.experiments $(PROFILE)
 
 deploy: environment  ## a Prefect deployment of every profile, with a paused nightly schedule
 	@$(BIN)/python -m flows.worker deploy

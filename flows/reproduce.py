@@ -184,7 +184,7 @@ def reproduce(
         force: run stages even where nothing changed.
         revision: a branch, tag or commit to run, in a clone of its own under work/checkouts/; empty: this folder.
         params: other values by dotted name, {"rl.group_size": 16}, in such a clone.
-        experiment: name under which `dvc exp show` lists the result; empty: it is no experiment.
+        experiment: name under which `make experiments` lists the result; empty: it is no experiment.
 
     Returns:
         The name of each stage's final state: Completed, Cached or Restored, see :func:`run_stage`.
