@@ -1,7 +1,7 @@
 """kill -9 of flow, worker, Prefect's server, MLflow's server, S3 server or machine at random moments of a run.
 
     python -m tests.flows.kills --kills 50 --seed 7
-    python -m tests.flows.kills --kills 20 --graph smoke
+    python -m tests.flows.kills --kills 20 --graph smoke --gap 60
 
 A copy of the project in a temporary folder runs as on a real machine: `make ui`, `make worker`, a DVC remote. The
 victim "machine" is the worker with all that it started, which ends at once without a word, as by a power cut. A
@@ -50,6 +50,7 @@ MARKER = "DEEPSEARCH_KILLS"
 VICTIMS = ("flow", "worker", "machine", "prefect", "mlflow")
 RESTART_S = 10.0  # RestartSec of the worker's unit
 SLOT_LIMIT_S = 30.0
+GAP_S = 12.0
 NO_RUN_LIMIT_S = 60.0
 DOUBLE_SHARE = 0.2
 """Share of the kills that are followed by another one before anything has come back."""
@@ -220,8 +221,8 @@ def wait_for(condition: Any, what: str, timeout_s: float = PATIENCE_S) -> None:
 class Rehearsal:
     """The kills, one after another, and what they did."""
 
-    def __init__(self, site: Site, kills: int, seed: int, kinds: Sequence[str]) -> None:
-        self.site, self.project, self.chance = site, site.project, random.Random(seed)
+    def __init__(self, site: Site, kills: int, seed: int, kinds: Sequence[str], gap_s: float = GAP_S) -> None:
+        self.site, self.project, self.chance, self.gap_s = site, site.project, random.Random(seed), gap_s
         self.deck = [kinds[number % len(kinds)] for number in range(kills)]
         self.chance.shuffle(self.deck)
         self.kills: list[Kill] = []
@@ -257,7 +258,7 @@ class Rehearsal:
             if self.deck and is_time and self.kill(self.deck[-1]):
                 self.deck.pop()
                 self.is_double = self.chance.random() < DOUBLE_SHARE
-                next_kill_s = time.time() + self.chance.uniform(0.5, 3 if self.is_double else 12)
+                next_kill_s = time.time() + self.chance.uniform(0.5, 3 if self.is_double else self.gap_s)
                 begun_s = time.time()
             if time.time() - begun_s > PATIENCE_S * (1 if self.project.profile == "tiny" else 4):
                 raise RuntimeError(f"nothing went on for {PATIENCE_S:g} s; open: {open_kills}")
@@ -400,7 +401,7 @@ def mlflow_problems(site: Site, rehearsal: Rehearsal) -> Iterator[str]:
     yield from (
         f"MLflow's run {run.info.run_name} is {run.info.status}" for run in runs if run.info.status != "FINISHED"
     )
-    digests = Counter((run.data.tags["report.digest"], run.data.tags.get("model", "report")) for run in runs)
+    digests = Counter((run.data.tags.get("report.digest", ""), run.data.tags.get("model", "report")) for run in runs)
     yield from (f"MLflow has {count} runs of {key}" for key, count in digests.items() if count > 1)
     expected = min(rehearsal.rounds, ROUNDS)
     reports = sum(model == "report" for _, model in digests)
@@ -466,7 +467,13 @@ def undisturbed(site: Site, folder: Path, remote: str) -> dict[str, object]:
 
 
 def rehearse(
-    kills: int, seed: int, graph: str, s3: bool = False, keep: bool = False, victims: Sequence[str] = VICTIMS
+    kills: int,
+    seed: int,
+    graph: str,
+    s3: bool = False,
+    keep: bool = False,
+    victims: Sequence[str] = VICTIMS,
+    gap_s: float = GAP_S,
 ) -> list[str]:
     """Run everything in a temporary folder, print the table, and return the problems."""
     home = Path(tempfile.mkdtemp(prefix="deepsearch-kills-"))
@@ -485,7 +492,7 @@ def rehearse(
                 wait_for(lambda: is_healthy(f"{site.api}/health") and is_healthy(f"{site.mlflow}/health"), "make ui")
         wait_for(site.start_run, "the deployment")
         began_s = time.time()
-        rehearsal = Rehearsal(site, kills, seed, [*victims, *(["s3"] if s3 else [])])
+        rehearsal = Rehearsal(site, kills, seed, [*victims, *(["s3"] if s3 else [])], gap_s)
         rehearsal.go()
         minutes = (time.time() - began_s) / 60
         problems += check(site, rehearsal, undisturbed(site, home / "undisturbed", str(home / "other-remote")))
@@ -520,13 +527,20 @@ def main() -> None:
     )
     parser.add_argument("--graph", choices=["trivial", "smoke"], default="trivial")
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS, help="all where none is named")
+    parser.add_argument("--gap", type=float, default=GAP_S, help="most seconds that work goes on before the next kill")
     parser.add_argument("--s3", action="store_true", help="DVC's remote is an S3 server (moto), which is killed too")
     parser.add_argument("--keep", action="store_true", help="keep the folder; it stays anyway where something is wrong")
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, interrupt)
     problems = rehearse(
-        arguments.kills, arguments.seed, arguments.graph, arguments.s3, arguments.keep, arguments.victims
+        arguments.kills,
+        arguments.seed,
+        arguments.graph,
+        arguments.s3,
+        arguments.keep,
+        arguments.victims,
+        arguments.gap,
     )
     for problem in problems:
         print(f"WRONG: {problem}")
