@@ -103,6 +103,7 @@ class Site:
             "TMPDIR": str(folder / "tmp"),
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
         }
         code = f"from flows import ui; ui.MLFLOW_PORT = {self.mlflow.rpartition(':')[2]}; ui.main()"
         self.parts = {
@@ -121,7 +122,7 @@ class Site:
             )
         part.started_s = time.time()
         if name == "s3":
-            wait_for(lambda: is_healthy(f"http://{LOOPBACK}:{self.s3_port}/moto-api/"), "S3's server", 60)
+            wait_for(lambda: is_healthy(f"http://{LOOPBACK}:{self.s3_port}/moto-api/data.json"), "S3's server", 60)
             httpx.put(f"http://{LOOPBACK}:{self.s3_port}/dvc").raise_for_status()
 
     def supervise(self) -> None:
@@ -345,7 +346,7 @@ class Rehearsal:
         if kill.kind == "mlflow":
             return is_healthy(f"{self.site.mlflow}/health")
         if kill.kind == "s3":
-            return is_healthy(f"http://{LOOPBACK}:{self.site.s3_port}/moto-api/")
+            return is_healthy(f"http://{LOOPBACK}:{self.site.s3_port}/moto-api/data.json")
         if kill.run_id:
             lines = self.project.lines()
             return is_complete or (
