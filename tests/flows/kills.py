@@ -67,6 +67,7 @@ class Kill:
     time_s: float
     run_id: str = ""
     running: list[str] = field(default_factory=list)
+    processes: list[psutil.Process] = field(default_factory=list)
     resumed_s: float | None = None
     free_s: float | None = None
     closed_s: float | None = None
@@ -208,7 +209,9 @@ class Site:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    return process.status() != psutil.STATUS_ZOMBIE
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def wait_for(condition: Any, what: str, timeout_s: float = PATIENCE_S) -> None:
@@ -310,12 +313,13 @@ class Rehearsal:
             run_id = flow.environ()["PREFECT__FLOW_RUN_ID"] if flow and kind in ("flow", "worker", "machine") else ""
             stages = {line.stage for line in self.project.lines()} if run_id else set[str]()
             running = sorted(filter(self.is_running, stages))
+            processes = self.site.of_run(run_id) if run_id else []
             for victim in filter(None, victims):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     victim.kill()
             if not any(victims):
                 return False
-            self.kills.append(Kill(kind, time.time(), run_id, running))
+            self.kills.append(Kill(kind, time.time(), run_id, running, processes))
             say(f"kill {len(self.kills)}: {kind}" + f", in {', '.join(running)}" * bool(running))
             return True
         return False
@@ -328,7 +332,7 @@ class Rehearsal:
         """Note what has come back since a kill."""
         now_s = time.time()
         after_s = now_s - kill.time_s
-        if kill.run_id and kill.free_s is None and not self.site.of_run(kill.run_id):
+        if kill.run_id and kill.free_s is None and not any(map(is_alive, kill.processes)):
             kill.free_s = after_s
         if kill.run_id and kill.closed_s is None and runs is not None:
             state = next((run["state_type"] for run in runs if run["id"] == kill.run_id), "")
