@@ -40,7 +40,7 @@ from deepsearch_rl.processes import Server, is_healthy
 ATTEMPTS = 10
 POLL_S = 10.0
 SERVER_POLL_S = 2.0
-PENDING_GRACE = timedelta(seconds=30)
+PENDING_GRACE = timedelta(seconds=20)
 """How long a run may be Pending without a process: its worker is about to start one."""
 LOOK_BACK = timedelta(days=1)
 WORKER_LABEL = "prefect.worker.name"
@@ -56,12 +56,13 @@ def every(interval_s: float, action: Callable[[], object]) -> Iterator[None]:
     end = threading.Event()
 
     def repeat() -> None:
-        while not end.wait(interval_s):
+        while not end.is_set():
             try:
                 action()
             except (DeepsearchError, PrefectException, httpx.HTTPError, OSError, RuntimeError) as error:
                 if not end.is_set():
                     sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            end.wait(interval_s)
 
     threading.Thread(target=repeat, daemon=True).start()
     try:

@@ -235,7 +235,7 @@ class Rehearsal:
         self.executions: Counter[tuple[int, str]] = Counter()
         self.again: list[str] = []
         self.lines_seen = 0
-        self.last_run_s = time.time()
+        self.last_run_s = self.server_back_s = time.time()
 
     def go(self) -> None:
         """Kill until the deck is empty and the graph is complete."""
@@ -246,6 +246,8 @@ class Rehearsal:
             self.site.supervise()
             self.look(stages)
             runs = self.site.runs()
+            if runs is None:
+                self.server_back_s = time.time()
             is_complete = self.is_complete(stages, runs)
             open_kills = [kill for kill in self.kills if not kill.is_over()]
             for kill in open_kills:
@@ -338,7 +340,7 @@ class Rehearsal:
             state = next((run["state_type"] for run in runs if run["id"] == kill.run_id), "")
             if state in FINAL:
                 worker = self.site.parts["worker"]
-                kill.closed_s = now_s - max(kill.time_s, worker.started_s)
+                kill.closed_s = now_s - max(kill.time_s, worker.started_s, self.server_back_s)
         if kill.resumed_s is None and self.has_resumed(kill, is_complete):
             kill.resumed_s = after_s
 
