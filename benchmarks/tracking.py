@@ -73,7 +73,7 @@ def _make_rollout(rng: random.Random, key: RowKey, number: int, sample: int) -> 
 def measure(results: Results, store: Path, predictions: int | None, traces: float) -> tuple[float, float, int, int]:
     """Send a report once; return CPU seconds, MB, and the numbers of predictions and traces."""
     config = TrackConfig(experiment="benchmark", predictions=predictions, traces=traces, timeout_s=TIMEOUT_S)
-    provenance = Provenance(tags={}, model_tags={}, params={"seed": 0}, datasets={})
+    provenance = Provenance(tags={}, model_tags={}, params={"seed": 0}, defaults={}, datasets={})
     before_mb = size_mb(store)
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder, "bundle")

@@ -7,6 +7,7 @@ MLflow its own under mlruns/. While this runs, `make flow` sends its runs to the
 """
 
 import argparse
+import json
 import os
 import secrets
 import signal
@@ -28,6 +29,7 @@ from flows.server import ROOT, START_TIMEOUT_S, prefect_api, require_login, star
 
 MLFLOW_PORT = 5000
 POLL_S = 0.5
+VIEW = "f1"
 AUTH = """[mlflow]
 default_permission = READ
 database_uri = sqlite:///{database}
@@ -65,16 +67,29 @@ def start_mlflow(guard: ProcessGuard, port: int, host: str = LOOPBACK) -> Server
 
 def links(prefect: str, mlflow: str) -> list[str]:
     """Return what to open first: the runs of both servers, and the reports of this folder."""
-    name, password = (os.environ.get(f"MLFLOW_TRACKING_{part}", "") for part in ("USERNAME", "PASSWORD"))
-    answer = httpx.get(
-        f"{mlflow}/api/2.0/mlflow/experiments/get-by-name",
-        params={"experiment_name": find_profile(ROOT, "tiny").value("track")["experiment"]},
-        auth=(name, password) if name else None,
-    )
-    runs = f"/#/experiments/{answer.json()['experiment']['experiment_id']}/runs" if answer.is_success else ""
     reports = [ROOT / "reports" / profile / "index.html" for profile in profile_names(ROOT)]
     newest = sorted(filter(Path.is_file, reports), key=lambda path: path.stat().st_mtime)[-1:]
-    return [f"Prefect {prefect}/runs", f"MLflow  {mlflow}{runs}", *(f"Report  {path.as_uri()}" for path in newest)]
+    page = runs_page(mlflow, find_profile(ROOT, "tiny").value("track")["experiment"])
+    return [f"Prefect {prefect}/runs", f"MLflow  {mlflow}{page}", *(f"Report  {path.as_uri()}" for path in newest)]
+
+
+def runs_page(mlflow: str, experiment: str) -> str:
+    """Return the page of all reports of an MLflow experiment with F1 as columns; empty where there is no report.
+
+    The columns are a view that is saved at the server, as its button *Views* does.
+    """
+    name, password = (os.environ.get(f"MLFLOW_TRACKING_{part}", "") for part in ("USERNAME", "PASSWORD"))
+    experiments = f"{mlflow}/api/2.0/mlflow/experiments"
+    with httpx.Client(auth=(name, password) if name else None) as client:
+        answer = client.get(f"{experiments}/get-by-name", params={"experiment_name": experiment})
+        if not answer.is_success:
+            return ""
+        identifier, tiny = answer.json()["experiment"]["experiment_id"], find_profile(ROOT, "tiny")
+        f1 = [f"f1/{tiny.value('rl')['dataset']}", *(f"{model}/f1" for model in tiny.value("models"))]
+        columns = [*(f"metrics.`{metric}`" for metric in f1), "tags.`profile`", "tags.`git.commit`"]
+        view = {"key": f"mlflow.sharedViewState.{VIEW}", "value": json.dumps({"selectedColumns": columns})}
+        client.post(f"{experiments}/set-experiment-tag", json={"experiment_id": identifier, **view})
+    return f"/#/experiments/{identifier}/runs?workflowType=machine_learning&viewStateShareKey={VIEW}"
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import yaml
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import sha256_json
+from deepsearch_rl.profile import PARAMS
 from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance
 
 DATASET_STAGES = ("download", "chunk")
@@ -27,23 +28,30 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
     lock = params_path.with_name("dvc.lock")
     if not lock.is_file():
         raise ArtifactError(f"{lock} does not exist: the stage {stage} reads it, and `dvc repro` writes it.")
+    folder = lock.resolve().parent
     stages = yaml.load(lock.read_text(encoding="utf-8"), yaml.CSafeLoader)["stages"]
     before = {name: entry for name, entry in stages.items() if name != stage}
     tags = {
         "dvc.stage": REPORT_STAGE,
         "dvc.lock": sha256_json(before),
-        "git.commit": _git_commit(lock.resolve().parent),
+        # with ``-dirty`` where tracked files differ from the commit
+        "git.commit": _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty") or "unknown",
     }
     params = _params(before)
     models = dict(_model_tags(before, params.get("models", {})))
-    return Provenance(tags=tags, model_tags=models, params=params, datasets=_datasets(before))
+    return Provenance(
+        tags=tags,
+        model_tags=models,
+        params=params,
+        defaults=yaml.load(_git(folder, "show", f"HEAD:{PARAMS}"), yaml.CSafeLoader) or {},
+        datasets=_datasets(before),
+    )
 
 
-def _git_commit(folder: Path) -> str:
-    """The checked-out commit, with ``-dirty`` where tracked files differ from it; "unknown" outside git."""
-    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-    return result.stdout.strip() or "unknown"
+def _git(folder: Path, *arguments: str) -> str:
+    """Return what a git command prints; nothing outside git."""
+    result = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=folder, check=False)
+    return result.stdout.strip()
 
 
 def _params(stages: Mapping[str, Any]) -> dict[str, Any]:

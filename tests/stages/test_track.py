@@ -1,6 +1,7 @@
 """The stage `track` and the command `deepsearch track`, in a project with a finished report."""
 
 import logging
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,17 @@ def test_settings_are_those_that_the_figures_were_made_with_wherever_dvc_wrote_t
         Path("dvc.lock").write_text(yaml.safe_dump({"stages": {name: stages[name] for name in order}}, sort_keys=False))
         found = read_provenance(project.path, "track").params
         assert (found["agent"], found["evaluate"], found["rl"]) == ("new", "of the report", "r")
+
+
+def test_the_defaults_are_the_committed_params_of_the_default_profile(project: Profile) -> None:
+    Path("dvc.lock").write_text("stages: {}\n")
+    assert read_provenance(project.path, "track").defaults == {}, "outside git there are none"
+    Path("params.yaml").write_text("rl: {group_size: 8}\n")
+    identity = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
+    for command in (["init", "-q"], ["add", "params.yaml"], [*identity, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *command], check=True)
+    Path("params.yaml").write_text("rl: {group_size: 16}\n")
+    assert read_provenance(project.path, "track").defaults == {"rl": {"group_size": 8}}
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.evaluation.report.tables import build_table, write_table
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation, RowKey
@@ -19,7 +20,8 @@ CONFIG = TrackConfig(experiment="tests", predictions=5, traces=0.25, timeout_s=5
 PROVENANCE = Provenance(
     tags={"dvc.stage": "report", "dvc.lock": "0123", "git.commit": "abc"},
     model_tags={"sft": {"dvc.stage": "evaluate@sft", "dvc.weights": "models/tiny/sft", "dvc.weights.md5": "77.dir"}},
-    params={"seed": 0, "rl": {"learning_rate": 0.001, "api_key": "sk-hidden"}},
+    params={"seed": 0, "rl": {"learning_rate": 0.5, "api_key": "sk-hidden"}},
+    defaults={"seed": 0, "rl": {"learning_rate": 0.1}},
     datasets={"questions": DatasetDigest(path="data/tiny/questions", digest="d41d8cd98f00b204e9800998ecf8427e.dir")},
 )
 PASSAGES = "[1] Port Vale\nA harbour.\n\n[2] Cape Ann\nA cape."
@@ -97,3 +99,10 @@ def make_results(root: Path, right: int = 8) -> Results:
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
     return make_results(tmp_path)
+
+
+def traces_experiment(client: MlflowClient) -> str:
+    """Id of the experiment that traces are in."""
+    experiment = client.get_experiment_by_name(f"{CONFIG.experiment}-traces")
+    assert experiment is not None
+    return experiment.experiment_id

@@ -76,6 +76,25 @@ def test_variants_and_greedy_answers_have_names_of_their_own(results: Results) -
     assert len(set(names)) == len(names)
 
 
+def test_the_in_domain_f1_comes_first_and_the_reports_own_figures_are_the_best_models(
+    results: Results, tmp_path: Path
+) -> None:
+    build_bundle(results, PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
+    bundle = read_bundle(tmp_path / "bundle")
+    others = [row.model_copy(update={"dataset": "2wikimultihopqa", "f1": 0.75}) for row in bundle.table.rows]
+    table = bundle.table.model_copy(update={"rows": (*others, *bundle.table.rows)})
+    both = bundle.model_copy(update={"table": table})
+    assert both.metrics("base")[0].key == "f1/multihoprag"
+    f1 = {metric.key: round(metric.value, 3) for metric in both.headline()}
+    assert f1 == {
+        "f1/multihoprag": 0.583,
+        "f1/2wikimultihopqa": 0.75,
+        "base/f1": 0.25,
+        "rl/f1": 0.417,
+        "sft/f1": 0.583,
+    }
+
+
 def test_a_model_without_a_training_log_has_no_curve(results: Results, tmp_path: Path) -> None:
     build_bundle(results._replace(train_logs={}), PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
     bundle = read_bundle(tmp_path / "bundle")

@@ -16,8 +16,9 @@ from deepsearch_rl.tracking.bundle import build_bundle
 from deepsearch_rl.tracking.store import local_store
 from deepsearch_rl.tracking.upload import upload
 from flows.server import START_TIMEOUT_S, start_server
+from flows.ui import runs_page
 from tests.browsing import chromium
-from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results
+from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results, traces_experiment
 
 __all__ = ["chromium"]
 TIMEOUT_S = 60.0
@@ -79,10 +80,19 @@ def test_the_compare_page_of_three_runs_shows_their_f1_side_by_side(chromium: we
     assert {urlsplit(address).hostname for address in loaded if address.startswith("http")} == {"127.0.0.1"}
 
 
+def test_the_page_of_the_runs_shows_f1_of_every_model_beside_the_report(
+    chromium: webdriver.Chrome, server: str
+) -> None:
+    chromium.get(f"{server}{runs_page(server, CONFIG.experiment)}")
+    body = chromium.find_element(By.TAG_NAME, "body")
+    WebDriverWait(chromium, 60).until(lambda _: "0.583333" in body.text)
+    assert {"base/f1", "0.25"} <= set(body.text.split())
+
+
 def test_traces_predictions_and_models_arrive_over_http_as_in_a_local_store(server: str, tmp_path: Path) -> None:
     experiment, runs = model_runs(server)
     client = MlflowClient(tracking_uri=server)
-    traces = client.search_traces(locations=[experiment], run_id=runs["sft"])
+    traces = client.search_traces(locations=[experiment, traces_experiment(client)], run_id=runs["sft"])
     assert len(traces) == 2 * 3
     for trace in traces:
         assert [span.span_type for span in trace.data.spans] == ["AGENT", "CHAT_MODEL", "RETRIEVER", "CHAT_MODEL"]

@@ -23,7 +23,7 @@ from deepsearch_rl.tracking.upload import upload
 from deepsearch_rl.trajectories.collect import collect, evaluation_logs, read_times, times_path
 from tests.agent.conftest import ChatServer, agent_config, chat_server, completion
 from tests.agent.search_server import serve_search
-from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results
+from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, traces_experiment
 
 __all__ = ["agent_config", "chat_server"]
 SEARCH_S = 0.2
@@ -148,7 +148,5 @@ def test_the_spans_in_mlflow_have_the_real_times_and_other_machines_rollouts_hav
 
 def _traces(store: str, times: str) -> list[Trace]:
     client = MlflowClient(tracking_uri=store)
-    experiment = client.get_experiment_by_name(CONFIG.experiment)
-    assert experiment is not None
-    found = client.search_traces(locations=[experiment.experiment_id], max_results=500)
+    found = client.search_traces(locations=[traces_experiment(client)], max_results=500)
     return [trace for trace in found if trace.info.tags["times"] == times]

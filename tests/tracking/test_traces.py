@@ -78,13 +78,21 @@ def test_a_search_whose_passages_were_not_shown_has_no_documents() -> None:
     assert (search.span_type, search.outputs) == ("RETRIEVER", [])
 
 
-def test_a_failed_rollout_is_an_error_with_its_reason_and_scores_zero() -> None:
+def test_a_model_that_fails_is_no_error_but_says_why_and_scores_zero() -> None:
     trace = traced(rollout("sft", 5).model_copy(update={"error": "cut after 96 tokens"}))
     root = trace.data.spans[0]
-    assert trace.info.state == "ERROR"
-    assert (root.status.status_code, root.status.description) == ("ERROR", "cut after 96 tokens")
+    assert (trace.info.state, root.status.status_code) == ("OK", "OK")
+    assert root.attributes["reason"] == "cut after 96 tokens"
     assert root.attributes["stop_reason"] == trace.info.tags["stop_reason"] == StopReason.NO_ANSWER_TAG
     assert (root.attributes["f1"], root.outputs) == (0.0, {"answer": ""})
+
+
+@pytest.mark.parametrize("reason", [StopReason.MODEL_ERROR, StopReason.TOOL_ERROR])
+def test_a_server_that_fails_is_an_error(reason: StopReason) -> None:
+    trace = traced(rollout("sft", 5).model_copy(update={"error": "no answer in 30 s", "stop_reason": reason}))
+    root = trace.data.spans[0]
+    assert trace.info.state == "ERROR"
+    assert (root.status.status_code, root.status.description) == ("ERROR", "no answer in 30 s")
 
 
 def test_tokens_that_were_not_counted_for_every_call_stand_at_the_agent_alone() -> None:

@@ -10,7 +10,7 @@ from deepsearch_rl.files import read_json
 from deepsearch_rl.tracking.bundle import TrackedReport, build_bundle
 from deepsearch_rl.tracking.store import local_store
 from deepsearch_rl.tracking.upload import upload
-from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results
+from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results, traces_experiment
 
 TIMEOUT_S = 5.0
 
@@ -41,7 +41,10 @@ def runs_of(store: str, report: TrackedReport) -> dict[str, Run]:
 
 def traces_of(store: str, run: Run) -> list[Trace]:
     client = MlflowClient(tracking_uri=store)
-    return list(client.search_traces(locations=[run.info.experiment_id], run_id=run.info.run_id))
+    locations = [run.info.experiment_id, traces_experiment(client)]
+    found = list(client.search_traces(locations=locations, run_id=run.info.run_id))
+    assert {trace.info.experiment_id for trace in found} <= {traces_experiment(client)}
+    return found
 
 
 def table(store: str, run: Run, name: str, folder: Path) -> dict[str, tuple[object, ...]]:
@@ -60,9 +63,12 @@ def test_a_report_is_one_run_with_a_run_per_model_under_it(store: str, tmp_path:
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert run.data.tags["git.commit"] == "abc"
         assert run.data.tags["profile"] == "tiny"
-        assert run.data.params == {"seed": "0", "rl.learning_rate": "0.001"}
+        assert run.data.params == {"rl.learning_rate": "0.5"}, "the default profile has another one, and the same seed"
         assert run.info.status == "FINISHED"
     assert parent.data.tags["dvc.stage"] == "report"
+    f1 = {model: run.data.metrics["f1/multihoprag"] for model, run in runs.items()}
+    best = {"f1/multihoprag": max(f1.values())}
+    assert parent.data.metrics == best | {f"{model}/f1": value for model, value in f1.items()}
     assert runs["sft"].data.tags["dvc.stage"] == "evaluate@sft"
     metrics = runs["sft"].data.metrics
     assert metrics["f1/multihoprag"] == pytest.approx(7 / 12)  # the eighth answer belongs to a rollout that failed
@@ -88,7 +94,12 @@ def test_tables_hold_the_whole_report_and_each_models_rows_and_predictions(store
     assert set(predictions["sft"]["golden_answers"]) == {"Port Vale | Vale"}
     assert "predictions.json" in runs["sft"].data.tags["mlflow.loggedArtifacts"]  # so that the UI compares it
     attached = MlflowClient(tracking_uri=store).list_artifacts(parent.info.run_id, "report")
-    assert [file.path for file in attached] == ["report/f1_table.csv", "report/f1_table.md", "report/metrics.json"]
+    names = ["f1_table.csv", "f1_table.md", "metrics.json", "params.json"]
+    assert [file.path for file in attached] == [f"report/{name}" for name in names]
+    params = MlflowClient(tracking_uri=store).download_artifacts(
+        parent.info.run_id, "report/params.json", str(tmp_path)
+    )
+    assert read_json(Path(params)) == {"rl.learning_rate": "0.5", "seed": "0"}, "all of them, without the secret"
 
 
 def test_a_models_run_has_its_traces_with_searches_model_calls_and_tokens(store: str, tmp_path: Path) -> None:
@@ -132,6 +143,21 @@ def test_logged_models_say_where_the_weights_are_and_what_they_scored_on_which_d
     assert datasets["questions"].digest == PROVENANCE.datasets["questions"].digest
 
 
+def test_the_best_model_is_a_version_of_the_profiles_model_and_best_is_the_highest_f1(tmp_path: Path) -> None:
+    store, name = local_store(tmp_path / "mlruns"), f"{CONFIG.experiment}-tiny"
+    client = MlflowClient(tracking_uri=store)
+    best = []
+    for right in (8, 10, 9):
+        upload(built(tmp_path / str(right), right)[0], store, TIMEOUT_S)
+        best.append(int(client.get_model_version_by_alias(name, "best").version))
+    assert best == [1, 2, 2]
+    version = client.get_model_version(name, "2")
+    assert version.tags["dvc.weights"] == "models/tiny/sft"
+    assert version.tags["data.questions"] == PROVENANCE.datasets["questions"].digest
+    assert "| sft" in version.description
+    assert client.get_run(str(version.run_id)).data.tags["model"] == "sft"
+
+
 def test_sending_a_report_again_adds_nothing_wherever_it_comes_from(store: str, tmp_path: Path) -> None:
     bundle, report = built(tmp_path / "here", 7)
     assert upload(bundle, store, TIMEOUT_S)
@@ -165,6 +191,9 @@ def test_what_a_kill_left_half_sent_is_replaced_with_its_traces_and_models(
     assert {run.info.run_id for run in runs.values()}.isdisjoint(run.info.run_id for run in half.values())
     assert traces_of(store, half["sft"]) == []
     client = MlflowClient(tracking_uri=store)
+    versions = client.search_model_versions(f"name = '{CONFIG.experiment}-tiny'")
+    assert [version.run_id for version in versions].count(half["sft"].info.run_id) == 0
+    assert [version.run_id for version in versions].count(runs["sft"].info.run_id) == 1
     sources = {model.source_run_id for model in client.search_logged_models([experiment_of(client)], max_results=100)}
     assert sources.isdisjoint(run.info.run_id for run in half.values())
 

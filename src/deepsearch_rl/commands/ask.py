@@ -1,7 +1,6 @@
 """``deepsearch ask``: the evaluated agent on one question of yours, shown while it works, with a profile's settings."""
 
 import asyncio
-import json
 import re
 import sys
 import textwrap
@@ -110,7 +109,7 @@ def _show(message: Message) -> None:
         if thought:
             _line("thinks", thought, "italic dim")
         for call in message.tool_calls:
-            _line("searches", _query(call.arguments), "bold cyan")
+            _line("searches", str((call.parsed or {}).get("query", call.arguments)), "bold cyan")
     elif message.role == "tool":
         for passage in filter(str.strip, _PASSAGES.split(message.content)):
             title, _, body = re.sub(r"</?information>", "", passage).strip().partition("\n")
@@ -133,10 +132,3 @@ def _show_end(trajectory: Trajectory) -> None:
 
 def _line(label: str, text: str, style: str) -> None:
     Console(highlight=False).print(Text(f"{label:>9}  ", "dim"), Text(text, style), sep="", soft_wrap=True)
-
-
-def _query(arguments: str) -> str:
-    try:
-        return str(json.loads(arguments)["query"])
-    except (ValueError, KeyError, TypeError):
-        return arguments  # a call that will be refused: show what the model wrote

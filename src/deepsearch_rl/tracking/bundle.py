@@ -3,7 +3,7 @@
     bundle.json        the F1 table, IFEval, every model with its training curve and digests, settings, tags
     predictions.jsonl  answers of every model, as many as ``track.predictions`` says of each run
     rollouts.jsonl     whole rollouts, the share ``track.traces`` of each run
-    files/             the table and figures as files, attached as they are
+    files/             the table, figures and all settings as files, attached as they are
 
 A bundle is recognised by the digest of its results: settings and provenance are no part of its identity. Its rollouts
 are drawn by a hash of seed and id, so that every model's run over the same questions shows the same ones.
@@ -17,6 +17,7 @@ import heapq
 import math
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -65,12 +66,14 @@ class TrackConfig(Record):
 class Provenance(Record):
     """Where a report comes from; no part of its identity.
 
-    ``params`` are nested settings by section; ``tags`` go to every run, ``model_tags`` to that of the named model.
+    ``params`` are nested settings by section, ``defaults`` those of the default profile, for runs show what differs.
+    ``tags`` go to every run, ``model_tags`` to that of the named model.
     """
 
     tags: dict[str, str]
     model_tags: dict[str, dict[str, str]]
     params: dict[str, JsonValue]
+    defaults: dict[str, JsonValue]
     datasets: dict[str, DatasetDigest]
 
 
@@ -152,7 +155,7 @@ class Bundle(Record):
     ifeval: dict[str, dict[str, float]] = Field(description="accuracy by metric and model")
     models: dict[str, EvaluatedModel]
     tags: dict[str, str]
-    params: dict[str, str] = Field(description="settings by dotted name, nothing named like a secret")
+    params: dict[str, str] = Field(description="settings that differ from the default profile's, by dotted name")
     datasets: dict[str, DatasetDigest]
 
     @property
@@ -160,14 +163,27 @@ class Bundle(Record):
         """What people call it: profile and digest."""
         return f"{self.table.profile} {self.digest[:12]}"
 
+    @property
+    def best_model(self) -> str:
+        """The model with the best main F1 on the in-domain set, the earliest in training order of equals."""
+        return max(self.table.main_rows(self.table.datasets[0]), key=lambda row: row.f1).model
+
+    def headline(self) -> list[Metric]:
+        """Return the report's own figures: the best model's main F1 on every set, and every model's in domain."""
+        rows = [row for row in self.table.reading_order if not row.kind]
+        best = {f"f1/{row.dataset}": row.f1 for row in rows if row.model == self.best_model}
+        in_domain = {f"{row.model}/f1": row.f1 for row in rows if row.dataset == rows[0].dataset}
+        return [Metric(name, value, int(time.time() * 1000), 0) for name, value in (best | in_domain).items()]
+
     def metrics(self, model: str, model_id: str = "", now_ms: int = 0) -> list[Metric]:
         """Return a model's scores by question set, its IFEval accuracies and its training curve, ``train/<metric>``.
 
-        Scores are linked to the logged model ``model_id`` and to the questions asked, the curve to the run alone.
+        The in-domain F1 is the first, which MLflow's compare page then opens on. Scores are linked to the logged model
+        ``model_id`` and to the questions asked, the curve to the run alone.
         """
         evaluated = self.models[model]
         metrics: list[Metric] = []
-        for row in (row for row in self.table.rows if row.model == model):
+        for row in (row for row in self.table.reading_order if row.model == model):
             questions = evaluated.questions.get(row.dataset)
             source = (row.dataset, questions.digest) if questions else (None, None)
             scores = row_scores(row).items()
@@ -206,6 +222,8 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
         (partial / FILES).mkdir()
         for name in ("f1_table.md", "f1_table.csv", "metrics.json"):
             shutil.copyfile(results.reports / name, partial / FILES / name)
+        params, defaults = dict(flatten(provenance.params)), dict(flatten(provenance.defaults))
+        write_json(partial / FILES / "params.json", params)
         curves = {name: [point.model_dump() for point in model.curve] for name, model in models.items()}
         digests = [sha256_file(partial / name) for name in (PREDICTIONS, ROLLOUTS)]
         bundle = Bundle(
@@ -215,7 +233,7 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
             ifeval=ifeval,
             models=models,
             tags={**provenance.tags, "profile": table.profile},
-            params=dict(flatten(provenance.params)),
+            params={name: value for name, value in params.items() if defaults.get(name) != value},
             datasets=provenance.datasets,
         )
         write_json(partial / BUNDLE, bundle.model_dump(mode="json"))

@@ -21,6 +21,7 @@ from deepsearch_rl.agent.timing import RolloutTimes
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.records import Message, Retrieval, TokenUsage, ToolCall, Trajectory
 from deepsearch_rl.tracking.bundle import ShownRollout
+from deepsearch_rl.trajectories.collect import SERVER_FAILURES
 
 _PASSAGE = re.compile(r"^(?=(?:<information>)?(?:\[\d+\] |Doc \d+\(Title: ))", re.MULTILINE)
 """Where a passage begins for the model: ``[1] Title`` or ``Doc 1(Title: ...)``."""
@@ -78,7 +79,7 @@ def _info(
         trace_location=entities.TraceLocation.from_experiment_id(owner.experiment_id),
         request_time=times_ns[0] // 1_000_000,
         execution_duration=(times_ns[1] - times_ns[0]) // 1_000_000,
-        state=entities.TraceState.ERROR if rollout.failed else entities.TraceState.OK,
+        state=entities.TraceState.ERROR if rollout.stop_reason in SERVER_FAILURES else entities.TraceState.OK,
         # MLflow compares the traces of two runs that have equal previews
         request_preview=f"{rollout.question[:PREVIEW_CHARACTERS]} [{shown.run} #{rollout.sample}]",
         response_preview=rollout.answer[:PREVIEW_CHARACTERS],
@@ -108,6 +109,7 @@ def _info(
 def _root(rollout: Trajectory) -> _Event:
     attributes: dict[str, JsonValue] = {
         "stop_reason": str(rollout.stop_reason),
+        "reason": rollout.error,
         "f1": round(score_rollout(rollout).f1, 6),
         "prompt_tokens": rollout.prompt_tokens,
         "completion_tokens": rollout.completion_tokens,
@@ -118,7 +120,7 @@ def _root(rollout: Trajectory) -> _Event:
     if len(rollout.usage) != rollout.rounds:
         attributes[SpanAttributeKey.CHAT_USAGE] = _tokens(rollout)
     inputs: JsonValue = {"question": rollout.question}
-    error = (rollout.error or "") if rollout.failed else None
+    error = rollout.error if rollout.stop_reason in SERVER_FAILURES else None
     return _Event("search agent", SpanType.AGENT, inputs, {"answer": rollout.answer}, attributes, error)
 
 

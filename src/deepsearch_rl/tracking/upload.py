@@ -4,6 +4,9 @@
     └── <model>             one per model: scores, training curve, its rows of the table, predictions, traces,
                             and the logged model that scores and traces are linked to
 
+Traces are in an experiment of their own, ``<experiment>-traces``. The best model of a report becomes a version of the
+registered model ``<experiment>-<profile>``; the alias ``best`` is at the version with the best in-domain F1.
+
 The report's own run is finished last: its status proves that all is there. What a kill or a dead server left unfinished
 is removed, with its traces and logged models, before the report is sent again. The bundle of a report that no server
 took waits in the outbox, in a folder named by its digest.
@@ -13,6 +16,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -44,7 +48,7 @@ from deepsearch_rl.trajectories.collect import evaluation_logs, read_times
 
 BATCH = 100
 """Params, tags, metrics, traces of one request; MLflow refuses more than 100 params or traces, or 1,000 metrics."""
-DIGEST_TAG = "report.digest"
+DIGEST_TAG, F1_TAG = "report.digest", "f1"
 _PARENT_TAG = "mlflow.parentRunId"
 _NOT_IN_A_MODEL_NAME = re.compile(r"[/:.%\"']")
 ItemT = TypeVar("ItemT")
@@ -101,20 +105,22 @@ def upload(folder: Path, uri: str, timeout_s: float) -> bool:
     """
     bundle = read_bundle(folder)
     with connected(uri, timeout_s) as client:
-        experiment = _experiment_id(client, bundle.experiment, uri)
+        experiment, traces_of = (_experiment_id(client, bundle.experiment + suffix, uri) for suffix in ("", "-traces"))
         of_report = f"tags.`{DIGEST_TAG}` = '{bundle.digest}'"
         runs = client.search_runs([experiment], of_report, entities.ViewType.ACTIVE_ONLY)
         if any(run.info.status == "FINISHED" and _PARENT_TAG not in run.data.tags for run in runs):
             return False
         for run_id in (unfinished.info.run_id for unfinished in runs):
             while traces := client.search_traces(
-                locations=[experiment], run_id=run_id, include_spans=False, max_results=BATCH
+                locations=[experiment, traces_of], run_id=run_id, include_spans=False, max_results=BATCH
             ):
-                client.delete_traces(experiment, trace_ids=[trace.info.trace_id for trace in traces])
+                client.delete_traces(traces_of, trace_ids=[trace.info.trace_id for trace in traces])
+            for version in client.search_model_versions(f"run_id = '{run_id}'"):
+                client.delete_model_version(version.name, version.version)
             for model in client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
                 client.delete_logged_model(model.model_id)
             client.delete_run(run_id)
-        _Upload(client, TracingClient(uri), experiment, folder, bundle).report()
+        _Upload(client, TracingClient(uri), experiment, traces_of, folder, bundle).report()
     return True
 
 
@@ -140,6 +146,7 @@ class _Upload:
     client: MlflowClient
     tracing: TracingClient
     experiment: str
+    traces_of: str
     folder: Path
     bundle: Bundle
 
@@ -148,6 +155,7 @@ class _Upload:
         run_id = self._run(self.bundle.name, {})
         for model in self.bundle.models:
             self._model(model, run_id)
+        self.client.log_batch(run_id, metrics=self.bundle.headline())
         self.client.log_inputs(run_id, _inputs(self.bundle.datasets))
         self.client.log_table(run_id, pd.DataFrame(flat_rows(self.bundle.table.rows)), "f1_table.json")
         for path in sorted((self.folder / FILES).iterdir()):
@@ -183,7 +191,7 @@ class _Upload:
         predictions = [row for row in read_jsonl(self.folder / PREDICTIONS, Prediction) if row.model == model]
         if predictions:
             self.client.log_table(run_id, pd.DataFrame(row.table_row() for row in predictions), "predictions.json")
-        owner, now_ns = Owner(self.experiment, run_id, logged.model_id), time.time_ns()
+        owner, now_ns = Owner(self.traces_of, run_id, logged.model_id), time.time_ns()
         rollouts = [shown for shown in read_jsonl(self.folder / ROLLOUTS, ShownRollout) if shown.model == model]
         digests = [trajectory_digest(shown.trajectory) for shown in rollouts]
         times = read_times(evaluation_logs(self.bundle.table.profile, model), set(digests))
@@ -194,8 +202,29 @@ class _Upload:
         for some in _batches(traces, BATCH):
             for trace in some:
                 self.tracing.start_trace(trace.info)
-            self.tracing.log_spans(self.experiment, [span for trace in some for span in trace.data.spans])
+            self.tracing.log_spans(self.traces_of, [span for trace in some for span in trace.data.spans])
+        if model == self.bundle.best_model and logged.tags.get("dvc.weights.md5"):  # no endpoint's model
+            self._register(run_id, logged)
         self.client.set_terminated(run_id)
+
+    def _register(self, run_id: str, logged: entities.LoggedModel) -> None:
+        """Make a logged model the newest version of the profile's registered model; ``best`` if none has more F1."""
+        name, table = f"{self.bundle.experiment}-{self.bundle.table.profile}", self.bundle.table
+        with suppress(MlflowException):  # an earlier report made it
+            self.client.create_registered_model(name)
+        f1 = next(row.f1 for row in table.main_rows(table.datasets[0]) if row.model == logged.tags["model"])
+        versions = self.client.search_model_versions(f"name = '{name}'")
+        digests = {f"data.{name}": data.digest for name, data in self.bundle.datasets.items()}
+        version = self.client.create_model_version(
+            name,
+            logged.artifact_location,
+            run_id,
+            tags={**logged.tags, **digests, F1_TAG: str(f1)},
+            description=(self.folder / FILES / "f1_table.md").read_text(encoding="utf-8"),
+            model_id=logged.model_id,
+        )
+        if all(float(before.tags[F1_TAG]) <= f1 for before in versions):
+            self.client.set_registered_model_alias(name, "best", version.version)
 
 
 def _inputs(datasets: Mapping[str, DatasetDigest], context: str | None = None) -> list[entities.DatasetInput]:

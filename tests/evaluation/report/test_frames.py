@@ -1,15 +1,24 @@
 import re
 from pathlib import Path
 
+import pandera.pandas as pa
 import pytest
 
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.report.tables import F1_BARS, F1_TABLE, RL_CURVE, write_frame
+from deepsearch_rl.evaluation.report.tables import F1_TABLE, write_frame
+
+CURVE = pa.DataFrameSchema(
+    {
+        "step": pa.Column(int, unique=True),
+        "reward": pa.Column(float, coerce=True),
+        "f1": pa.Column(float, pa.Check.in_range(0, 1), coerce=True),
+    }
+)
 
 
 def test_a_frame_that_fits_is_written_as_it_is(tmp_path: Path) -> None:
-    write_frame(tmp_path / "f1.csv", ["model", "f1"], [("base", 0.25), ("sft", 1)], F1_BARS)
-    assert (tmp_path / "f1.csv").read_text() == "model,f1\nbase,0.25\nsft,1\n"
+    write_frame(tmp_path / "rl_sft.csv", ["step", "reward", "f1"], [(0, 0.25, 0), (1, 2, 0.5)], CURVE)
+    assert (tmp_path / "rl_sft.csv").read_text() == "step,reward,f1\n0,0.25,0\n1,2,0.5\n"
 
 
 @pytest.mark.parametrize(
@@ -24,13 +33,13 @@ def test_a_value_that_does_not_fit_is_named_by_file_row_and_field_and_leaves_no_
     tmp_path: Path, lines: list[tuple[object, ...]], where: str
 ) -> None:
     with pytest.raises(CheckFailedError, match=re.escape(f"rl_sft.csv, {where}")):
-        write_frame(tmp_path / "rl_sft.csv", ["step", "reward", "f1"], lines, RL_CURVE)
+        write_frame(tmp_path / "rl_sft.csv", ["step", "reward", "f1"], lines, CURVE)
     assert not (tmp_path / "rl_sft.csv").exists()
 
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckFailedError, match=re.escape("rl_sft.csv, field 'f1': ")):
-        write_frame(tmp_path / "rl_sft.csv", ["step", "reward"], [(1, 0.5)], RL_CURVE)
+        write_frame(tmp_path / "rl_sft.csv", ["step", "reward"], [(1, 0.5)], CURVE)
 
 
 def test_an_f1_outside_its_interval_is_named_by_its_row(tmp_path: Path) -> None:

@@ -42,16 +42,6 @@ F1_TABLE = pa.DataFrameSchema(
     unique=["model", "checkpoint", "dataset", "corpus", "prompt", "top_k", "chunk_size", "temperature", "variant"],
 )
 """One line per row of the F1 table; baselines and failures may stand beside these columns."""
-F1_BARS = pa.DataFrameSchema({"model": pa.Column(str), "f1": pa.Column(float, _SHARE, coerce=True)}, strict=False)
-"""What ``dvc plots`` draws as bars."""
-RL_CURVE = pa.DataFrameSchema(
-    {
-        "step": pa.Column(int, _COUNT, unique=True),
-        "reward": pa.Column(float, coerce=True),
-        "f1": pa.Column(float, _SHARE, coerce=True),
-    }
-)
-"""Reward and F1 of an RL run by step."""
 
 
 class Comparison(Record):

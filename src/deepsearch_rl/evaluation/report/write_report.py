@@ -9,7 +9,7 @@ from pydantic import Field
 from deepsearch_rl.evaluation.report.page import Report, render_page
 from deepsearch_rl.evaluation.report.plots import f1_figure, read_rl_run, rl_figure, save_figure
 from deepsearch_rl.evaluation.report.rollouts import read_questions, read_runs, shown_rollouts
-from deepsearch_rl.evaluation.report.tables import F1_BARS, RL_CURVE, build_table, write_frame, write_table
+from deepsearch_rl.evaluation.report.tables import build_table, write_table
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.files import atomic_file, read_json, read_record, sha256_file
 from deepsearch_rl.records import FilterReport, Record, RetrievalReport
@@ -69,12 +69,6 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
     write_table(table, report.ifeval, out)
     save_figure(f1_figure(table, table.datasets, columns=2), out / "plots" / "f1")
     save_figure(rl_figure(report.rl), out / "plots" / "rl")
-    first_set = table.datasets[0]
-    bars = [(row.model, row.f1) for row in table.own_rows if row.dataset == first_set and row.main]
-    write_frame(out / "plots" / "f1.csv", ["model", "f1"], bars, F1_BARS)
-    for start, run in report.rl.items():
-        points = [(point.step, point.reward, point.f1) for point in run.points if point.reward is not None]
-        write_frame(out / "plots" / f"rl_{start}.csv", ["step", "reward", "f1"], points, RL_CURVE)
     with atomic_file(out / "index.html") as partial:
         partial.write_text(render_page(report, sha256_file(out / "f1_table.json")), encoding="utf-8")
     return report
