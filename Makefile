@@ -23,7 +23,7 @@ environment:  ## .venv/ from the committed lock
 repro: environment  ## run whatever changed, then print the F1 table and where the time went
 	@test -e $(GRAPH) || { echo "error: there is no profile '$(PROFILE)': $(GRAPH) does not exist. Profiles: tiny $(notdir $(wildcard profiles/*))." >&2; exit 1; }
 	@$(BIN)/python -m deepsearch_rl.dvc_lock
-	@$(BIN)/dvc repro $(GRAPH)
+	@$(BIN)/python flows/dvc repro $(GRAPH)
 	@$(BIN)/deepsearch summary $(PROFILE)
 
 flow: environment  ## the same as a Prefect flow run: a task per stage
@@ -33,9 +33,9 @@ flow: environment  ## the same as a Prefect flow run: a task per stage
 # DVC does not see who OPENAI_MODEL names: evaluating is forced, and takes the answers that it has from its own log.
 multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
 	@$(BIN)/python -m deepsearch_rl.dvc_lock
-	@$(BIN)/dvc repro profiles/multihoprag/dvc.yaml:index
-	@$(BIN)/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
-	@$(BIN)/dvc repro profiles/multihoprag/dvc.yaml:track
+	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index
+	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
+	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
 	@$(BIN)/deepsearch table multihoprag
 
 ui: environment  ## Prefect and MLflow on loopback until Ctrl-C; HOST=0.0.0.0 for other machines, with a login

@@ -22,22 +22,22 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from uuid import UUID
 
+import httpx
 import yaml
 from prefect import flow, get_client, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.blocks.core import Block
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.exceptions import ObjectNotFound
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
-from prefect.states import Completed, Crashed
+from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
 from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.dvc_lock import repair_dvc_locks
-from deepsearch_rl.errors import ConfigError, DeepsearchError
+from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointError
 from deepsearch_rl.processes import ProcessGuard, stream_lines
 from deepsearch_rl.profile import find_profile
 from deepsearch_rl.records import Record
@@ -46,10 +46,12 @@ from deepsearch_rl.retries import retry
 from flows.checkout import check_experiment_name, open_checkout, save_experiment
 from flows.graph import Graph, Stage, has_remote, longest_path_s, read_graph, select
 from flows.locks import gpu_lock, held
+from flows.recovery import close_dead_run
 from flows.run_page import key_figures, run_page
-from flows.server import prefect_api
+from flows.server import prefect_api, wait_for_prefect
 
 WORKERS = 2
+DVC = str(Path(__file__).with_name("dvc"))
 PROJECT_VARIABLE = "DEEPSEARCH_PROJECT"
 """Set by a worker for its runs, which Prefect starts in a temporary folder."""
 NOTIFY_VARIABLE = "DEEPSEARCH_NOTIFY"
@@ -138,7 +140,7 @@ def _push(stage: Stage, place: Workplace) -> None:
 
 def dvc_command(*arguments: str) -> list[str]:
     """A command of DVC. Several at once take turns at DVC's lock, which a running stage frees."""
-    return [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
+    return [sys.executable, DVC, "--wait-for-lock", *arguments]
 
 
 def _stream(command: list[str], place: Workplace, locks: list[int]) -> list[str]:
@@ -149,7 +151,7 @@ def _stream(command: list[str], place: Workplace, locks: list[int]) -> list[str]
     lines = stream_lines(process, lambda line: logger.info("%s", redact(line, secrets)))
     tail = [redact(line, secrets) for line in lines]
     if process.returncode != 0:
-        call = " ".join(["dvc", *command[3:]] if "dvc" in command else command)
+        call = " ".join(["dvc", *command[2:]] if command[1] == DVC else command)
         raise StageFailedError(f"`{call}` ended with status {process.returncode}; its last lines:\n" + "\n".join(tail))
     return tail
 
@@ -217,11 +219,9 @@ def _holder() -> str:
 def _close_dead_run(path: Path) -> None:
     """Mark the run that held the profile's lock before us as crashed if it still says that it is running."""
     if path.is_file():
-        with get_client(sync_client=True) as client, suppress(ObjectNotFound, ValueError):
-            before = client.read_flow_run(UUID(path.read_text(encoding="utf-8")))
-            if before.state and before.state.is_running():
-                message = "Its process ended without a word; the next run of this profile noticed."
-                client.set_flow_run_state(before.id, Crashed(message=message))
+        wait_for_prefect()
+        with get_client(sync_client=True) as client, suppress(ValueError):
+            close_dead_run(client, UUID(path.read_text(encoding="utf-8")))
     path.write_text(str(flow_run.id), encoding="utf-8")
 
 
@@ -262,11 +262,30 @@ def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...]
 
         timings = {run.stage: run.seconds for run in latest_runs(project, profile)}
         states = _run_graph(graph, start, config.gpu_stages, timings)
+        _send_reports(place, profile)
     page = run_page(root, profile, graph, states, os.environ.get("MLFLOW_TRACKING_URI"))
-    create_markdown_artifact(page, key=f"run-{profile}", description="F1 table, stages and their key figures")
+    _store_page(page, f"run-{profile}")
     for state in states.values():
         state.result()
     return {name: state.name or "" for name, state in states.items()}
+
+
+def _send_reports(place: Workplace, profile: str) -> None:
+    """Send the reports to MLflow that an earlier stage could not; a server that is still away fails no run."""
+    if any((place.root / "work" / profile / "outbox").glob("[!.]*")):
+        try:
+            _stream([str(Path(sys.executable).with_name("deepsearch")), "track", profile], place, [])
+        except StageFailedError as error:
+            get_run_logger().warning("NOT SENT to MLflow: %s", error)
+
+
+def _store_page(page: str, key: str) -> None:
+    """Store the run's page as an artifact; a server that stays away, or goes at this moment, fails no run."""
+    try:
+        wait_for_prefect()
+        create_markdown_artifact(page, key=key, description="F1 table, stages and their key figures")
+    except (EndpointError, httpx.HTTPError, RuntimeError) as error:
+        get_run_logger().warning("this run has no page in Prefect's UI: %s", error)
 
 
 StartStage = Callable[[Stage, list[PrefectFuture[State[None]]], bool], PrefectFuture[State[None]]]

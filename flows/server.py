@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,13 @@ from prefect.settings import PREFECT_API_URL
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.processes import LOOPBACK, ProcessGuard, Server, free_port, is_healthy
 from deepsearch_rl.retrieval.server.requests import is_loopback
+from flows.recovery import kept_running
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFECT_PORT = 4200
 START_TIMEOUT_S = 180.0
+RESTART_TIMEOUT_S = 600.0
+"""How long a run waits for a server that does not answer; it may be in an upgrade."""
 EVERYWHERE = "0.0.0.0"
 LOGIN_VARIABLE = "DEEPSEARCH_LOGIN"
 PASSWORD_CHARACTERS = 12
@@ -53,9 +57,14 @@ def start_server(
     settings: Mapping[str, str],
     host: str = LOOPBACK,
 ) -> Server:
-    """Start ``python -m MODULE... --host --port``; its output goes to work/servers/, ``health`` is a path of it."""
+    """Start ``python -m MODULE... --host --port``; ``health`` is a path of it.
+
+    Its output goes to ``work/servers/NAME.log``; that of the one before stays in ``NAME.before.log``.
+    """
     log = ROOT / "work" / "servers" / f"{name.lower()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists():
+        log.replace(log.with_suffix(".before.log"))
     command = [sys.executable, "-m", *module, "--host", host, "--port", str(port)]
     with log.open("w", encoding="utf-8") as output:
         process = guard.start(command, folder=ROOT, environment={**os.environ, **settings}, output=output)
@@ -67,9 +76,9 @@ def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
     """Yield the API address of Prefect's server, after starting it if it is to be on this machine and does not answer.
 
     The address is Prefect's own setting: prefect.toml, or ``PREFECT_API_URL`` in ``.env`` or the environment. A server
-    started here keeps its database in ``PREFECT_HOME`` and ends with the block. (Prefect could start a temporary server
-    by itself, but would leave it behind when the flow is killed.) It listens on ``host``, and on any but loopback asks
-    for the login.
+    started here keeps its database in ``PREFECT_HOME``, is started again if it is killed, and ends with the block.
+    (Prefect could start a temporary server by itself, but would leave it behind when the flow is killed.) It listens on
+    ``host``, and on any but loopback asks for the login.
 
     Raises:
         ConfigError: the host needs a login, and there is none; or a server that answers is in the way.
@@ -93,9 +102,27 @@ def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
             f"another program than Prefect listens on port {port}: write a free one into .env, for example "
             f"PREFECT_API_URL=http://{LOOPBACK}:{free_port(port)}/api."
         )
+    settings = {"PREFECT_API_URL": api, "PREFECT_UI_API_URL": "/api" if login else api}
+    settings |= {"PREFECT_SERVER_API_AUTH_STRING": login} if login else {}
+    command = ["prefect", "server", "start"]
     with ProcessGuard() as guard:
-        settings = {"PREFECT_API_URL": api, "PREFECT_UI_API_URL": "/api" if login else api}
-        settings |= {"PREFECT_SERVER_API_AUTH_STRING": login} if login else {}
-        server = start_server(guard, "Prefect", port, "/api/health", ["prefect", "server", "start"], settings, host)
-        server.wait_until_healthy(START_TIMEOUT_S)
-        yield api
+
+        def start() -> Server:
+            return start_server(guard, "Prefect", port, "/api/health", command, settings, host)
+
+        with kept_running(start) as server:
+            server.wait_until_healthy(START_TIMEOUT_S)
+            yield api
+
+
+def wait_for_prefect() -> None:
+    """Return as soon as Prefect's server answers; a new client would not try again.
+
+    Raises:
+        EndpointError: it does not within ten minutes.
+    """
+    api, deadline = PREFECT_API_URL.value() or "", time.monotonic() + RESTART_TIMEOUT_S
+    while api and not is_healthy(f"{api}/health"):
+        if time.monotonic() > deadline:
+            raise EndpointError(f"no Prefect server answered at {api} for {RESTART_TIMEOUT_S:g} s.")
+        time.sleep(1)

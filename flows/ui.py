@@ -1,4 +1,4 @@
-"""Prefect's and MLflow's user interfaces until Ctrl-C.
+"""Prefect's and MLflow's user interfaces until Ctrl-C; one that ends is started again.
 
     python -m flows.ui [--host HOST]
 
@@ -24,6 +24,7 @@ from deepsearch_rl.files import sha256_json
 from deepsearch_rl.processes import LOOPBACK, ProcessGuard, Server, free_port
 from deepsearch_rl.profile import find_profile, profile_names
 from deepsearch_rl.tracking.store import local_store
+from flows.recovery import kept_running
 from flows.server import ROOT, START_TIMEOUT_S, prefect_api, require_login, start_server
 
 MLFLOW_PORT = 5000
@@ -37,7 +38,7 @@ authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 """
 
 
-def start_mlflow(guard: ProcessGuard, host: str = LOOPBACK) -> Server:
+def start_mlflow(guard: ProcessGuard, port: int, host: str = LOOPBACK) -> Server:
     """Start MLflow's server over the local store; on a host that other machines reach, it asks for the login.
 
     Raises:
@@ -61,7 +62,7 @@ def start_mlflow(guard: ProcessGuard, host: str = LOOPBACK) -> Server:
             "MLFLOW_AUTH_ADMIN_PASSWORD": password,
             "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(),
         }
-    return start_server(guard, "MLflow", free_port(MLFLOW_PORT), "/health", module, settings, host)
+    return start_server(guard, "MLflow", port, "/health", module, settings, host)
 
 
 def links(prefect: str, mlflow: str) -> list[str]:
@@ -99,18 +100,20 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     sys.stderr.write("starting Prefect and MLflow ...\n")
     try:
-        with ProcessGuard() as guard:
-            mlflow = start_mlflow(guard, host)
-            with prefect_api(host) as api:
-                mlflow.wait_until_healthy(START_TIMEOUT_S)
-                lines = links(api.removesuffix("/api"), mlflow.url)
-                if host != LOOPBACK:
-                    lines.append(f"on other machines with the address of this one in place of {urlsplit(api).hostname}")
-                sys.stdout.write("\n".join([*lines, "Ctrl-C stops them.\n"]))
-                sys.stdout.flush()
-                while True:
-                    mlflow.raise_if_ended()
-                    time.sleep(POLL_S)
+        port = free_port(MLFLOW_PORT)
+        with (
+            ProcessGuard() as guard,
+            kept_running(lambda: start_mlflow(guard, port, host)) as mlflow,
+            prefect_api(host) as api,
+        ):
+            mlflow.wait_until_healthy(START_TIMEOUT_S)
+            lines = links(api.removesuffix("/api"), mlflow.url)
+            if host != LOOPBACK:
+                lines.append(f"on other machines with the address of this one in place of {urlsplit(api).hostname}")
+            sys.stdout.write("\n".join([*lines, "Ctrl-C stops them.\n"]))
+            sys.stdout.flush()
+            while True:
+                time.sleep(POLL_S)
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
     except DeepsearchError as error:

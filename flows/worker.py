@@ -30,6 +30,7 @@ from deepsearch_rl.errors import ConfigError, DeepsearchError, UnavailableError,
 from deepsearch_rl.processes import ProcessGuard, stream_lines
 from deepsearch_rl.profile import find_profile, profile_names
 from flows import reproduce
+from flows.recovery import crashed_runs_again
 from flows.reproduce import PROJECT_VARIABLE
 from flows.server import ROOT, prefect_api
 
@@ -104,7 +105,8 @@ def missing_requirements(root: Path, pool: str) -> Mapping[str, tuple[MissingReq
 def start(root: Path, pool: str, limit: int = 1) -> None:
     """Check the machine, register deployments, and take runs of a pool until Ctrl-C, no more than ``limit`` at once.
 
-    Without a limit Prefect gives a worker all runs that are due: they would wait here while other machines are free.
+    What was killed is continued. Without a limit Prefect gives a worker all runs that are due: they would wait here
+    while other machines are free.
 
     Raises:
         UnavailableError: no profile of the pool can run here.
@@ -116,10 +118,11 @@ def start(root: Path, pool: str, limit: int = 1) -> None:
         sys.stderr.write(f"{profile}: {state}\n")
     if all(missing.values()):
         raise UnavailableError(f"no profile of the pool {pool} can run on this machine; `deepsearch doctor` says more.")
-    with prefect_api() as api, ProcessGuard() as guard:
+    name = f"{socket.gethostname()}-{root.name}"
+    with prefect_api() as api, ProcessGuard() as guard, crashed_runs_again(pool, name):
         deploy(root)
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
-        command += ["--name", f"{socket.gethostname()}-{root.name}", "--limit", str(limit)]
+        command += ["--name", name, "--limit", str(limit)]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, PROJECT_VARIABLE: str(root), "PYTHONPATH": path, "PREFECT_API_URL": api}
         worker = guard.start(command, folder=root, environment=environment)

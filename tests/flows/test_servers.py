@@ -33,7 +33,7 @@ def test_both_servers_ask_other_machines_for_the_login(tmp_path: Path, monkeypat
         monkeypatch.setattr(module, "ROOT", tmp_path)
     api = f"http://{LOOPBACK}:{free_port()}/api"
     with ProcessGuard() as guard, temporary_settings({PREFECT_API_URL: api, PREFECT_HOME: tmp_path}):
-        mlflow = start_mlflow(guard, EVERYWHERE)
+        mlflow = start_mlflow(guard, free_port(), EVERYWHERE)
         with prefect_api(EVERYWHERE):
             mlflow.wait_until_healthy(180)
             for url in (f"{api}/admin/version", f"{mlflow.url}/api/2.0/mlflow/experiments/get?experiment_id=0"):
