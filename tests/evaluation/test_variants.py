@@ -32,8 +32,9 @@ def test_a_variant_has_a_line_of_its_own_beside_the_profiles_own_figure(results:
     before, _, after = text.partition("### The same under other settings")
     assert before.strip() == markdown(plain).partition("### Differences")[0].strip()
     lines = [line for line in after.splitlines() if line.startswith("| top5")]
-    assert [line.split(" | ")[1:3] for line in lines] == [["base", "musique"], ["sft", "musique"]]
-    assert all("1.000 [" in line and "| 5 |" in line for line in lines)
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    assert [line[2:4] for line in cells] == [["base", "musique"], ["sft", "musique"]]
+    assert all(line[4].startswith("1.000 [") and line[7] == "5" for line in cells)
 
 
 def test_metrics_and_csv_name_a_variant_apart_from_the_main_figure(results: Sources, tmp_path: Path) -> None:
