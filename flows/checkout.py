@@ -8,7 +8,6 @@ import functools
 import operator
 import pkgutil
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import chdir
@@ -17,11 +16,11 @@ from typing import Any, cast
 
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
-from dvc.utils.serialize import modify_yaml
 
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.files import atomic_directory, atomic_file, sha256_json
+from deepsearch_rl.files import atomic_directory, sha256_json
 from deepsearch_rl.profile import PARAMS, dvc_file, find_profile
+from flows.dvc.__main__ import modify_yaml_at_once
 
 SECTIONS = {
     "agent": "deepsearch_rl.agent.config:AgentConfig",
@@ -142,12 +141,10 @@ def save_experiment(folder: Path, profile: str, stages: Iterable[str], name: str
 
 def _write_params(path: Path, params: Mapping[str, Any]) -> None:
     """Set values by dotted name, with all comments kept, by one rename."""
-    with atomic_file(path) as partial:
-        shutil.copyfile(path, partial)
-        with modify_yaml(str(partial)) as values:
-            for name, value in params.items():
-                *sections, field = name.split(".")
-                functools.reduce(operator.getitem, sections, values)[field] = value
+    with modify_yaml_at_once(str(path)) as values:
+        for name, value in params.items():
+            *sections, field = name.split(".")
+            functools.reduce(operator.getitem, sections, values)[field] = value
 
 
 def _git(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
