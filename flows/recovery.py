@@ -99,8 +99,10 @@ def crashed_runs_again(pool: str, worker: str) -> Iterator[None]:
     def look() -> None:
         with get_client(sync_client=True) as client:
             close_dead_runs(client, pool, worker)
-            for run in _runs(client, pool, worker, {StateType.CRASHED}):
-                if run.id not in done and str(run.id) not in living_runs():
+            crashed = [run for run in _runs(client, pool, worker, {StateType.CRASHED}) if run.id not in done]
+            living = living_runs() if crashed else set[str]()
+            for run in crashed:
+                if str(run.id) not in living:
                     close_stages(client, run.id)
                     start_again(client, run)
                     done.add(run.id)
