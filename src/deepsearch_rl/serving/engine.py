@@ -12,7 +12,6 @@ Shapes: N slots, B rows of a forward pass, Q new tokens per row, T tokens that c
 D head dimension.
 """
 
-import itertools
 import queue
 import threading
 from collections.abc import Sequence
@@ -23,11 +22,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
-ATTENTION = "grouped_sdpa"
-EMPTY = -1
-BUSY = np.iinfo(np.int64).max  # when a slot was last used whose request still runs
+from deepsearch_rl.serving.slots import Pass, Shapes, SlotTable, padded
+
+ATTENTION = "packed"
 
 
 class Sampling(NamedTuple):
@@ -67,10 +66,11 @@ class Engine:
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, context_tokens: int) -> None:
-        AttentionInterface.register(ATTENTION, _grouped_attention)
+        AttentionInterface.register(ATTENTION, _attention)
         model.config._attn_implementation = ATTENTION
         self._model, self._end_ids, self.context_tokens = model, frozenset(end_ids(model)), context_tokens
         self._table = SlotTable(model.config, slots, context_tokens)
+        self._shapes = Shapes(16, 1024, 4, 128, 512)
         self._batch = slots // 2
         self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._stale = False
@@ -161,24 +161,7 @@ class Engine:
 
     def _forward(self, slots: list[int], new_tokens: list[list[int]]) -> torch.Tensor:
         """Compute each row's new tokens and return the logits after its last one, [B, V]."""
-        counts_B = torch.tensor([len(tokens) for tokens in new_tokens])
-        width = int(counts_B.max())
-        # Padding repeats the row's last token at its position: the same key and value are stored once more.
-        tokens_BQ = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in new_tokens])
-        offsets_BQ = torch.minimum(torch.arange(width)[None, :], counts_B[:, None] - 1)
-        positions_BQ = torch.from_numpy(self._table.lengths[slots])[:, None] + offsets_BQ
-        cache = SlotCache(self._table, torch.tensor(slots), positions_BQ)
-        hidden_BQE = self._model.model(
-            input_ids=tokens_BQ,
-            attention_mask={"full_attention": cache.mask()},
-            position_ids=positions_BQ,
-            cache_position=positions_BQ[0],
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
-        self._table.lengths[slots] += counts_B.numpy()
-        last_BE = hidden_BQE[torch.arange(len(slots)), counts_B - 1]
-        return self._model.lm_head(last_BE).float()
+        return forward(self._model, self._table, self._shapes, slots, new_tokens)
 
 
 def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int], list[float]]:
@@ -197,17 +180,21 @@ def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int],
     return tokens_B.tolist(), logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1).tolist()
 
 
-def _grouped_attention(
+def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
+    *,
+    layout: Pass | None = None,
     **_unused: object,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot-product attention without a copy of keys and values for every query head."""
+    """Compute the attention of an engine's pass, or, where a trainer calls the same model, of a padded batch."""
     del module
+    if layout is not None:
+        return layout.attend(query, key, value, scaling), None
     causal = attention_mask is None and query.shape[2] > 1
     output = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=True
@@ -215,85 +202,37 @@ def _grouped_attention(
     return output.transpose(1, 2).contiguous(), None
 
 
+def forward(
+    model: PreTrainedModel, table: SlotTable, shapes: Shapes, slots: Sequence[int], new_tokens: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Compute the new tokens of each slot and return the logits after the last one, [B, V]."""
+    counts_B = np.array([len(tokens) for tokens in new_tokens])
+    ends_B = np.cumsum(counts_B)
+    slots_P = np.repeat(np.asarray(slots), counts_B)
+    positions_P = np.arange(ends_B[-1]) + np.repeat(table.lengths[slots] - (ends_B - counts_B), counts_B)
+    tokens_P = np.concatenate([np.asarray(tokens) for tokens in new_tokens])
+    hidden = []
+    for first in range(0, len(tokens_P), shapes.max_tokens):
+        part = slice(first, first + shapes.max_tokens)
+        layout = Pass(table, shapes, slots_P[part], positions_P[part])
+        hidden_1PE = model.model(
+            input_ids=torch.from_numpy(tokens_P[part][layout.padded_P])[None],
+            attention_mask={"full_attention": None},
+            position_ids=torch.from_numpy(positions_P[part][layout.padded_P])[None],
+            cache_position=torch.zeros(1),
+            past_key_values=layout,
+            use_cache=True,
+            layout=layout,
+        ).last_hidden_state
+        hidden.append(hidden_1PE[0, : len(tokens_P[part])])
+    table.lengths[slots] += counts_B
+    last_BE = torch.cat(hidden)[ends_B - 1]
+    parts = last_BE.split(shapes.max_tokens)
+    return torch.cat([model.lm_head(part[padded(len(part), shapes.tokens)])[: len(part)] for part in parts]).float()
+
+
 def end_ids(model: PreTrainedModel) -> list[int]:
     """Return the tokens that end an answer, from the model's generation config."""
     assert model.generation_config is not None
     ids = model.generation_config.eos_token_id
     return [ids] if isinstance(ids, int) else list(ids or [])
-
-
-class SlotTable:
-    """Tokens, keys and values of N = ``slots`` conversations of a model; layers and heads come from its config."""
-
-    def __init__(self, config: PretrainedConfig, slots: int, context_tokens: int) -> None:
-        shape = (slots, config.num_key_value_heads, context_tokens, config.head_dim)
-        self.keys = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
-        self.values = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
-        self._tokens = np.full((slots, context_tokens), EMPTY, dtype=np.int64)
-        self.lengths = np.zeros(slots, dtype=np.int64)
-        """How many tokens of each slot are computed."""
-        self._last_used = np.zeros(slots, dtype=np.int64)
-        self._clock = itertools.count(1)
-
-    def acquire(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Take a slot for a prompt and return it with the number of its tokens that are computed already.
-
-        The last token of a prompt is never counted as computed: its output is what the first answer token is drawn
-        from. A finished conversation that the prompt continues is taken over in place; any other prefix is copied into
-        the slot that was unused for the longest time.
-        """
-        prompt = np.asarray(tokens, dtype=np.int64)
-        equal = self._tokens[:, : len(prompt)] == prompt
-        prefixes = np.where(equal.all(axis=1), len(prompt), equal.argmin(axis=1))
-        common = np.minimum(prefixes, self.lengths)
-        source = int(common.argmax())
-        shared = min(int(common[source]), len(prompt) - 1)
-        continues = self._last_used[source] != BUSY and shared > 0 and shared >= self.lengths[source] - 1
-        slot = source if continues else int(self._last_used.argmin())
-        if slot != source and shared > 0:
-            for tensor in (*self.keys, *self.values):
-                tensor[slot, :, :shared] = tensor[source, :, :shared]
-        self._tokens[slot] = EMPTY
-        self._tokens[slot, : len(prompt)] = prompt
-        self.lengths[slot] = shared
-        self._last_used[slot] = BUSY
-        return slot, shared
-
-    def append(self, slot: int, token: int) -> None:
-        """Add a drawn token, which is computed by the next forward pass."""
-        self._tokens[slot, self.lengths[slot]] = token
-
-    def release(self, slot: int) -> None:
-        """End a request; its tokens stay until the slot is needed."""
-        self._last_used[slot] = next(self._clock)
-
-    def clear(self) -> None:
-        """Forget every conversation: the weights have changed."""
-        self._tokens[:] = EMPTY
-        self.lengths[:] = 0
-
-
-class SlotCache:
-    """What the model's attention layers see of the slots in one forward pass (the ``update`` of a transformers cache).
-
-    ``slots_B`` is the slot of each row, ``positions_BQ`` says where each row's new tokens go.
-    """
-
-    def __init__(self, table: SlotTable, slots_B: torch.Tensor, positions_BQ: torch.Tensor) -> None:
-        self._table, self._slots_B, self._positions_BQ = table, slots_B, positions_BQ
-        self._visible = int(positions_BQ.max()) + 1
-
-    def update(
-        self, keys_BHQD: torch.Tensor, values_BHQD: torch.Tensor, layer: int, _arguments: object = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new tokens' keys and values; return all that can be attended to, each [B, H, T, D]."""
-        stored = []
-        for tensors, new_BHQD in ((self._table.keys, keys_BHQD), (self._table.values, values_BHQD)):
-            tensor_NHTD = tensors[layer]
-            tensor_NHTD[self._slots_B[:, None], :, self._positions_BQ] = new_BHQD.transpose(1, 2)
-            stored.append(tensor_NHTD[:, :, : self._visible].index_select(0, self._slots_B))
-        return stored[0], stored[1]
-
-    def mask(self) -> torch.Tensor:
-        """Return which tokens each new token may attend to: those up to itself; [B, 1, Q, T]."""
-        return (torch.arange(self._visible)[None, None, :] <= self._positions_BQ[:, :, None])[:, None]
