@@ -70,7 +70,7 @@ class Engine:
         model.config._attn_implementation = ATTENTION
         self._model, self._end_ids, self.context_tokens = model, frozenset(end_ids(model)), context_tokens
         self._table = SlotTable(model.config, slots, context_tokens)
-        self._shapes = Shapes(16, 1024, 4, 128, 512)
+        self._shapes = Shapes(16, 512, 4, 128, 128)
         self._batch = slots // 2
         self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._stale = False

@@ -4,6 +4,7 @@ Shapes: N slots, P packed tokens of a pass, B rows of its attention, Q tokens of
 to, H key-value heads, G query heads per key-value head, D head dimension.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -11,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from transformers import PretrainedConfig
 
-ALLOCATED_TOKENS = 512
+ALLOCATED_TOKENS = 128
 EMPTY = -1
 BUSY = np.iinfo(np.int64).max  # when a slot was last used whose request still runs
 
@@ -43,6 +43,7 @@ class SlotTable:
         shape = (slots, config.num_key_value_heads, round_up(context_tokens, ALLOCATED_TOKENS), config.head_dim)
         self.keys = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
         self.values = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
+        self._scratch = [torch.empty(0), torch.empty(0)]
         self._tokens = np.full((slots, context_tokens), EMPTY, dtype=np.int64)
         self.lengths = np.zeros(slots, dtype=np.int64)
         """How many tokens of each slot are computed."""
@@ -72,6 +73,13 @@ class SlotTable:
         self.lengths[slot] = shared
         self._last_used[slot] = BUSY
         return slot, shared
+
+    def scratch(self, number: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return memory that is used again: touching new pages costs more than the copy that goes there."""
+        size = math.prod(shape)
+        if self._scratch[number].numel() < size:
+            self._scratch[number] = torch.empty(size)
+        return self._scratch[number][:size].view(shape)
 
     def append(self, slot: int, token: int) -> None:
         """Add a drawn token, which is computed by the next forward pass."""
@@ -105,7 +113,7 @@ class Pass:
         hidden_BQT = torch.from_numpy(np.arange(visible) > positions_P[tokens_BQ][:, :, None])
         mask_BQT = torch.zeros(hidden_BQT.shape).masked_fill_(hidden_BQT, -torch.inf)
         self._mask = mask_BQT.repeat(1, table.group, 1)[:, None]
-        self._table, self._visible = table, visible
+        self._table, self._visible, self._block = table, visible, shapes.keys
         self._slots_B, self._tokens_BQ = torch.from_numpy(slots_P[firsts_B]), torch.from_numpy(tokens_BQ)
         self.padded_P = padded(len(slots_P), shapes.tokens)
         """The tokens that are computed, as indices of ``slots_P``: the last is repeated."""
@@ -119,25 +127,30 @@ class Pass:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the tokens' keys and values; return all that each row can attend to, each [B, H, T, D]."""
         stored = []
-        for tensors, new_1HPD in ((self._table.keys, keys_1HPD), (self._table.values, values_1HPD)):
+        for number, (tensors, new_1HPD) in enumerate(((self._table.keys, keys_1HPD), (self._table.values, values_1HPD))):
             tensor_NHTD = tensors[layer]
             tensor_NHTD[self._slots_P, :, self._positions_P] = new_1HPD[0].transpose(0, 1)
-            stored.append(tensor_NHTD[:, :, : self._visible].index_select(0, self._slots_B))
+            visible_NHTD = tensor_NHTD[:, :, : self._visible]
+            out = self._table.scratch(number, (len(self._slots_B), *visible_NHTD.shape[1:]))
+            stored.append(torch.index_select(visible_NHTD, 0, self._slots_B, out=out))
         return stored[0], stored[1]
 
     def attend(
-        self, query: torch.Tensor, keys_BHTD: torch.Tensor, values_BHTD: torch.Tensor, scale: float | None
+        self, query: torch.Tensor, keys_BHTD: torch.Tensor, values_BHTD: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Return the attention's output for a query [1, H x G, P, D], as [1, P, H x G, D].
 
-        The query heads that share a key-value head are rows of one product with its keys.
+        The query heads that share a key-value head are R = G x Q rows of one product with its keys. Keys and values
+        are multiplied in blocks of K tokens, and the blocks' outputs are added in order.
         """
-        heads = keys_BHTD.shape[1]
-        query_HGBQD = query[0].unflatten(0, (heads, -1))[:, :, self._tokens_BQ]
-        query_BHRD = query_HGBQD.permute(2, 0, 1, 3, 4).flatten(2, 3)
-        output_BHRD = F.scaled_dot_product_attention(
-            query_BHRD, keys_BHTD, values_BHTD, attn_mask=self._mask, scale=scale
-        )
+        blocks = (-1, self._block)
+        query_HGBQD = (query[0] * scale).unflatten(0, (keys_BHTD.shape[1], -1))[:, :, self._tokens_BQ]
+        query_BH1RD = query_HGBQD.permute(2, 0, 1, 3, 4).flatten(2, 3)[:, :, None]
+        scores_BHNRK = query_BH1RD @ keys_BHTD.unflatten(2, blocks).transpose(-1, -2)
+        scores_BHRT = (scores_BHNRK.transpose(2, 3) + self._mask.unflatten(-1, blocks)).flatten(-2)
+        weights_BHNRK = torch.softmax(scores_BHRT, dim=-1).unflatten(-1, blocks).transpose(2, 3)
+        outputs_BHNRD = weights_BHNRK @ values_BHTD.unflatten(2, blocks)
+        output_BHRD = functools.reduce(torch.add, outputs_BHNRD.unbind(2))
         output_BHGQD = output_BHRD.unflatten(2, (-1, self._tokens_BQ.shape[1]))
         return output_BHGQD[self._rows_P, :, :, self._columns_P].flatten(1, 2)[None]
 
