@@ -21,12 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
-from deepsearch_rl.serving.slots import Pass, Shapes, SlotTable, padded
-
-ATTENTION = "packed"
+from deepsearch_rl.serving.packing import ATTENTION, forward
+from deepsearch_rl.serving.rounding import choose_shapes
+from deepsearch_rl.serving.slots import SlotTable
 
 
 class Sampling(NamedTuple):
@@ -66,11 +65,10 @@ class Engine:
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, context_tokens: int) -> None:
-        AttentionInterface.register(ATTENTION, _attention)
         model.config._attn_implementation = ATTENTION
         self._model, self._end_ids, self.context_tokens = model, frozenset(end_ids(model)), context_tokens
         self._table = SlotTable(model.config, slots, context_tokens)
-        self._shapes = Shapes(16, 512, 4, 128, 128)
+        self._shapes = choose_shapes(model)
         self._batch = slots // 2
         self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._stale = False
@@ -178,57 +176,6 @@ def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int],
     drawn_B = below_BV.sum(dim=-1).clamp(max=logits_BV.shape[1] - 1)
     tokens_B = torch.where(temperatures_B == 0, logits_BV.argmax(dim=-1), drawn_B)
     return tokens_B.tolist(), logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1).tolist()
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    *,
-    layout: Pass | None = None,
-    **_unused: object,
-) -> tuple[torch.Tensor, None]:
-    """Compute the attention of an engine's pass, or, where a trainer calls the same model, of a padded batch."""
-    del module
-    if layout is not None:
-        return layout.attend(query, key, value, scaling), None
-    causal = attention_mask is None and query.shape[2] > 1
-    output = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=True
-    )
-    return output.transpose(1, 2).contiguous(), None
-
-
-def forward(
-    model: PreTrainedModel, table: SlotTable, shapes: Shapes, slots: Sequence[int], new_tokens: Sequence[Sequence[int]]
-) -> torch.Tensor:
-    """Compute the new tokens of each slot and return the logits after the last one, [B, V]."""
-    counts_B = np.array([len(tokens) for tokens in new_tokens])
-    ends_B = np.cumsum(counts_B)
-    slots_P = np.repeat(np.asarray(slots), counts_B)
-    positions_P = np.arange(ends_B[-1]) + np.repeat(table.lengths[slots] - (ends_B - counts_B), counts_B)
-    tokens_P = np.concatenate([np.asarray(tokens) for tokens in new_tokens])
-    hidden = []
-    for first in range(0, len(tokens_P), shapes.max_tokens):
-        part = slice(first, first + shapes.max_tokens)
-        layout = Pass(table, shapes, slots_P[part], positions_P[part])
-        hidden_1PE = model.model(
-            input_ids=torch.from_numpy(tokens_P[part][layout.padded_P])[None],
-            attention_mask={"full_attention": None},
-            position_ids=torch.from_numpy(positions_P[part][layout.padded_P])[None],
-            cache_position=torch.zeros(1),
-            past_key_values=layout,
-            use_cache=True,
-            layout=layout,
-        ).last_hidden_state
-        hidden.append(hidden_1PE[0, : len(tokens_P[part])])
-    table.lengths[slots] += counts_B
-    last_BE = torch.cat(hidden)[ends_B - 1]
-    parts = last_BE.split(shapes.max_tokens)
-    return torch.cat([model.lm_head(part[padded(len(part), shapes.tokens)])[: len(part)] for part in parts]).float()
 
 
 def end_ids(model: PreTrainedModel) -> list[int]:
