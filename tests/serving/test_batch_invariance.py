@@ -13,6 +13,8 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from deepsearch_rl.serving.engine import Engine, Generation, Sampling
+from deepsearch_rl.serving.packing import ATTENTION
+from deepsearch_rl.serving.rounding import CANDIDATES, rounds_alike
 from tests.conftest import ROOT
 
 VOCABULARY, CONTEXT_TOKENS = 647, 700
@@ -113,6 +115,13 @@ def test_a_request_that_joins_late_changes_nothing() -> None:
         early[0].result(timeout=60)
         answers = together(crowd, late, 0)
         assert [future.result(timeout=60) for future in early] + answers == alone(first + late)
+
+
+def test_sizes_that_round_alike_are_found_by_trying_them() -> None:
+    model = random_model()
+    model.config._attn_implementation = ATTENTION
+    assert any(rounds_alike(model, shapes) for shapes in CANDIDATES)
+    assert not rounds_alike(model, CANDIDATES[0]._replace(tokens=1))  # a row alone is a matrix times a vector
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def _attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
+    scaling: float = 1.0,
     *,
     layout: Pass | None = None,
     **_unused: object,

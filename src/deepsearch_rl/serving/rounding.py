@@ -42,6 +42,7 @@ def rounds_alike(model: PreTrainedModel, shapes: Shapes) -> bool:
     rng = random.Random(0)
     texts = [[rng.randrange(model.config.vocab_size) for _ in range(TEXT_TOKENS)] for _ in range(COMPANIONS + 1)]
     table = SlotTable(model.config, COMPANIONS + 2, TEXT_TOKENS)
+    parts_BV = torch.empty(0)
     with torch.inference_mode():
         whole_1V = forward(model, table, shapes, [0], texts[:1])
         for start, end, companions in _parts():
@@ -55,7 +56,7 @@ def rounds_alike(model: PreTrainedModel, shapes: Shapes) -> bool:
 
 def _parts() -> list[tuple[int, int, int]]:
     """Return the first token and the end of every part, and how many companions it has (fewer with every part)."""
-    ends = [1, 2, 5, 70, 71, 72, 73, 128, 129, 130, 180, *range(181, TEXT_TOKENS + 1)]
+    ends = [1, 2, 5, 70, 71, 72, 73, 128, 129, 130, 190, *range(191, TEXT_TOKENS + 1)]
     return [
         (start, end, COMPANIONS - number) for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
     ]
