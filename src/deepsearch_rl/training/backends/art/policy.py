@@ -5,8 +5,8 @@ most ``rl.max_batch_tokens`` go through the model at once. Logits are computed o
 chunks of ``rl.logprob_chunk``, whose gradient is recomputed. The loss is ART's own.
 
 Shapes: N rows of a step, B rows of a forward pass, S tokens (padded on the right), P positions that carry loss, E
-hidden size, V vocabulary. Log-probabilities are aligned as ART's loss wants them: position ``t`` of ``logprobs_BS`` is that of
-token ``t + 1`` given the tokens up to ``t``.
+hidden size, V vocabulary. Log-probabilities are aligned as ART's loss wants them: position ``t`` of ``logprobs_BS`` is
+that of token ``t + 1`` given the tokens up to ``t``.
 """
 
 import contextlib
@@ -73,30 +73,30 @@ class Policy:
     """
 
     def __init__(self, start: Path, config: RlConfig, seed: int, checkpoint: Path | None) -> None:
-        self._config, self._device = config, config.backend.device
+        self.config, self._device = config, config.backend.device
         torch.manual_seed(seed)
         self._adapter: peft.PeftModel | None = None
         self._reference: PreTrainedModel | None = None
         if config.lora is None:
-            self._model = self._load(checkpoint or start, torch.float32)
+            self.model = self._load(checkpoint or start, torch.float32)
             self._reference = self._load(start, getattr(torch, config.dtype)).requires_grad_(False)
-            self._trained: PreTrainedModel | peft.PeftModel = self._model
+            self._trained: PreTrainedModel | peft.PeftModel = self.model
         else:
-            self._model = self._load(start, getattr(torch, config.dtype))
-            self._trained = self._adapter = _with_adapter(self._model, config, checkpoint)
+            self.model = self._load(start, getattr(torch, config.dtype))
+            self._trained = self._adapter = _with_adapter(self.model, config, checkpoint)
         if config.gradient_checkpointing:
-            self._model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            self._model.enable_input_require_grads()
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.enable_input_require_grads()
         self._trained.train()
         parameters = [parameter for parameter in self._trained.parameters() if parameter.requires_grad]
         settings = config.optimizer
         betas = (0.9, settings.beta2)
-        self._optimizer = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             parameters, lr=config.learning_rate, betas=betas, weight_decay=settings.weight_decay
         )
         if checkpoint is not None:
             state = torch.load(checkpoint / OPTIMIZER_FILE, map_location=self._device, weights_only=True)
-            self._optimizer.load_state_dict(state)
+            self.optimizer.load_state_dict(state)
 
     def _load(self, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -106,7 +106,7 @@ class Policy:
         """Write the trained weights, ``base + scale * B A`` where there is an adapter, into a model of equal shape."""
         with torch.no_grad():
             if self._adapter is None:
-                served.load_state_dict(self._model.state_dict())
+                served.load_state_dict(self.model.state_dict())
                 return
             for name, layer in self._adapter.base_model.model.named_modules():
                 if isinstance(layer, Linear):
@@ -118,7 +118,7 @@ class Policy:
         """Write weights and optimizer and seal them; ``folder`` appears by one rename."""
         with atomic_directory(folder) as partial:
             self._trained.save_pretrained(str(partial))
-            torch.save(self._optimizer.state_dict(), partial / OPTIMIZER_FILE)
+            torch.save(self.optimizer.state_dict(), partial / OPTIMIZER_FILE)
             seal(partial, start)
 
     def score(self, rows: Rows) -> dict[str, float]:
@@ -130,7 +130,7 @@ class Policy:
         tensors = rows.tensors
         own_NS, reference_NS = torch.zeros_like(tensors["logprobs"]), torch.zeros_like(tensors["logprobs"])
         with torch.no_grad():
-            for rows_B in rows.batches(torch.arange(len(rows.lengths_N)), self._config.max_batch_tokens):
+            for rows_B in rows.batches(torch.arange(len(rows.lengths_N)), self.config.max_batch_tokens):
                 inputs = rows.take(rows_B, self._device)
                 width = inputs["tokens"].shape[1]
                 own_NS[rows_B, :width] = self.token_statistics(inputs)[0].cpu()
@@ -139,7 +139,7 @@ class Policy:
         mask_NS = rows.mask(torch.arange(len(own_NS)))
         sampled_NS = shift_tensor(tensors["logprobs"], float("nan")).where(mask_NS, float("nan"))
         advantages_N = tensors["advantages"].sum(dim=1)
-        metrics = agreement(sampled_NS, own_NS, advantages_N, self._config.loss, self._config.max_mismatch)
+        metrics = agreement(sampled_NS, own_NS, advantages_N, self.config.loss, self.config.max_mismatch)
         tensors["original_logprobs"] = tensors["logprobs"]
         tensors["logprobs"] = own_NS.roll(1, dims=1).where(~tensors["logprobs"].isnan(), float("nan"))
         tensors["reference_logprobs"] = reference_NS
@@ -149,16 +149,16 @@ class Policy:
         """Make one optimizer step over the chosen rows; return its metrics by ART's names."""
         totals: dict[str, float] = defaultdict(float)
         trained_tokens = float(rows.mask(chosen).sum())
-        for rows_B in rows.batches(chosen, self._config.max_batch_tokens):
-            for name, value in self._backward(rows.take(rows_B, self._device), art_config, trained_tokens).items():
+        for rows_B in rows.batches(chosen, self.config.max_batch_tokens):
+            for name, value in self.backward(rows.take(rows_B, self._device), art_config, trained_tokens).items():
                 totals[name] += value
-        parameters = self._optimizer.param_groups[0]["params"]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self._config.optimizer.max_grad_norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        return {**totals, "loss/grad_norm": float(norm), "loss/learning_rate": self._config.learning_rate}
+        parameters = self.optimizer.param_groups[0]["params"]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.optimizer.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {**totals, "loss/grad_norm": float(norm), "loss/learning_rate": self.config.learning_rate}
 
-    def _backward(
+    def backward(
         self, inputs: dict[str, torch.Tensor], art_config: dev.TrainConfig, trained_tokens: float
     ) -> dict[str, float]:
         """Add one forward batch's share of the gradient; return its share of the step's mean metrics."""
@@ -167,7 +167,7 @@ class Policy:
         loss = loss_fn(cast(TrainInputs, inputs), logprobs_BS, reference_BS, None, art_config, reduction="sum")
         (loss.policy_loss / trained_tokens).backward()
         share_BS = shift_tensor(inputs["assistant_mask"], False).float() / trained_tokens
-        clipped_BS = clipped(inputs, logprobs_BS.detach(), self._config.loss)
+        clipped_BS = clipped(inputs, logprobs_BS.detach(), self.config.loss)
         return {
             "loss/train": loss.policy_loss.item() / trained_tokens,
             "loss/entropy": float((entropy_BS * share_BS).sum()),
@@ -184,12 +184,12 @@ class Policy:
         """
         mask_BS = shift_tensor(inputs["assistant_mask"], False)
         next_P = shift_tensor(inputs["tokens"], 0)[mask_BS]
-        model = model or self._model
-        with torch.autocast(self._device, torch.bfloat16, enabled=self._config.dtype == "bfloat16"):
+        model = model or self.model
+        with torch.autocast(self._device, torch.bfloat16, enabled=self.config.dtype == "bfloat16"):
             decoder: Any = model.get_decoder()
             attention_BS = (inputs["group_ids"] != -1).long()
             hidden_BSE = decoder(inputs["tokens"], attention_mask=attention_BS, use_cache=False).last_hidden_state
-            hidden_PE, chunk = hidden_BSE[mask_BS], self._config.logprob_chunk
+            hidden_PE, chunk = hidden_BSE[mask_BS], self.config.logprob_chunk
             head = cast(torch.nn.Module, model.get_output_embeddings())
             if len(hidden_PE) <= chunk:
                 logprobs_P, entropy_P = _log_softmax_of(head, hidden_PE, next_P)
@@ -210,7 +210,7 @@ class Policy:
             yield self._reference
         else:
             with self._adapter.disable_adapter():
-                yield self._model
+                yield self.model
 
 
 def _with_adapter(model: PreTrainedModel, config: RlConfig, checkpoint: Path | None) -> peft.PeftModel:

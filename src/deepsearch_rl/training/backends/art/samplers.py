@@ -164,7 +164,7 @@ def lora_ranks(config: RlConfig) -> int:
 
 
 def lora_serve_command(start: Path, config: RlConfig, context_tokens: int, seed: int, port: int) -> list[str]:
-    """Return the ``vllm serve`` call whose adapters change at runtime (vLLM 0.32, features/lora.md and sleep_mode.md)."""
+    """Return the ``vllm serve`` call whose adapters change at runtime (vLLM 0.32, features/lora.md, sleep_mode.md)."""
     sampler = config.sampler
     assert sampler.program is not None, "checked where the trainer is made"
     settings = VllmConfig(
