@@ -5,6 +5,7 @@ A sampler serves one name at a time, ``<model>@<step>``, so that a client that a
 
 import contextlib
 import http
+import subprocess
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.errors import ConfigError, EndpointError
-from deepsearch_rl.processes import LOOPBACK, Server, free_port, running_server
+from deepsearch_rl.processes import GRACE_S, LOOPBACK, Server, free_port, running_server
 from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import Engine
@@ -140,6 +141,9 @@ class VllmSampler:
         try:
             response = httpx.post(f"{self._server.url}{path}", json=body, timeout=timeout_s, trust_env=False)
         except httpx.HTTPError as error:
+            if not isinstance(error, httpx.TimeoutException):  # a broken connection comes before the end that broke it
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._server.process.wait(GRACE_S)
             self._server.raise_if_ended()
             raise EndpointError(
                 f"vLLM, which samples for rl, did not answer POST {path} within rl.sampler.timeout_s = {timeout_s:g} s "
