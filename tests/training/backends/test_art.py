@@ -1,6 +1,11 @@
 """Real runs of the loop with ART on an untrained policy: real rollouts, ART's own packing and loss, a real server."""
 
 import json
+import multiprocessing
+import os
+import shutil
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import art
@@ -9,8 +14,8 @@ from openai.types.chat.chat_completion import Choice
 from transformers import PreTrainedModel
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.errors import StalePolicyError, UnknownNameError
-from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.errors import ArtifactError, StalePolicyError, UnknownNameError
+from deepsearch_rl.files import file_digests, read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.training.backends.art.policy import Policy
@@ -52,10 +57,11 @@ def task(policy_folder: Path, world: Source, world_server: str, smoke: Profile, 
 def any_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     """An untrained policy answers nothing; a reward that differs between rollouts gives the loss something to do."""
 
-    def parts(_weights: object, trajectory: Trajectory, *_: object) -> dict[str, float]:
-        return {"letters": float(len(trajectory.messages[-1].content) % 5)}
+    monkeypatch.setattr(loop, "reward_parts", letters)
 
-    monkeypatch.setattr(loop, "reward_parts", parts)
+
+def letters(_weights: object, trajectory: Trajectory, *_: object) -> dict[str, float]:
+    return {"letters": float(len(trajectory.messages[-1].content) % 5)}
 
 
 def train(task: RlTask, config: RlConfig, output: Path) -> list[RlLogLine]:
@@ -102,16 +108,52 @@ def test_serving_the_previous_steps_weights_stops_the_run(
     assert not (tmp_path / "adapter").exists()
 
 
+def killed_in_step_2(task: RlTask, config: RlConfig, output: Path) -> None:
+    """Train in a process of its own until it is killed while it saves the checkpoint of step 2."""
+    save = Policy.save
+
+    def die(policy: Policy, folder: Path, start: str) -> None:
+        if folder.name == "0002":
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(policy, folder, start)
+
+    setattr(loop, "reward_parts", letters)  # noqa: B010 - a type checker knows the function as constant
+    Policy.save = die
+    train(task, config, output)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("any_reward")
-def test_a_killed_run_continues_after_its_last_logged_step(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
-    train(task, config.model_copy(update={"steps": {"base": 1}}), tmp_path / "first")
-    log = task.scratch / "train_log.jsonl"
-    before = log.read_text()
-    log.write_text(before + '{"step": 2, "rew')  # what a kill in mid-write leaves
-    lines = train(task, config, tmp_path / "second")
-    assert [line.step for line in lines] == [0, 1, 2]
-    assert (tmp_path / "second" / "train_log.jsonl").read_text().startswith(before)
+def test_a_run_that_was_killed_or_lost_a_checkpoint_ends_with_the_bytes_of_one_that_was_not(
+    task: RlTask, config: RlConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = replace(task, agent=task.agent.model_copy(update={"concurrency": 1}))
+    dev = config.dev.model_copy(update={"every": 9})
+    config = config.model_copy(update={"steps": {"base": 3}, "epochs": 9.0, "dev": dev})
+    train(task, config, tmp_path / "undisturbed")
+    again = replace(task, scratch=tmp_path / "killed")
+    child = multiprocessing.get_context("spawn").Process(target=killed_in_step_2, args=(again, config, tmp_path / "x"))
+    child.start()
+    child.join(300)
+    assert child.exitcode == -signal.SIGKILL
+    assert len((again.scratch / "train_log.jsonl").read_text().splitlines()) == 2
+    train(again, config, tmp_path / "resumed")
+    assert file_digests(tmp_path / "resumed") == file_digests(tmp_path / "undisturbed")
+    newest = next(again.scratch.rglob("0003"))
+    (newest / "optimizer.pt").write_bytes(b"")
+    train(again, config, tmp_path / "damaged")
+    assert f"{newest} is damaged; rl goes on from the checkpoint before it" in caplog.text
+    assert file_digests(tmp_path / "damaged") == file_digests(tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_a_scratch_folder_of_another_start_is_refused(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
+    config = config.model_copy(update={"steps": {"base": 0}})
+    train(task, config, tmp_path / "adapter")
+    other = shutil.copytree(task.start, tmp_path / "other")
+    (other / "model.safetensors").write_bytes((task.start / "model.safetensors").read_bytes()[:-4] + b"\0\0\0\0")
+    with pytest.raises(ArtifactError, match="was trained from other weights"):
+        train(replace(task, start=other), config, tmp_path / "adapter")
 
 
 @pytest.mark.slow
