@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from deepsearch_rl.serving.launch import VllmConfig, vllm_serve_command
+from deepsearch_rl.training.backends.art.samplers import lora_serve_command
 from deepsearch_rl.training.backends.art.unsloth import unsloth_settings
 from deepsearch_rl.training.merge import AdapterMergeConfig, unsloth_load_arguments, unsloth_save_arguments
 from deepsearch_rl.training.rl.trainer import RlConfig
@@ -74,6 +75,19 @@ def test_vllm_reads_our_serve_call_as_we_mean_it(gpu: dict[str, Any]) -> None:
     assert {name: read["values"].get(name) for name in expected} == expected
 
 
+def test_vllm_reads_rls_serve_call_as_we_mean_it(gpu: dict[str, Any]) -> None:
+    config = RlConfig.model_validate(gpu["rl"])
+    _, *switches, program = lora_serve_command(Path("models/gpu/sft"), config, 8192, 0, 8123)[:4]
+    assert (switches, program) == (
+        ["VLLM_ALLOW_RUNTIME_LORA_UPDATING=True", "VLLM_SERVER_DEV_MODE=1"],
+        ".venvs/serve/bin/vllm",
+    )
+    read = read_by_vllm(lora_serve_command(Path("models/gpu/sft"), config, 8192, 0, 8123)[3:])
+    assert not read["unknown"]
+    expected = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "enable_sleep_mode": True, "max_num_seqs": 128}
+    assert {name: read["values"].get(name) for name in expected} == expected
+
+
 def arguments_of(file: str, owner: str | None, function: str) -> set[str]:
     """The argument names of a function, or of a class's method, in Unsloth's source."""
     source = next(ENVIRONMENT.glob(f"lib/python*/site-packages/unsloth/{file}"))
@@ -89,7 +103,7 @@ def test_unsloths_loader_takes_our_arguments_and_arts(gpu: dict[str, Any]) -> No
     config = AdapterMergeConfig.model_validate(gpu["unsloth_merge"])
     assert unsloth_load_arguments(Path("adapter"), config).keys() <= loader
     assert unsloth_load_arguments(Path("adapter"), config)["load_in_4bit"] is False
-    settings = unsloth_settings(RlConfig.model_validate(gpu["rl"]), seed=0)
+    settings = unsloth_settings(RlConfig.model_validate(gpu["rl"]), 0, "work")
     assert settings["init_args"].keys() <= loader
     assert settings["peft_args"].keys() <= arguments_of("models/llama.py", "FastLlamaModel", "get_peft_model")
 

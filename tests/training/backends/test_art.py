@@ -1,23 +1,30 @@
 """Real runs of the loop with ART on an untrained policy: real rollouts, ART's own packing and loss, a real server."""
 
 import json
+import multiprocessing
+import os
+import shutil
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import art
 import pytest
 from openai.types.chat.chat_completion import Choice
+from transformers import PreTrainedModel
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.errors import StalePolicyError, UnknownNameError
-from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.errors import ArtifactError, StalePolicyError, UnknownNameError
+from deepsearch_rl.files import file_digests, read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.training.backends.art.cpu import LoraPolicy, make_cpu_trainer
+from deepsearch_rl.training.backends.art.policy import Policy
+from deepsearch_rl.training.backends.art.service import make_own_trainer
 from deepsearch_rl.training.backends.art.trainer import conversation
 from deepsearch_rl.training.backends.make import open_engine
 from deepsearch_rl.training.rl import loop
 from deepsearch_rl.training.rl.loop import RlLogLine, train_policy
-from deepsearch_rl.training.rl.trainer import LoraConfig, RlConfig, RlTask
+from deepsearch_rl.training.rl.trainer import BackendConfig, LoraConfig, RlConfig, RlTask
 from deepsearch_rl.trajectories.synthesize import Source
 from tests.policies import CONTEXT_TOKENS
 
@@ -25,9 +32,9 @@ from tests.policies import CONTEXT_TOKENS
 @pytest.fixture
 def config(smoke: Profile) -> RlConfig:
     changes = {"groups_per_step": 2, "group_size": 4, "steps": {"base": 2}, "rewards": {"answer_format": 0.5}}
-    sizes = {"max_sequence_tokens": CONTEXT_TOKENS, "logprob_chunk": CONTEXT_TOKENS, "slots": 16}
-    lora = {"lora": LoraConfig(rank=4, alpha=8)}
-    return smoke.section("rl", RlConfig).model_copy(update={**changes, **sizes, **lora})
+    section = smoke.section("rl", RlConfig)
+    sizes = {"max_sequence_tokens": CONTEXT_TOKENS, "sampler": section.sampler.model_copy(update={"slots": 16})}
+    return section.model_copy(update={**changes, **sizes, "lora": LoraConfig(rank=4, alpha=8)})
 
 
 @pytest.fixture
@@ -50,15 +57,16 @@ def task(policy_folder: Path, world: Source, world_server: str, smoke: Profile, 
 def any_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     """An untrained policy answers nothing; a reward that differs between rollouts gives the loss something to do."""
 
-    def parts(_weights: object, trajectory: Trajectory, *_: object) -> dict[str, float]:
-        return {"letters": float(len(trajectory.messages[-1].content) % 5)}
+    monkeypatch.setattr(loop, "reward_parts", letters)
 
-    monkeypatch.setattr(loop, "reward_parts", parts)
+
+def letters(_weights: object, trajectory: Trajectory, *_: object) -> dict[str, float]:
+    return {"letters": float(len(trajectory.messages[-1].content) % 5)}
 
 
 def train(task: RlTask, config: RlConfig, output: Path) -> list[RlLogLine]:
     """Train with the service in this process and return the log."""
-    train_policy(task, config, make_cpu_trainer(task, config, in_process=True), output)
+    train_policy(task, config, make_own_trainer(task, config, in_process=True), output)
     return list(read_jsonl(output / "train_log.jsonl", RlLogLine))
 
 
@@ -69,9 +77,10 @@ def test_two_steps_leave_an_adapter_a_log_and_a_server_that_follows_every_update
 ) -> None:
     lines = train(task, config, tmp_path / "adapter")
     assert [line.step for line in lines] == [0, 1, 2]
-    assert all(line.canary < 1e-3 for line in lines)
+    assert all(line.metrics["mismatch_max"] < 1e-4 for line in lines[1:])
     assert lines[2].metrics["kl"] > 0, "the second step's policy must have left the start model"
     names = {"reward", "kl", "clip_fraction", "entropy", "loss", "response_tokens", "tool_calls", "f1", "grad_norm"}
+    names |= {"mismatch_mean", "mismatch_p99", "mismatch_corr", "outside_clip_positive", "outside_clip_negative"}
     assert names <= lines[1].metrics.keys()
     manifest = json.loads((tmp_path / "adapter" / "manifest.json").read_text())
     assert (manifest["below_gate"], manifest["device"], manifest["dtype"]) == (True, "cpu", "float32")
@@ -84,31 +93,67 @@ def test_two_steps_leave_an_adapter_a_log_and_a_server_that_follows_every_update
 def test_serving_the_previous_steps_weights_stops_the_run(
     task: RlTask, config: RlConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish, calls = LoraPolicy.publish, []
+    write_into, calls = Policy.write_into, []
 
-    def only_once(policy: LoraPolicy) -> None:
+    def only_once(policy: Policy, served: PreTrainedModel) -> None:
         if not calls:
-            publish(policy)
+            write_into(policy, served)
         calls.append(policy)
 
-    monkeypatch.setattr(LoraPolicy, "publish", only_once)
+    monkeypatch.setattr(Policy, "write_into", only_once)
     large = config.model_copy(update={"learning_rate": 0.05})
-    with pytest.raises(StalePolicyError, match="does not serve the policy of step 1 that was just trained"):
+    with pytest.raises(StalePolicyError, match=r"not sampled from the newest policy: .* more than rl\.max_mismatch"):
         train(task, large, tmp_path / "adapter")
+    assert len((task.scratch / "train_log.jsonl").read_text().splitlines()) == 2, "step 1 was sampled from the start"
     assert not (tmp_path / "adapter").exists()
-    assert len(calls) > 1
+
+
+def killed_in_step_2(task: RlTask, config: RlConfig, output: Path) -> None:
+    """Train in a process of its own until it is killed while it saves the checkpoint of step 2."""
+    save = Policy.save
+
+    def die(policy: Policy, folder: Path, start: str) -> None:
+        if folder.name == "0002":
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(policy, folder, start)
+
+    setattr(loop, "reward_parts", letters)  # noqa: B010 - a type checker knows the function as constant
+    Policy.save = die
+    train(task, config, output)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("any_reward")
-def test_a_killed_run_continues_after_its_last_logged_step(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
-    train(task, config.model_copy(update={"steps": {"base": 1}}), tmp_path / "first")
-    log = task.scratch / "train_log.jsonl"
-    before = log.read_text()
-    log.write_text(before + '{"step": 2, "rew')  # what a kill in mid-write leaves
-    lines = train(task, config, tmp_path / "second")
-    assert [line.step for line in lines] == [0, 1, 2]
-    assert (tmp_path / "second" / "train_log.jsonl").read_text().startswith(before)
+def test_a_run_that_was_killed_or_lost_a_checkpoint_ends_with_the_bytes_of_one_that_was_not(
+    task: RlTask, config: RlConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = replace(task, agent=task.agent.model_copy(update={"concurrency": 1}))
+    dev = config.dev.model_copy(update={"every": 9})
+    config = config.model_copy(update={"steps": {"base": 3}, "epochs": 9.0, "dev": dev})
+    train(task, config, tmp_path / "undisturbed")
+    again = replace(task, scratch=tmp_path / "killed")
+    child = multiprocessing.get_context("spawn").Process(target=killed_in_step_2, args=(again, config, tmp_path / "x"))
+    child.start()
+    child.join(300)
+    assert child.exitcode == -signal.SIGKILL
+    assert len((again.scratch / "train_log.jsonl").read_text().splitlines()) == 2
+    train(again, config, tmp_path / "resumed")
+    assert file_digests(tmp_path / "resumed") == file_digests(tmp_path / "undisturbed")
+    newest = next(again.scratch.rglob("0003"))
+    (newest / "optimizer.pt").write_bytes(b"")
+    train(again, config, tmp_path / "damaged")
+    assert f"{newest} is damaged; rl goes on from the checkpoint before it" in caplog.text
+    assert file_digests(tmp_path / "damaged") == file_digests(tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_a_scratch_folder_of_another_start_is_refused(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
+    config = config.model_copy(update={"steps": {"base": 0}})
+    train(task, config, tmp_path / "adapter")
+    other = shutil.copytree(task.start, tmp_path / "other")
+    (other / "model.safetensors").write_bytes((task.start / "model.safetensors").read_bytes()[:-4] + b"\0\0\0\0")
+    with pytest.raises(ArtifactError, match="was trained from other weights"):
+        train(replace(task, start=other), config, tmp_path / "adapter")
 
 
 @pytest.mark.slow
@@ -138,5 +183,5 @@ def test_a_rollout_that_was_captured_in_pieces_becomes_one_conversation_of_sampl
 
 
 def test_an_unknown_engine_is_answered_with_the_nearest_name() -> None:
-    with pytest.raises(UnknownNameError, match=r"rl\.backend 'unslot'.*'unsloth'"):
-        open_engine("unslot")
+    with pytest.raises(UnknownNameError, match=r"rl\.backend\.engine 'arts'.*'art'"):
+        open_engine(BackendConfig(engine="arts", service="own", device="cpu"))

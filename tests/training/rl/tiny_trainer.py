@@ -5,19 +5,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deepsearch_rl.records import Message, Question, StopReason, Trajectory
-from deepsearch_rl.training.rl.trainer import Rollout, SampledTokens, Sampling
+from deepsearch_rl.training.rl.trainer import Rollout, Sampling
 
 
 class TinyTrainer:
     """Answers a question with its golden answer where the random number of the rollout is below ``skill``.
 
-    ``calls`` records what the loop asked for. ``drift`` is how far the server's log-probabilities are off.
+    ``calls`` records what the loop asked for. ``ends`` says how the rollouts of a sample number end that do not answer.
     """
 
     hardware: Mapping[str, str] = {"device": "none", "dtype": "int"}
 
-    def __init__(self, folder: Path, drift: float = 0.0) -> None:
-        self.folder, self.drift = folder, drift
+    def __init__(self, folder: Path, ends: Mapping[int, StopReason] | None = None) -> None:
+        self.folder, self.ends = folder, ends or {}
         self.step = 0
         self.calls: list[str] = []
 
@@ -25,13 +25,14 @@ class TinyTrainer:
     def skill(self) -> float:
         return json.loads((self.folder / str(self.step)).read_text())
 
-    async def start(self, step: int) -> None:
+    async def start(self, step: int) -> int:
         self.calls.append(f"start {step}")
-        self.step = step
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keep_only({number for number in self._saved() if number <= step})
         if not self._saved():
             (self.folder / "0").write_text("0.25")
+        self.step = max(self._saved())
+        return self.step
 
     async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
         self.calls.append(f"roll out {len(questions)} x {sampling.samples}")
@@ -53,7 +54,8 @@ class TinyTrainer:
             temperature=sampling.temperature,
             messages=(Message(role="assistant", content=f"<answer>{answer}</answer>"),),
             answer=answer,
-            stop_reason=StopReason.ANSWERED,
+            stop_reason=self.ends.get(sample, StopReason.ANSWERED),
+            error="401 Unauthorized" if sample in self.ends else None,
         )
         return Rollout(trajectory, capture=share)
 
@@ -65,12 +67,6 @@ class TinyTrainer:
         self.step += 1
         (self.folder / str(self.step)).write_text(json.dumps(skill))
         return {"loss": -skill}
-
-    async def sample_greedily(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> SampledTokens:
-        return SampledTokens([len(messages)] * max_tokens, [-0.5 + self.drift] * max_tokens)
-
-    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        return [-0.5] * (len(token_ids) - 1)
 
     def save(self, step: int, folder: Path) -> None:
         (folder / "adapter").write_text((self.folder / str(step)).read_text())

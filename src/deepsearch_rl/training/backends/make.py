@@ -1,28 +1,32 @@
-"""RL engines by the name that ``rl.backend`` gives them."""
+"""RL engines by the name that ``rl.backend.engine`` gives them."""
 
 from collections.abc import Callable, Mapping
 
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.serving.hardware import require_gpu
-from deepsearch_rl.training.backends.art.cpu import make_cpu_trainer
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer
+from deepsearch_rl.training.backends.art.service import make_own_trainer
+from deepsearch_rl.training.rl.trainer import BackendConfig, RlConfig, RlTask, RlTrainer
 
 MakeTrainer = Callable[[RlTask, RlConfig], RlTrainer]
 
 
-def _unsloth() -> MakeTrainer:
-    require_gpu("rl with the unsloth backend", packages=["unsloth", "bitsandbytes", "trl"])
-    from deepsearch_rl.training.backends.art.unsloth import make_unsloth_trainer  # noqa: PLC0415 - imports trl
+def _art(backend: BackendConfig) -> MakeTrainer:
+    if backend.service == "unsloth":
+        require_gpu("rl with service: unsloth", packages=["unsloth", "bitsandbytes", "trl"])
+        from deepsearch_rl.training.backends.art.unsloth import make_unsloth_trainer  # noqa: PLC0415 - imports trl
 
-    return make_unsloth_trainer
+        return make_unsloth_trainer
+    if backend.device == "cuda":
+        require_gpu("rl with device: cuda")
+    return make_own_trainer
 
 
-ENGINES: Mapping[str, Callable[[], MakeTrainer]] = {"cpu": lambda: make_cpu_trainer, "unsloth": _unsloth}
+ENGINES: Mapping[str, Callable[[BackendConfig], MakeTrainer]] = {"art": _art}
 
 
-def open_engine(name: str) -> MakeTrainer:
+def open_engine(backend: BackendConfig) -> MakeTrainer:
     """Return what makes the trainer of a run, after a check, before anything is read or started, that it can run here.
 
-    Raises UnknownNameError for an unknown name, UnavailableError if hardware or packages are missing.
+    Raises UnknownNameError for an unknown engine, UnavailableError if hardware or packages are missing.
     """
-    return look_up("rl.backend", name, ENGINES)()
+    return look_up("rl.backend.engine", backend.engine, ENGINES)(backend)

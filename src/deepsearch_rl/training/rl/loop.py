@@ -1,8 +1,8 @@
 """Reinforcement learning from search: rollouts by the agent, updates by an engine, the best checkpoint by dev F1.
 
 One step: the policy as it is answers every question of the step's batch ``group_size`` times, the engine updates the
-policy from the rewards, which are compared inside each question's group, and the canary proves that the server took
-over the update. ``train_log.jsonl`` gets one line per step; a killed run continues after the last step with a line.
+policy from the rewards, which are compared inside each question's group. Rollouts that infrastructure broke are counted
+and not trained on. ``train_log.jsonl`` gets one line per step; a killed run continues after the last step with a line.
 """
 
 import asyncio
@@ -14,24 +14,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from transformers import AutoTokenizer
 
-from deepsearch_rl.agent.chat_messages import OPEN_THINK, RETRIEVE_TOOL
+from deepsearch_rl.agent.chat_messages import OPEN_THINK
 from deepsearch_rl.agent.config import FUNCTION_CALLING
-from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.errors import ArtifactError, ConfigError, StalePolicyError
-from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json
+from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json, write_jsonl
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.records import Question, StopReason, Trajectory
 from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
-from deepsearch_rl.training.rl.trainer import CanaryConfig, RlConfig, RlTask, RlTrainer, Sampling
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollout, Sampling
 from deepsearch_rl.training.step_times import stamp
 
 _LOG = logging.getLogger(__name__)
 TRAIN_LOG = "train_log.jsonl"
+BROKEN = frozenset({StopReason.TOOL_ERROR, StopReason.MODEL_ERROR, StopReason.DEADLINE})
+"""How a rollout ends that infrastructure broke: a search or a model call failed, or time ran out."""
 
 
 class RlLogLine(BaseModel):
@@ -40,7 +42,6 @@ class RlLogLine(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     step: int
-    canary: float = Field(default=0.0, description="largest difference of the canary's log-probabilities")
     dev_f1: float | None = None
 
     @property
@@ -54,8 +55,10 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
 
     Raises:
         StalePolicyError: the server does not serve the policy that was just trained.
-        ConfigError: params have no number of steps for this start, another protocol, or thoughts not sent back.
+        ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``, another protocol,
+            or thoughts not sent back.
         ArtifactError: a split without a question.
+        EndpointError: all rollouts of a step failed.
     """
     if task.start_name not in config.steps:
         raise ConfigError(f"rl.steps has no entry for the start {task.start_name!r}; add one.")
@@ -64,13 +67,20 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
     for split, questions in (("train", task.train), ("dev", task.dev)):
         if not questions:
             raise ArtifactError(f"the {split} split of rl.dataset {config.dataset!r} has no question.")
+    drawn, limit = config.steps[task.start_name] * config.groups_per_step, config.epochs * len(task.train)
+    if drawn > limit:
+        raise ConfigError(
+            f"rl.steps.{task.start_name} x rl.groups_per_step are {drawn} questions, more than rl.epochs = "
+            f"{config.epochs:g} over the {len(task.train)} train questions of {config.dataset}; lower the steps to "
+            f"{int(limit // config.groups_per_step)} or raise rl.epochs."
+        )
     policy = policy_text(task.start, config)
     if policy.opens_thought and not task.agent.history_reasoning:
         raise ConfigError(
             f"{task.start} thinks before every turn, and rl trains a rollout as one conversation with all its "
             "thoughts; set agent.history_reasoning: true, so that this is what the model is served."
         )
-    lines = asyncio.run(_Run(task, config, trainer, policy, Canary(task, config.canary)).train())
+    lines = asyncio.run(_Run(task, config, trainer, policy).train())
     best, start_f1 = best_line(lines), lines[1].metrics["f1"] if len(lines) > 1 else None
     manifest = {
         "start": task.start_name,
@@ -79,7 +89,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
         "best_dev_f1": best.dev_f1,
         "sampled_f1_at_start": start_f1,
         "below_gate": start_f1 is not None and start_f1 < config.gate_f1,
-        "backend": config.backend,
+        "backend": config.backend.model_dump(),
         **trainer.hardware,
         "seed": task.seed,
     }
@@ -109,39 +119,6 @@ def batch(task: RlTask, step: int, size: int) -> list[Question]:
     return [orders[epoch][place] for epoch, place in places]
 
 
-class Canary:
-    """The proof that the served policy is the one just trained: a fixed conversation and its tokens.
-
-    The server answers it greedily and reports the log-probability of every token; the trainer scores the same tokens
-    after the same prompt. The two differ if the server still has the weights of an older step, if the two render
-    prompts differently, or if sampling settings bend the distribution. The conversation is the first dev question after
-    the agent's system prompt, rendered with the start model's tokenizer.
-    """
-
-    def __init__(self, task: RlTask, config: CanaryConfig) -> None:
-        self._config = config
-        contents = {"system": load_prompt(task.agent.prompt), "user": task.dev[0].question}
-        self._messages = [{"role": role, "content": content} for role, content in contents.items()]
-        self._prompt_ids = AutoTokenizer.from_pretrained(task.start).apply_chat_template(
-            self._messages, tools=[RETRIEVE_TOOL], add_generation_prompt=True, return_dict=False
-        )
-
-    async def check(self, trainer: RlTrainer, step: int) -> float:
-        """Return the largest difference of log-probabilities; raise StalePolicyError if it exceeds the tolerance."""
-        sampled = await trainer.sample_greedily(self._messages, self._config.max_tokens)
-        scores = await trainer.logprobs([*self._prompt_ids, *sampled.token_ids])
-        trained = scores[-len(sampled.token_ids) :]
-        difference = max(abs(ours - theirs) for ours, theirs in zip(sampled.logprobs, trained, strict=True))
-        if difference > self._config.tolerance:
-            raise StalePolicyError(
-                f"the model server does not serve the policy of step {step} that was just trained: log-probabilities "
-                f"of the canary prompt differ by {difference:.2g}, more than {self._config.tolerance:g}. Nothing of "
-                "this step was kept; check that the server took over the new weights and renders prompts as the "
-                "trainer does."
-            )
-        return difference
-
-
 @dataclass(frozen=True, slots=True)
 class _Run:
     """The running training."""
@@ -150,27 +127,32 @@ class _Run:
     config: RlConfig
     trainer: RlTrainer
     policy: PolicyText
-    canary: Canary
 
     async def train(self) -> list[RlLogLine]:
         """Train the steps that have no line in the log yet and return the whole log."""
         steps, log_path = self.config.steps[self.task.start_name], self.task.scratch / TRAIN_LOG
+        AppendLog(log_path).close()  # cuts off a line that a kill left unfinished
+        lines = list(read_jsonl(log_path, RlLogLine))
         try:
-            with AppendLog(log_path) as log:  # cuts off a line that a kill left unfinished
-                lines = list(read_jsonl(log_path, RlLogLine))
-                done = max(0, len(lines) - 1)
-                await self.trainer.start(done)
-                with ProgressBar(f"rl@{self.task.start_name}", steps, "steps", done=done) as bar:
-                    for step in range(len(lines), steps + 1):
-                        metrics = await self._update(step) if step else {}
-                        evaluated = step % self.config.dev.every == 0 or step == steps
-                        dev_f1 = await self._dev_f1() if evaluated else None
-                        canary = await self.canary.check(self.trainer, step)
-                        lines.append(RlLogLine(step=step, dev_f1=dev_f1, canary=canary, **metrics))
-                        log.append(lines[-1])
-                        stamp(lines[-1].model_dump())
-                        self.trainer.keep_only({step, best_line(lines).step})
-                        bar.advance(min(step, 1), note=_note(lines[-1]))
+            done = await self.trainer.start(max(0, len(lines) - 1))
+            if done + 1 < len(lines):  # the newest checkpoints were damaged: their steps are made again
+                lines = lines[: done + 1]
+                write_jsonl(log_path, lines)
+            with (
+                AppendLog(log_path) as log,
+                ProgressBar(f"rl@{self.task.start_name}", steps, "steps", done=done) as bar,
+            ):
+                for step in range(len(lines), steps + 1):
+                    if step and evaluations_since_best(lines) >= (self.config.patience or steps + 2):
+                        break
+                    metrics = await self._update(step) if step else {}
+                    evaluated = step % self.config.dev.every == 0 or step == steps
+                    dev_f1 = await self._dev_f1() if evaluated else None
+                    lines.append(RlLogLine(step=step, dev_f1=dev_f1, **metrics))
+                    log.append(lines[-1])
+                    stamp(lines[-1].model_dump())
+                    self.trainer.keep_only({step, max(step - 1, 0), best_line(lines).step})
+                    bar.advance(min(step, 1), note=_note(lines[-1]))
         finally:
             await self.trainer.close()
         return lines
@@ -190,14 +172,16 @@ class _Run:
         if step == 1 and metrics["f1"] < config.gate_f1:
             text = "rl@%s starts at a sampled F1 of %.2f, below the gate of %.2f: expect it to learn little."
             _LOG.warning(text, self.task.start_name, metrics["f1"], config.gate_f1)
+        kept_QG, kept_parts_QG = trainable(rollouts_QG, parts_QG)
+        metrics["left_out"] = float(len(trajectories) - sum(map(len, kept_QG)))
         shuffler = random.Random(f"{self.task.seed}/{draw}") if config.shuffle_rewards else None
-        return metrics | await self.trainer.update(rollouts_QG, group_rewards(parts_QG, shuffler))
+        return metrics | await self.trainer.update(kept_QG, group_rewards(kept_parts_QG, shuffler))
 
     async def _dev_f1(self) -> float:
         questions = self.task.dev[: self.config.dev.questions]
-        sampling = Sampling(1, self.config.dev.temperature, self._seed(-1), trained=False)
+        sampling = Sampling(self.config.dev.samples, self.config.dev.temperature, self._seed(-1), trained=False)
         groups = await self.trainer.roll_out(questions, sampling)
-        return sum(score_rollout(rollout.trajectory).f1 for (rollout,) in groups) / len(questions)
+        return fmean(score_rollout(rollout.trajectory).f1 for rollouts_G in groups for rollout in rollouts_G)
 
     def _seed(self, draw: int) -> int:
         """Return the seed of a roll-out; all dev runs share one draw and thus their random numbers."""
@@ -208,6 +192,37 @@ def best_line(lines: Sequence[RlLogLine]) -> RlLogLine:
     """Return the line of the step with the best dev F1, the earliest of equals."""
     evaluated = [line for line in lines if line.dev_f1 is not None]
     return max(evaluated, key=lambda line: (line.dev_f1 or 0.0, -line.step))
+
+
+def evaluations_since_best(lines: Sequence[RlLogLine]) -> int:
+    """Return how many dev scores came after the best one without being better."""
+    best = best_line(lines).step
+    return sum(line.dev_f1 is not None and line.step > best for line in lines)
+
+
+PartsT = TypeVar("PartsT")
+
+
+def trainable(
+    rollouts_QG: Sequence[Sequence[Rollout]], parts_QG: Sequence[Sequence[PartsT]]
+) -> tuple[list[list[Rollout]], list[list[PartsT]]]:
+    """Leave out the rollouts of :data:`BROKEN`, whose reward of zero says nothing of the policy, and empty groups.
+
+    Raises EndpointError if nothing is left: a server that fails everything must not use up steps.
+    """
+    kept_QG = [
+        [pair for pair in zip(rollouts_G, parts_G, strict=True) if pair[0].trajectory.stop_reason not in BROKEN]
+        for rollouts_G, parts_G in zip(rollouts_QG, parts_QG, strict=True)
+    ]
+    kept_QG = [kept_G for kept_G in kept_QG if kept_G]
+    if not kept_QG:
+        first = rollouts_QG[0][0].trajectory
+        raise EndpointError(
+            f"every rollout of the step failed; the first one ended with {first.stop_reason}: {first.error}. Nothing "
+            "of the step was kept; check the server that this names and run the command again, which goes on from the "
+            "last step."
+        )
+    return [[pair[0] for pair in kept_G] for kept_G in kept_QG], [[pair[1] for pair in kept_G] for kept_G in kept_QG]
 
 
 def group_rewards(

@@ -8,13 +8,13 @@ to :mod:`deepsearch_rl.training.rl.loop`. Sources of the losses: GRPO, arXiv 240
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
-from pydantic import Field, FiniteFloat, field_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import look_up
-from deepsearch_rl.records import Question, Record, Trajectory
+from deepsearch_rl.records import NonEmpty, Question, Record, Trajectory
 from deepsearch_rl.training.rl.rewards import REWARDS, ThinkLength
 
 
@@ -34,14 +34,8 @@ class DevConfig(Record):
 
     every: int = Field(ge=1, description="steps between two evaluations; step 0 and the last are always evaluated")
     questions: int = Field(ge=1, description="questions of the dev split")
+    samples: int = Field(ge=1, description="answers per question")
     temperature: float = Field(ge=0)
-
-
-class CanaryConfig(Record):
-    """The check that the served policy is the trained one."""
-
-    max_tokens: int = Field(ge=1, description="tokens compared")
-    tolerance: float = Field(gt=0, description="largest difference of two log-probabilities")
 
 
 class LoraConfig(Record):
@@ -51,29 +45,71 @@ class LoraConfig(Record):
     alpha: int = Field(ge=1)
 
 
+class BackendConfig(Record):
+    """Where a policy is trained and sampled from; raises ValueError for a pair that does not exist."""
+
+    engine: NonEmpty = Field(description="name of the engine (backends/make.py)")
+    service: Literal["own", "unsloth"] = Field(description="what trains behind ART: our service, or ART's with Unsloth")
+    device: Literal["cpu", "cuda"] = Field(description="of the training; on cuda, vLLM samples, on a cpu our engine")
+
+    @model_validator(mode="after")
+    def _exists(self) -> Self:
+        if self.service == "unsloth" and self.device == "cpu":
+            raise ValueError("service: unsloth needs device: cuda; on a CPU set service: own")
+        return self
+
+
+class SamplerConfig(Record):
+    """The server that rollouts are sampled from; a device reads its own fields only."""
+
+    slots: int = Field(ge=2, description="cpu: conversations that the server keeps")
+    program: NonEmpty | None = Field(description="cuda: path of the command `vllm`, e.g. in the serve environment")
+    gpu_memory_utilization: float = Field(gt=0, le=1, description="cuda: share of the GPU's memory that vLLM takes")
+    enforce_eager: bool = Field(description="cuda: no CUDA graphs")
+    sleep: bool = Field(description="cuda: vLLM gives its memory back during updates")
+    max_num_seqs: int = Field(ge=1, description="cuda: rollouts decoded together")
+    tool_call_parser: NonEmpty = Field(description="cuda: vLLM's name of the model's tool call format")
+    reasoning_parser: NonEmpty | None = Field(description="cuda: vLLM's name of the model's think format; null: none")
+    timeout_s: float = Field(gt=0, description="cuda: for the server's start, and for each adapter, sleep and wake-up")
+
+
+class OptimizerConfig(Record):
+    """AdamW beside its learning rate, which is constant."""
+
+    beta2: float = Field(gt=0, lt=1)
+    weight_decay: float = Field(ge=0)
+    max_grad_norm: float = Field(gt=0, description="a longer gradient is shortened to this norm")
+
+
 class RlConfig(Record):
     """Reinforcement learning from search; raises UnknownNameError for a reward that does not exist."""
 
-    backend: str = Field(description="name of the engine that trains and serves the policy (backends/make.py)")
+    backend: BackendConfig
     starts: tuple[str, ...] = Field(description="models that RL starts from; one rl stage each")
     dataset: str = Field(description="its train split is rolled out, its dev split chooses the checkpoint")
     steps: dict[str, int] = Field(description="training steps per start")
+    epochs: float = Field(gt=0, description="of the train split that no start's steps may exceed")
+    patience: int | None = Field(ge=1, description="evaluations without a better dev score that end a run; null: none")
     groups_per_step: int = Field(ge=1, description="questions per step")
     group_size: int = Field(ge=2, description="rollouts per question")
     temperature: float = Field(gt=0, description="of the rollouts; engines report log-probabilities of temperature 1")
     learning_rate: float = Field(gt=0)
-    minibatches: int = Field(ge=1, description="optimizer steps per training step")
+    optimizer: OptimizerConfig
+    minibatches: int | None = Field(ge=1, description="optimizer steps per training step; null: one per rollout")
     rewards: dict[str, FiniteFloat] = Field(min_length=1, description="weights by reward")
     think_length: ThinkLength = Field(description="tokens of a thought that short_think rewards")
     shuffle_rewards: bool = Field(description="control experiment: shuffle rewards inside every group")
     gate_f1: float = Field(ge=0, le=1, description="sampled training F1 below which a start is reported as too weak")
     max_sequence_tokens: int = Field(ge=1, description="of a rollout that is trained on; a multiple of logprob_chunk")
-    logprob_chunk: int = Field(ge=1, description="tokens whose logits are held at once (unsloth)")
-    slots: int = Field(ge=2, description="conversations that the server keeps (cpu)")
-    lora: LoraConfig
+    max_batch_tokens: int = Field(ge=1, description="of one forward pass, padding counted; a longer rollout goes alone")
+    logprob_chunk: int = Field(ge=1, description="tokens whose logits are held at once")
+    gradient_checkpointing: bool = Field(description="compute activations twice and hold those of one layer")
+    dtype: Literal["float32", "bfloat16"] = Field(description="of base and products; adapters are float32")
+    lora: LoraConfig | None = Field(description="null trains all weights")
     loss: LossConfig
+    max_mismatch: float = Field(gt=0, description="mean |sampler - trainer| of a step's log-probabilities, in nats")
     dev: DevConfig
-    canary: CanaryConfig
+    sampler: SamplerConfig
 
     @field_validator("rewards")
     @classmethod
@@ -124,14 +160,6 @@ class Rollout:
     capture: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """Tokens that the server wrote and the log-probabilities that it reported for them."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-
-
 class RlTrainer(Protocol):
     """An engine of one policy: the start model at step 0; an update makes the next (Q questions, G rollouts each)."""
 
@@ -140,8 +168,11 @@ class RlTrainer(Protocol):
         """``device`` and ``dtype`` of the training, for the manifest."""
         ...
 
-    async def start(self, step: int) -> None:
-        """Serve the policy of ``step``; delete checkpoints of later steps, which a killed run never logged."""
+    async def start(self, step: int) -> int:
+        """Serve the policy of ``step``, or of the newest whole checkpoint before it, and return whose it is.
+
+        Checkpoints of later steps, which a killed run never logged, are deleted.
+        """
         ...
 
     async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
@@ -151,19 +182,15 @@ class RlTrainer(Protocol):
     async def update(
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
-        """Make and serve the policy of the next step and keep its checkpoint; return metrics by the log's names."""
-        ...
+        """Make and serve the policy of the next step and keep its checkpoint; return metrics by the log's names.
 
-    async def sample_greedily(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> SampledTokens:
-        """Return what the newest policy's server writes after ``messages`` with the tool, or raise EndpointError."""
-        ...
-
-    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the trainer's own log-probability of every token but the first."""
+        Groups may have lost rollouts, but none is empty. Raises StalePolicyError, before anything has changed, if the
+        rollouts were not sampled from the newest policy (:mod:`deepsearch_rl.training.rl.agreement`).
+        """
         ...
 
     def save(self, step: int, folder: Path) -> None:
-        """Write the adapter of a step's checkpoint to an existing folder, without what only a resume needs."""
+        """Write a step's adapter, or all weights, to an existing folder, without what only a resume needs."""
         ...
 
     def keep_only(self, steps: set[int]) -> None:

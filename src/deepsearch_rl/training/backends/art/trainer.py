@@ -2,12 +2,13 @@
 
 The agent answers a question as it does everywhere; ART captures the model calls underneath, tokenises the
 conversations, computes group advantages, calls its own ``loss_fn`` and keeps a folder per step. The services are those
-of ``cpu.py`` and ``unsloth.py``.
+of ``service.py`` and ``unsloth.py``.
 """
 
 import asyncio
 import contextlib
 import io
+import logging
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import art
-import openai
 from art import dev
 from art.auto_trajectory import AutoTrajectoryContext
 from art.local.backend import LocalBackend
@@ -25,29 +25,37 @@ from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from mp_actors import move_to_child_process
 from openai.types.chat.chat_completion import Choice
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.records import Question
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, Rollout, SampledTokens, Sampling
+from deepsearch_rl.training.backends.art.checkpoints import RESUME_ONLY, is_whole, require_start, start_digest
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, Rollout, Sampling
 
-RESUME_ONLY = ("optimizer.pt", "README.md")  # files of a checkpoint that a merge does not need
+_LOG = logging.getLogger(__name__)
 METRICS = {
     "loss/train": "loss",
-    "loss/kl_policy_ref": "kl",
     "loss/clip_fraction": "clip_fraction",
     "loss/entropy": "entropy",
     "loss/grad_norm": "grad_norm",
     "loss/learning_rate": "learning_rate",
     "data/step_num_groups_trainable": "trainable_groups",
     "data/step_trainer_tokens": "trained_tokens",
+    **{name: name for name in ("kl", "mismatch_mean", "mismatch_p99", "mismatch_max", "mismatch_corr")},
+    **{name: name for name in ("outside_clip_positive", "outside_clip_negative")},
 }
-"""ART's metrics of an update and their names in the log."""
+"""A service's metrics of an update, as ART hands them on, and their names in the log."""
 
 
 class ServiceBackend(LocalBackend):
-    """``art.LocalBackend`` that is given its services (ART 0.5.18 imports Megatron before it makes one)."""
+    """``art.LocalBackend`` that is given its services (ART 0.5.18 imports Megatron before it makes one).
+
+    Rollouts are packed to ``rl.max_sequence_tokens``; the services cut them to their own length or check the chunks.
+    """
+
+    def __init__(self, *, in_process: bool, path: str) -> None:
+        super().__init__(in_process=in_process, path=path)
+        self._packed_sequence_length_requires_chunk_alignment = False
 
     async def _get_service(self, model: art.TrainableModel[Any, Any]) -> ModelService:
         return self._services[model.name]
@@ -56,9 +64,8 @@ class ServiceBackend(LocalBackend):
 class ArtTrainer:
     """An :class:`~deepsearch_rl.training.rl.trainer.RlTrainer` around one of ART's services.
 
-    ``make_service`` gets ART's model and its folder below ``task.scratch`` and makes an ART ``ModelService`` that also
-    has ``trainer_logprobs``; it runs in a process of its own unless ``in_process``. ``settings`` are ART's model
-    settings, ``hardware`` names device and dtype of the service.
+    ``make_service`` gets ART's model and its folder below ``task.scratch`` and makes an ART ``ModelService`` whose
+    checkpoints are sealed; it runs in a process of its own unless ``in_process``. ``settings`` are ART's, of the model.
     """
 
     def __init__(
@@ -67,10 +74,9 @@ class ArtTrainer:
         config: RlConfig,
         make_service: Callable[[art.TrainableModel[Any, Any], str], Any],
         settings: dev.InternalModelConfig,
-        hardware: Mapping[str, str],
         in_process: bool = False,
     ) -> None:
-        self.hardware = hardware
+        self.hardware: Mapping[str, str] = {"device": config.backend.device, "dtype": config.dtype}
         self._task, self._config, self._make_service, self._in_process = task, config, make_service, in_process
         self._backend = ServiceBackend(path=str(task.scratch), in_process=in_process)
         self._model: art.TrainableModel[Any, Any] = art.TrainableModel(
@@ -79,13 +85,28 @@ class ArtTrainer:
         self._folder = Path(get_model_dir(self._model, str(task.scratch)))
         self._step = 0
 
-    async def start(self, step: int) -> None:
-        """Delete checkpoints of later steps and folders that a kill left half-written, then serve the newest policy."""
-        self._step = step
-        self.keep_only(set(range(step + 1)))
+    async def start(self, step: int) -> int:
+        """Serve the newest policy up to ``step`` whose checkpoint is whole; delete all others, and say if one is not.
+
+        Raises ArtifactError if the checkpoint was trained from other weights than the start model's.
+        """
+        steps = sorted(number for number in self._steps() if number <= step)
+        while steps and not is_whole(self._checkpoint(steps[-1])):
+            _LOG.warning("%s is damaged; rl goes on from the checkpoint before it", self._checkpoint(steps.pop()))
+        if steps:
+            require_start(self._checkpoint(steps[-1]), start_digest(self._task.start))
+        self._step = steps[-1] if steps else 0
+        self.keep_only(set(steps))
         service = self._make_service(self._model, str(self._folder))
         self._backend._services[self._model.name] = service if self._in_process else move_to_child_process(service)
         await self._model.register(self._backend)
+        return self._step
+
+    def _checkpoint(self, step: int) -> Path:
+        return Path(get_step_checkpoint_dir(str(self._folder), step))
+
+    def _steps(self) -> set[int]:
+        return {int(path.name) for path in self._folder.glob("checkpoints/*") if path.name.isdigit()}
 
     async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
         """Answer every question with the agent; a trained rollout's ``capture`` is ART's record of its model calls."""
@@ -122,7 +143,7 @@ class ArtTrainer:
         """Have ART train on the captured rollouts; return those of its metrics that :data:`METRICS` names."""
         random.seed(f"{self._task.seed}/{self._step}")  # ART draws ids and orders from the module's generator
         groups = [
-            art.TrajectoryGroup([art_trajectory(*pair) for pair in zip(rollouts_G, rewards_G, strict=True)])
+            art.TrajectoryGroup([art_trajectory(*pair) for pair in in_order(rollouts_G, rewards_G)])
             for rollouts_G, rewards_G in zip(rollouts_QG, rewards_QG, strict=True)
         ]
         with contextlib.redirect_stdout(io.StringIO()):  # ART prints a line per step; the loop's log holds more
@@ -130,46 +151,29 @@ class ArtTrainer:
         self._step += 1
         return {name: float(result.metrics[key]) for key, name in METRICS.items() if key in result.metrics}
 
-    async def sample_greedily(self, messages: Sequence[Mapping[str, str]], max_tokens: int) -> SampledTokens:
-        """Return what the server of the newest policy writes; raise EndpointError if it does not answer."""
-        endpoint = self._endpoint()
-        try:
-            async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
-                completion = await client.chat.completions.create(
-                    model=endpoint.model,
-                    messages=list(messages),  # type: ignore[arg-type]
-                    tools=[RETRIEVE_TOOL],  # type: ignore[list-item]
-                    temperature=0.0,
-                    max_tokens=max_tokens,
-                    logprobs=True,
-                    extra_body={"return_tokens_as_token_ids": True},
-                )
-        except openai.APIError as error:
-            raise EndpointError(f"the policy server at {endpoint.base_url} does not answer: {error}") from error
-        logprobs = completion.choices[0].logprobs
-        tokens = (logprobs.content if logprobs else None) or []
-        token_ids = [int(token.token.removeprefix("token_id:")) for token in tokens]
-        return SampledTokens(token_ids, [token.logprob for token in tokens])
-
-    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the service's own log-probability of every token but the first."""
-        service: Any = self._backend._services[self._model.name]
-        return await service.trainer_logprobs(list(token_ids))
-
     def save(self, step: int, folder: Path) -> None:
-        """Copy a step's checkpoint without the files that only a resume needs."""
-        checkpoint = get_step_checkpoint_dir(str(self._folder), step)
+        """Copy a step's checkpoint without the files that only a resume needs; raise ArtifactError if it is damaged."""
+        checkpoint = self._checkpoint(step)
+        if not is_whole(checkpoint):
+            raise ArtifactError(
+                f"{checkpoint}, the checkpoint with the best dev score, is damaged. Delete {self._task.scratch} to "
+                "train again."
+            )
         shutil.copytree(checkpoint, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*RESUME_ONLY))
 
     def keep_only(self, steps: set[int]) -> None:
         """Delete all other folders of checkpoints."""
-        kept = {Path(get_step_checkpoint_dir(str(self._folder), step)) for step in steps}
-        for checkpoint in set(self._folder.glob("checkpoints/*")) - kept:
+        for checkpoint in set(self._folder.glob("checkpoints/*")) - {self._checkpoint(step) for step in steps}:
             shutil.rmtree(checkpoint)
 
     async def close(self) -> None:
         """Stop the backend's services."""
         await self._backend.close()
+
+
+def in_order(rollouts_G: Sequence[Rollout], rewards_G: Sequence[float]) -> list[tuple[Rollout, float]]:
+    """Return the rollouts of a group with their rewards by id, so that no sum depends on which one ended first."""
+    return sorted(zip(rollouts_G, rewards_G, strict=True), key=lambda pair: pair[0].trajectory.id)
 
 
 def art_trajectory(rollout: Rollout, reward: float) -> art.Trajectory:
@@ -211,10 +215,14 @@ def model_settings(config: RlConfig) -> dev.InternalModelConfig:
 
 
 def train_arguments(config: RlConfig) -> dict[str, Any]:
-    """Return the keyword arguments of ``art.LocalBackend.train``, the same for every service."""
+    """Return the keyword arguments of ``art.LocalBackend.train``, the same for every service.
+
+    With ``precalculate_logprobs`` ART's service recomputes the old log-probabilities by the trainer, as ours does.
+    """
     return {
         "learning_rate": config.learning_rate,
         "loss_fn": "ppo",
+        "precalculate_logprobs": True,
         "importance_sampling_level": "sequence" if config.loss.algorithm == "gspo" else "token",
         "epsilon": config.loss.epsilon,
         "epsilon_high": config.loss.epsilon_high,

@@ -1,42 +1,78 @@
-"""ART on a GPU: Unsloth trains, ART's own vLLM runtime serves.
+"""ART's own service on a GPU: Unsloth trains, ART's vLLM runtime serves.
 
-The pure part, :func:`unsloth_settings`, says everything that differs from ART's defaults; the published run's settings
-come to it from params. Importing this module imports trl.
+The pure part, :func:`unsloth_settings`, says everything that differs from ART's defaults, and :func:`require_honoured`
+which params this service cannot honour. ART pads every rollout to ``rl.max_sequence_tokens`` and makes an optimizer
+step for each; docs/training.md compares it with our service. Importing this module imports trl.
 """
 
-import asyncio
+import contextlib
 import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
-from art import dev
+from art import dev, types
+from art.local.checkpoints import get_last_checkpoint_dir
+from art.loss import shift_tensor
 from art.model import TrainableModel
+from art.preprocessing.pack import DiskPackedTensors, PackedTensors
+from art.unsloth import train as unsloth_train
 from art.unsloth.service import UnslothService
-from art.unsloth.train import UnslothTrainContext, gc_and_empty_cuda_cache
 
+from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal, start_digest
+from deepsearch_rl.training.backends.art.policy import clipped, mean_kl
+from deepsearch_rl.training.backends.art.service import memory_named
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
+from deepsearch_rl.training.rl.agreement import agreement
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 
 LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def unsloth_settings(config: RlConfig, seed: int) -> dev.InternalModelConfig:
-    """Return all of ART's model settings: a QLoRA (nf4 base, 16-bit adapter), served by vLLM beside the 16-bit base.
+def require_honoured(config: RlConfig) -> None:
+    """Raise ConfigError with every field of params that has a value which this service cannot honour."""
+    whole = config.max_sequence_tokens
+    needed: dict[str, tuple[object, object, str]] = {
+        "minibatches": (config.minibatches, None, "one optimizer step per rollout"),
+        "max_batch_tokens": (config.max_batch_tokens, whole, "every rollout is padded to max_sequence_tokens"),
+        "gradient_checkpointing": (config.gradient_checkpointing, True, "Unsloth's own"),
+        "dtype": (config.dtype, "bfloat16", "of base and products"),
+        "sampler.sleep": (config.sampler.sleep, True, "trainer and vLLM share one GPU"),
+        "sampler.program": (config.sampler.program, None, "ART has a vLLM of its own"),
+        "sampler.reasoning_parser": (config.sampler.reasoning_parser, None, "ART names none"),
+        "sampler.tool_call_parser": (config.sampler.tool_call_parser, "hermes", "ART's"),
+    }
+    wrong = [f"rl.{name}: {value} ({why})" for name, (given, value, why) in needed.items() if given != value]
+    if config.lora is None:
+        wrong.append("rl.lora: {rank, alpha} (it trains adapters)")
+    if whole % config.logprob_chunk:
+        wrong.append(f"rl.logprob_chunk: a divisor of max_sequence_tokens = {whole}")
+    if wrong:
+        raise ConfigError(f"rl with service: unsloth needs {'; '.join(wrong)}. Set these, or service: own.")
 
-    Optimizer settings are those of ART's own defaults, with which the published runs were made.
-    ``enforce_eager`` and no prefix caching keep the served probabilities as close to the trainer's as vLLM allows.
+
+def unsloth_settings(config: RlConfig, seed: int, folder: str) -> dev.InternalModelConfig:
+    """Return all of ART's model settings: an adapter beside the 16-bit base, served by vLLM beside the same base.
+
+    The optimizer is ART's own paged 8-bit AdamW. ART's runtime drops arguments that are false: prefix caching is on,
+    and ``enforce_eager`` takes effect only if it is true. ``folder`` is where trl may write.
     """
+    assert config.lora is not None, "checked by require_honoured"
+    sampler = config.sampler
     return {
         **model_settings(config),
         "rollout_weights_mode": "lora",
-        "init_args": {"max_seq_length": config.max_sequence_tokens, "load_in_4bit": True, "random_state": seed},
+        "init_args": {"max_seq_length": config.max_sequence_tokens, "load_in_4bit": False, "random_state": seed},
         "engine_args": {
             "max_model_len": config.max_sequence_tokens,
             "max_lora_rank": config.lora.rank,
             "lora_target_modules": LINEAR_LAYERS,
             "generation_config": "vllm",
-            "enforce_eager": True,
-            "enable_prefix_caching": False,
+            "enforce_eager": sampler.enforce_eager,
+            "gpu_memory_utilization": sampler.gpu_memory_utilization,
+            "max_num_seqs": sampler.max_num_seqs,
             "enable_sleep_mode": True,
             "seed": seed,
         },
@@ -48,13 +84,14 @@ def unsloth_settings(config: RlConfig, seed: int) -> dev.InternalModelConfig:
             "random_state": seed,
         },
         "trainer_args": {
+            "output_dir": folder,
             "optim": "paged_adamw_8bit",
             "learning_rate": config.learning_rate,
             "lr_scheduler_type": "constant",
             "adam_beta1": 0.9,
-            "adam_beta2": 0.99,
-            "weight_decay": 0.1,
-            "max_grad_norm": 0.1,
+            "adam_beta2": config.optimizer.beta2,
+            "weight_decay": config.optimizer.weight_decay,
+            "max_grad_norm": config.optimizer.max_grad_norm,
             "num_generations": 2,  # trl refuses fewer; the groups are ART's
             "per_device_train_batch_size": 2,
             "gradient_accumulation_steps": 1,
@@ -69,42 +106,87 @@ def unsloth_settings(config: RlConfig, seed: int) -> dev.InternalModelConfig:
 
 
 def make_unsloth_trainer(task: RlTask, config: RlConfig) -> ArtTrainer:
-    """Return the trainer."""
+    """Return the trainer; raise ConfigError for params that it cannot honour."""
+    require_honoured(config)
     os.environ["IMPORT_UNSLOTH"] = "1"  # read by ART's child process, which must import unsloth before torch
-    settings = unsloth_settings(config, task.seed)
+    os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"  # it would call a hub
+    settings = unsloth_settings(config, task.seed, str(task.scratch / "trl"))
 
-    def make_service(model: TrainableModel[Any, Any], folder: str) -> ScoringUnslothService:
+    def make_service(model: TrainableModel[Any, Any], folder: str) -> SealingUnslothService:
         # The settings are complete: ART's get_model_config (which imports Megatron to look up defaults) is not asked.
-        return ScoringUnslothService(model.name, model.base_model, settings, folder)
+        return SealingUnslothService(config, model.name, model.base_model, settings, folder)
 
-    return ArtTrainer(task, config, make_service, settings, {"device": "cuda", "dtype": "bfloat16"})
-
-
-class ScoringUnslothService(UnslothService):
-    """ART's service with the trainer's own view of given tokens."""
-
-    async def trainer_logprobs(self, token_ids: list[int]) -> list[float]:
-        """Return the trained policy's log-probabilities of all tokens but the first, without the server.
-
-        One GPU holds either the server's weights or the trainer's, so the server sleeps during this, as in training.
-        """
-        await self._sleep_runtime()
-        gc_and_empty_cuda_cache()
-        self._state.reload_to_gpu()
-        try:
-            return await asyncio.to_thread(_logprobs, self._state, token_ids)
-        finally:
-            self._state.offload_to_cpu()
-            gc_and_empty_cuda_cache()
-            await self._wake_runtime()
+    return ArtTrainer(task, config, make_service, settings)
 
 
-def _logprobs(state: UnslothTrainContext, token_ids: list[int]) -> list[float]:
-    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "0"  # ART's loss sets it to 1, and then `logits` are hidden states
-    model: Any = state.peft_model
-    model.eval()
-    tokens_S = torch.tensor(token_ids, device=model.device)
-    with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
-        logits_SV = model(input_ids=tokens_S[None]).logits[0, :-1].float()
-    logprobs_S = logits_SV.log_softmax(dim=-1).gather(1, tokens_S[1:, None])[:, 0]
-    return logprobs_S.tolist()
+class SealingUnslothService(UnslothService):
+    """ART's service with our measures of an update, and with checkpoints that hold the optimizer and are sealed."""
+
+    def __init__(self, rl: RlConfig, name: str, base: str, settings: dev.InternalModelConfig, folder: str) -> None:
+        super().__init__(name, base, settings, folder)
+        self._rl = rl
+
+    async def start_openai_server(self, config: dev.OpenAIServerConfig | None) -> tuple[str, int]:
+        """Serve the newest policy; a resumed trainer gets its optimizer back."""
+        resumed = get_last_checkpoint_dir(self.output_dir)
+        if resumed is not None and Path(resumed, OPTIMIZER_FILE).is_file():
+            await self._state.load_optimizer_state(resumed)
+        address = await super().start_openai_server(config)
+        if resumed is None:
+            self._seal_newest()
+        return address
+
+    async def train(
+        self,
+        disk_packed_tensors: DiskPackedTensors,
+        config: types.TrainConfig,
+        _config: dev.TrainConfig,
+        verbose: bool = False,
+    ) -> AsyncIterator[dict[str, float]]:
+        """Train as ART does, with the step's agreement, KL and clip fraction beside ART's metrics."""
+        with memory_named(self._rl), measured(self._rl) as metrics:
+            async for result in super().train(disk_packed_tensors, config, _config, verbose):
+                yield {**result, **metrics}
+        self._state.save_optimizer_state(str(get_last_checkpoint_dir(self.output_dir)))
+        self._seal_newest()
+
+    def _seal_newest(self) -> None:
+        seal(Path(str(get_last_checkpoint_dir(self.output_dir))), start_digest(Path(self.base_model)))
+
+
+@contextlib.contextmanager
+def measured(config: RlConfig) -> Iterator[dict[str, float]]:
+    """Yield metrics that ART's training fills in while the block runs; it raises StalePolicyError.
+
+    ART scores all rollouts once before the first update of a step, and computes a loss per rollout. Both functions are
+    names of its module ``art.unsloth.train``, which are replaced for the block.
+    """
+    metrics: dict[str, float] = {}
+    module: Any = unsloth_train
+    score, compute_loss = module._precalculate_new_logprobs, module.loss_fn
+
+    def score_and_compare(
+        context: unsloth_train.UnslothTrainContext,
+        packed: PackedTensors,
+        train: types.TrainConfig,
+        art: dev.TrainConfig,
+    ) -> torch.Tensor:
+        trained_BS = score(context, packed, train, art).float()
+        with context.peft_model.disable_adapter():
+            reference_BS = score(context, packed, train, art).float()
+        mask_BS, advantages_B = packed["assistant_mask"], packed["advantages"].sum(dim=1)
+        sampled_BS = packed["logprobs"].where(mask_BS, float("nan"))
+        metrics.update(agreement(sampled_BS, trained_BS, advantages_B, config.loss, config.max_mismatch))
+        metrics["kl"] = mean_kl(trained_BS[mask_BS], reference_BS[mask_BS])
+        return trained_BS
+
+    def loss_and_clips(inputs: Any, new_logprobs: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        mask_BS = shift_tensor(inputs["assistant_mask"], False)
+        metrics["loss/clip_fraction"] = float(clipped(inputs, new_logprobs.detach(), config.loss)[mask_BS].mean())
+        return compute_loss(inputs, new_logprobs, *rest, **named)
+
+    module._precalculate_new_logprobs, module.loss_fn = score_and_compare, loss_and_clips
+    try:
+        yield metrics
+    finally:
+        module._precalculate_new_logprobs, module.loss_fn = score, compute_loss

@@ -1,0 +1,46 @@
+"""Checkpoint folders of a policy: sealed with digests of their files, so that a damaged one is found before it is used.
+
+A sealed folder has ``checkpoint.json``: ``{"start": ..., "files": {name: SHA-256}}``, where ``start`` is the digest of
+the weights that training started from.
+"""
+
+import json
+from pathlib import Path
+
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.files import file_digests, read_json, sha256_file, sha256_json, write_json
+from deepsearch_rl.training.model_folder import weight_files
+
+SEAL = "checkpoint.json"
+OPTIMIZER_FILE = "optimizer.pt"
+RESUME_ONLY = (OPTIMIZER_FILE, SEAL, "README.md")
+"""Files of a checkpoint that a merge does not need."""
+
+
+def start_digest(start: Path) -> str:
+    """Return the digest of a model folder's weights."""
+    return sha256_json([sha256_file(path) for path in weight_files(start)])
+
+
+def seal(folder: Path, start: str) -> None:
+    """Write ``checkpoint.json``; ``start`` is the digest of the start model (:func:`start_digest`)."""
+    (folder / SEAL).unlink(missing_ok=True)
+    write_json(folder / SEAL, {"start": start, "files": file_digests(folder)})
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether a folder is sealed and holds exactly the files that it was sealed with."""
+    try:
+        digests = json.loads((folder / SEAL).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return {name: digest for name, digest in file_digests(folder).items() if name != SEAL} == digests
+
+
+def require_start(folder: Path, start: str) -> None:
+    """Check that a whole checkpoint was trained from the weights with the digest ``start``, or raise ArtifactError."""
+    if read_json(folder / SEAL)["start"] != start:
+        raise ArtifactError(
+            f"{folder} was trained from other weights than those that rl starts from. Start from the model that it "
+            f"belongs to, or delete {folder.parent} to train again."
+        )

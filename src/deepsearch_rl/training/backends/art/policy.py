@@ -1,0 +1,259 @@
+"""A policy in training on any device: an adapter or all weights, AdamW, and forward passes in batches by tokens.
+
+Rollouts of a step are rows. Batches are made of rows of similar length, each padded to its own longest row, so that at
+most ``rl.max_batch_tokens`` go through the model at once. Logits are computed only for tokens that carry loss, and in
+chunks of ``rl.logprob_chunk``, whose gradient is recomputed. The loss is ART's own.
+
+Shapes: N rows of a step, B rows of a forward pass, S tokens (padded on the right), P positions that carry loss, E
+hidden size, V vocabulary. Log-probabilities are aligned as ART's loss wants them: position ``t`` of ``logprobs_BS`` is
+that of token ``t + 1`` given the tokens up to ``t``.
+"""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import peft
+import torch
+from art import dev
+from art.loss import loss_fn, shift_tensor
+from art.preprocessing.inputs import TrainInputs
+from art.preprocessing.pack import PackedTensors
+from peft.tuners.lora import Linear
+from torch.utils.checkpoint import checkpoint as recomputed
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.files import atomic_directory
+from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
+from deepsearch_rl.training.rl.agreement import agreement, mean_difference, outside_clip
+from deepsearch_rl.training.rl.trainer import LossConfig, RlConfig
+
+
+class Rows:
+    """The N rollouts of a step as ART packed them, one a row, in an order that depends on their content alone."""
+
+    def __init__(self, packed: PackedTensors) -> None:
+        tensors = {name: tensor for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)}
+        lengths = (tensors["group_ids"] != -1).sum(dim=1).tolist()
+
+        def content(row: int) -> tuple[int, list[int], float]:
+            return lengths[row], tensors["tokens"][row].tolist(), float(tensors["advantages"][row].sum())
+
+        order = torch.tensor(sorted(range(len(lengths)), key=content))
+        self.tensors = {name: tensor[order] for name, tensor in tensors.items()}
+        self.lengths_N = torch.tensor(lengths)[order]
+
+    def mask(self, rows_B: torch.Tensor) -> torch.Tensor:
+        """Return the positions whose next token carries loss, [B, S]."""
+        return shift_tensor(self.tensors["assistant_mask"][rows_B], False)
+
+    def batches(self, rows: torch.Tensor, max_tokens: int) -> list[torch.Tensor]:
+        """Split rows into batches of similar length with at most ``max_tokens``, padding counted, or one row."""
+        batches: list[list[int]] = []
+        for row in sorted(rows.tolist(), reverse=True):  # rows are in the order of their lengths
+            if batches and int(self.lengths_N[batches[-1][0]]) * (len(batches[-1]) + 1) <= max_tokens:
+                batches[-1].append(row)
+            else:
+                batches.append([row])
+        return [torch.tensor(batch) for batch in batches]
+
+    def take(self, rows_B: torch.Tensor, device: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of a batch, cut to its longest row."""
+        longest = int(self.lengths_N[rows_B].max())
+        return {name: tensor[rows_B, :longest].to(device) for name, tensor in self.tensors.items()}
+
+
+class Policy:
+    """The policy that a model folder starts as, or that of a checkpoint with its optimizer.
+
+    Raises ArtifactError if the checkpoint's weights do not fit the start model.
+    """
+
+    def __init__(self, start: Path, config: RlConfig, seed: int, checkpoint: Path | None) -> None:
+        self.config, self._device = config, config.backend.device
+        torch.manual_seed(seed)
+        self._adapter: peft.PeftModel | None = None
+        self._reference: PreTrainedModel | None = None
+        if config.lora is None:
+            self.model = self._load(checkpoint or start, torch.float32)
+            self._reference = self._load(start, getattr(torch, config.dtype)).requires_grad_(False)
+            self._trained: PreTrainedModel | peft.PeftModel = self.model
+        else:
+            self.model = self._load(start, getattr(torch, config.dtype))
+            self._trained = self._adapter = _with_adapter(self.model, config, checkpoint)
+        if config.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.model.enable_input_require_grads()
+        self._trained.train()
+        parameters = [parameter for parameter in self._trained.parameters() if parameter.requires_grad]
+        settings = config.optimizer
+        betas = (0.9, settings.beta2)
+        self.optimizer = torch.optim.AdamW(
+            parameters, lr=config.learning_rate, betas=betas, weight_decay=settings.weight_decay
+        )
+        if checkpoint is not None:
+            state = torch.load(checkpoint / OPTIMIZER_FILE, map_location=self._device, weights_only=True)
+            self.optimizer.load_state_dict(state)
+
+    def _load(self, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        return model.to(self._device)
+
+    def write_into(self, served: PreTrainedModel) -> None:
+        """Write the trained weights, ``base + scale * B A`` where there is an adapter, into a model of equal shape."""
+        with torch.no_grad():
+            if self._adapter is None:
+                served.load_state_dict(self.model.state_dict())
+                return
+            for name, layer in self._adapter.base_model.model.named_modules():
+                if isinstance(layer, Linear):
+                    base = cast(torch.nn.Linear, layer.get_base_layer())
+                    weight = base.weight + layer.get_delta_weight("default")
+                    served.get_parameter(f"{name}.weight").copy_(weight)
+
+    def save(self, folder: Path, start: str) -> None:
+        """Write weights and optimizer and seal them; ``folder`` appears by one rename."""
+        with atomic_directory(folder) as partial:
+            self._trained.save_pretrained(str(partial))
+            torch.save(self.optimizer.state_dict(), partial / OPTIMIZER_FILE)
+            seal(partial, start)
+
+    def score(self, rows: Rows) -> dict[str, float]:
+        """Give the rows the log-probabilities of this policy and of the start model; return the metrics of both.
+
+        The policy's own become ``logprobs``, the old policy of ratio and clip. The sampler's become
+        ``original_logprobs``, which truncated importance sampling compares them with. Raises StalePolicyError.
+        """
+        tensors = rows.tensors
+        own_NS, reference_NS = torch.zeros_like(tensors["logprobs"]), torch.zeros_like(tensors["logprobs"])
+        with torch.no_grad():
+            for rows_B in rows.batches(torch.arange(len(rows.lengths_N)), self.config.max_batch_tokens):
+                inputs = rows.take(rows_B, self._device)
+                width = inputs["tokens"].shape[1]
+                own_NS[rows_B, :width] = self.token_statistics(inputs)[0].cpu()
+                with self._start_model() as start:
+                    reference_NS[rows_B, :width] = self.token_statistics(inputs, start)[0].cpu()
+        mask_NS = rows.mask(torch.arange(len(own_NS)))
+        sampled_NS = shift_tensor(tensors["logprobs"], float("nan")).where(mask_NS, float("nan"))
+        advantages_N = tensors["advantages"].sum(dim=1)
+        metrics = agreement(sampled_NS, own_NS, advantages_N, self.config.loss, self.config.max_mismatch)
+        tensors["original_logprobs"] = tensors["logprobs"]
+        tensors["logprobs"] = own_NS.roll(1, dims=1).where(~tensors["logprobs"].isnan(), float("nan"))
+        tensors["reference_logprobs"] = reference_NS
+        return {**metrics, "kl": mean_kl(own_NS[mask_NS], reference_NS[mask_NS])}
+
+    def update(self, rows: Rows, chosen: torch.Tensor, art_config: dev.TrainConfig) -> dict[str, float]:
+        """Make one optimizer step over the chosen rows; return its metrics by ART's names."""
+        totals: dict[str, float] = defaultdict(float)
+        trained_tokens = float(rows.mask(chosen).sum())
+        for rows_B in rows.batches(chosen, self.config.max_batch_tokens):
+            for name, value in self.backward(rows.take(rows_B, self._device), art_config, trained_tokens).items():
+                totals[name] += value
+        parameters = self.optimizer.param_groups[0]["params"]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.optimizer.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {**totals, "loss/grad_norm": float(norm), "loss/learning_rate": self.config.learning_rate}
+
+    def backward(
+        self, inputs: dict[str, torch.Tensor], art_config: dev.TrainConfig, trained_tokens: float
+    ) -> dict[str, float]:
+        """Add one forward batch's share of the gradient; return its share of the step's mean metrics."""
+        logprobs_BS, entropy_BS = self.token_statistics(inputs)
+        reference_BS = inputs["reference_logprobs"]
+        loss = loss_fn(cast(TrainInputs, inputs), logprobs_BS, reference_BS, None, art_config, reduction="sum")
+        (loss.policy_loss / trained_tokens).backward()
+        share_BS = shift_tensor(inputs["assistant_mask"], False).float() / trained_tokens
+        clipped_BS = clipped(inputs, logprobs_BS.detach(), self.config.loss)
+        return {
+            "loss/train": loss.policy_loss.item() / trained_tokens,
+            "loss/entropy": float((entropy_BS * share_BS).sum()),
+            "loss/clip_fraction": float((clipped_BS * share_BS).sum()),
+        }
+
+    def token_statistics(
+        self, inputs: dict[str, torch.Tensor], model: PreTrainedModel | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probability and entropy (nats, no gradient) of every next token that carries loss, each [B, S].
+
+        Both are zero elsewhere. ``inputs`` are ART's ``tokens``, ``group_ids`` (-1 is padding) and ``assistant_mask``;
+        ``model`` is the policy's own if none is given.
+        """
+        mask_BS = shift_tensor(inputs["assistant_mask"], False)
+        next_P = shift_tensor(inputs["tokens"], 0)[mask_BS]
+        model = model or self.model
+        with torch.autocast(self._device, torch.bfloat16, enabled=self.config.dtype == "bfloat16"):
+            decoder: Any = model.get_decoder()
+            attention_BS = (inputs["group_ids"] != -1).long()
+            hidden_BSE = decoder(inputs["tokens"], attention_mask=attention_BS, use_cache=False).last_hidden_state
+            hidden_PE, chunk = hidden_BSE[mask_BS], self.config.logprob_chunk
+            head = cast(torch.nn.Module, model.get_output_embeddings())
+            if len(hidden_PE) <= chunk:
+                logprobs_P, entropy_P = _log_softmax_of(head, hidden_PE, next_P)
+            else:
+                parts = [
+                    recomputed(_log_softmax_of, head, hidden, tokens, use_reentrant=False)
+                    for hidden, tokens in zip(hidden_PE.split(chunk), next_P.split(chunk), strict=True)
+                ]
+                logprobs_P, entropy_P = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        zeros_BS = torch.zeros(mask_BS.shape, device=mask_BS.device)
+        return zeros_BS.masked_scatter(mask_BS, logprobs_P), zeros_BS.masked_scatter(mask_BS, entropy_P)
+
+    @contextlib.contextmanager
+    def _start_model(self) -> Iterator[PreTrainedModel]:
+        """Yield the model that training started from."""
+        if self._adapter is None:
+            assert self._reference is not None
+            yield self._reference
+        else:
+            with self._adapter.disable_adapter():
+                yield self.model
+
+
+def _with_adapter(model: PreTrainedModel, config: RlConfig, checkpoint: Path | None) -> peft.PeftModel:
+    """Return the model with an adapter on every linear layer: a new one, or a checkpoint's."""
+    assert config.lora is not None
+    if checkpoint is None:
+        settings = peft.LoraConfig(
+            r=config.lora.rank,
+            lora_alpha=config.lora.alpha,
+            lora_dropout=0.0,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+        return cast(peft.PeftModel, peft.get_peft_model(model, settings))
+    try:
+        return peft.PeftModel.from_pretrained(model, checkpoint, is_trainable=True)
+    except (RuntimeError, ValueError) as error:
+        raise ArtifactError(
+            f"the adapter of {checkpoint} does not fit the model that rl starts from, a {model.config.model_type} with "
+            f"{model.config.num_hidden_layers} layers of size {model.config.hidden_size}: "
+            f"{str(error).splitlines()[0]} Start from the model that the adapter was trained on."
+        ) from error
+
+
+def _log_softmax_of(
+    head: torch.nn.Module, hidden_PE: torch.Tensor, next_P: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probabilities of the tokens ``next_P`` and the entropies, in float32."""
+    logprobs_PV = torch.log_softmax(head(hidden_PE).float(), dim=-1)
+    with torch.no_grad():
+        entropy_P = -(logprobs_PV.exp() * logprobs_PV).sum(-1)
+    return logprobs_PV.gather(-1, next_P[:, None])[:, 0], entropy_P
+
+
+def clipped(inputs: dict[str, torch.Tensor], logprobs_BS: torch.Tensor, loss: LossConfig) -> torch.Tensor:
+    """Return 1 for tokens whose ratio to the old policy is outside the clip range, at the loss's own level."""
+    difference_BS = logprobs_BS - shift_tensor(inputs["logprobs"], float("nan"))
+    if loss.algorithm == "gspo":  # a row is one rollout
+        difference_BS = mean_difference(difference_BS).expand_as(difference_BS)
+    return outside_clip(difference_BS, loss).float()
+
+
+def mean_kl(logprobs_P: torch.Tensor, reference_P: torch.Tensor) -> float:
+    """Return Schulman's k3 estimate of KL(policy, reference), never negative (joschu.net/blog/kl-approx.html)."""
+    ratio_P = (reference_P - logprobs_P).double()
+    return float((ratio_P.exp() - ratio_P - 1).mean())

@@ -1,0 +1,193 @@
+"""Servers that rollouts are sampled from: our engine in the training process, or vLLM with the adapter of each step.
+
+A sampler serves one name at a time, ``<model>@<step>``, so that a client that asks for an earlier policy gets 404.
+"""
+
+import contextlib
+import http
+import subprocess
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import torch
+from transformers import AutoModelForCausalLM
+
+from deepsearch_rl.errors import ConfigError, EndpointError
+from deepsearch_rl.processes import GRACE_S, LOOPBACK, Server, free_port, running_server
+from deepsearch_rl.serving.chat_format import load_chat_format
+from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
+from deepsearch_rl.serving.engine import Engine
+from deepsearch_rl.serving.launch import VllmConfig, vllm_serve_command
+from deepsearch_rl.training.backends.art.policy import Policy
+from deepsearch_rl.training.rl.trainer import RlConfig
+
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of ``--max-lora-rank`` (``MaxLoRARanks`` in vllm/config/lora.py)."""
+
+
+class Sampler(Protocol):
+    """A server of one policy."""
+
+    def start(self) -> tuple[str, int]:
+        """Start and return host and port of the OpenAI API; nothing is served yet."""
+        ...
+
+    def rest(self) -> None:
+        """Make room for an update; no request comes before the next :meth:`publish`."""
+        ...
+
+    def publish(self, policy: Policy, checkpoint: Path, name: str) -> None:
+        """Serve a policy, whose checkpoint is ``checkpoint``, as ``name`` and nothing else any more."""
+        ...
+
+    def close(self) -> None:
+        """Stop the server."""
+        ...
+
+
+@dataclass
+class EngineSampler:
+    """Our engine in this process: the weights are dense and written in place."""
+
+    start_folder: Path
+    slots: int
+    context_tokens: int
+    _name: str = ""
+    _server: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    @cached_property
+    def _served(self) -> Any:
+        return AutoModelForCausalLM.from_pretrained(self.start_folder, dtype=torch.float32).eval()
+
+    @cached_property
+    def _engine(self) -> Engine:
+        engine = Engine(self._served, self.slots, self.context_tokens)
+        self._server.callback(engine.close)
+        return engine
+
+    def start(self) -> tuple[str, int]:
+        """Serve from a thread."""
+        app = chat_app(self._engine, load_chat_format(self.start_folder), lambda: self._name)
+        return LOOPBACK, self._server.enter_context(serve_in_thread(app))
+
+    def rest(self) -> None:
+        """Do nothing: the engine has nothing to give back."""
+
+    def publish(self, policy: Policy, checkpoint: Path, name: str) -> None:  # noqa: ARG002 - for other samplers
+        """Write the weights into the served model and forget what the earlier ones computed."""
+        policy.write_into(self._served)
+        self._engine.forget()
+        self._name = name
+
+    def close(self) -> None:
+        """Stop server and engine."""
+        self._server.close()
+
+
+@dataclass
+class VllmSampler:
+    """``vllm serve`` beside the trainer on one GPU: it loads each step's adapter under a new name.
+
+    vLLM's prefix cache is keyed by the adapter too, so that a new name shares nothing with the one before. All methods
+    raise EndpointError if the server ends, refuses or does not answer within ``rl.sampler.timeout_s``.
+    """
+
+    start_folder: Path
+    config: RlConfig
+    context_tokens: int
+    seed: int
+    _name: str = ""
+    _asleep: bool = False
+    _server: Server | None = None
+    _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def start(self) -> tuple[str, int]:
+        """Start vLLM and wait until it answers."""
+        port = free_port()
+        command = lora_serve_command(self.start_folder, self.config, self.context_tokens, self.seed, port)
+        url, timeout_s = f"http://{LOOPBACK}:{port}", self.config.sampler.timeout_s
+        server = running_server("vLLM, which samples for rl,", command, url, "/health", timeout_s)
+        self._server = self._resources.enter_context(server)
+        return LOOPBACK, port
+
+    def rest(self) -> None:
+        """Have vLLM move its weights to main memory and drop its cache, if ``rl.sampler.sleep`` says so."""
+        if self.config.sampler.sleep and not self._asleep:
+            self._post("/sleep?level=1")
+            self._asleep = True
+
+    def publish(self, policy: Policy, checkpoint: Path, name: str) -> None:  # noqa: ARG002 - for other samplers
+        """Wake vLLM, load the checkpoint's adapter and unload the one before."""
+        if self._asleep:
+            torch.cuda.empty_cache()
+            self._post("/wake_up")
+            self._asleep = False
+        self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(checkpoint.resolve())})
+        if self._name:
+            self._post("/v1/unload_lora_adapter", {"lora_name": self._name})
+        self._name = name
+
+    def close(self) -> None:
+        """Stop vLLM."""
+        self._resources.close()
+
+    def _post(self, path: str, body: dict[str, str] | None = None) -> None:
+        assert self._server is not None, "the sampler was not started"
+        self._server.raise_if_ended()
+        timeout_s = self.config.sampler.timeout_s
+        try:
+            response = httpx.post(f"{self._server.url}{path}", json=body, timeout=timeout_s, trust_env=False)
+        except httpx.HTTPError as error:
+            if not isinstance(error, httpx.TimeoutException):  # a broken connection comes before the end that broke it
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._server.process.wait(GRACE_S)
+            self._server.raise_if_ended()
+            raise EndpointError(
+                f"vLLM, which samples for rl, did not answer POST {path} within rl.sampler.timeout_s = {timeout_s:g} s "
+                f"({type(error).__name__}). The step is not kept; run the command again to go on from the last one."
+            ) from error
+        if response.status_code != http.HTTPStatus.OK:
+            raise EndpointError(
+                f"vLLM, which samples for rl, refused POST {path} of {body or 'nothing'} with status "
+                f"{response.status_code}: {' '.join(response.text[:500].split())} It was started for adapters of rank "
+                f"{lora_ranks(self.config)} at most on the model {self.start_folder}."
+            )
+
+
+def lora_ranks(config: RlConfig) -> int:
+    """Return the ``--max-lora-rank`` that holds ``rl.lora.rank``; raise ConfigError if vLLM has none, or no adapter."""
+    if config.lora is None:
+        raise ConfigError("rl.lora is null, and vLLM samples from adapters; set rl.lora, or rl.backend.device: cpu.")
+    rank = next((rank for rank in VLLM_RANKS if rank >= config.lora.rank), None)
+    if rank is None:
+        raise ConfigError(f"rl.lora.rank is {config.lora.rank}, and vLLM takes adapters up to rank {VLLM_RANKS[-1]}.")
+    return rank
+
+
+def lora_serve_command(start: Path, config: RlConfig, context_tokens: int, seed: int, port: int) -> list[str]:
+    """Return the ``vllm serve`` call whose adapters change at runtime (vLLM 0.32, features/lora.md, sleep_mode.md)."""
+    sampler = config.sampler
+    assert sampler.program is not None, "checked where the trainer is made"
+    settings = VllmConfig(
+        dtype=config.dtype,
+        max_model_len=context_tokens,
+        max_num_seqs=sampler.max_num_seqs,
+        gpu_memory_utilization=sampler.gpu_memory_utilization,
+        enforce_eager=sampler.enforce_eager,
+        tool_call_parser=sampler.tool_call_parser,
+        reasoning_parser=sampler.reasoning_parser,
+        seed=seed,
+        start_timeout_s=sampler.timeout_s,
+    )
+    _, *arguments = vllm_serve_command(start, settings, port)
+    arguments = [argument for argument in arguments if argument != "--no-enable-lora"]
+    # Two at once: the next one is loaded before the last one is unloaded.
+    adapters = ["--enable-lora", "--max-lora-rank", str(lora_ranks(config)), "--max-loras", "2"]
+    switches = ["VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"]
+    if sampler.sleep:
+        adapters.append("--enable-sleep-mode")
+        switches.append("VLLM_SERVER_DEV_MODE=1")
+    return ["env", *switches, sampler.program, *arguments, *adapters]

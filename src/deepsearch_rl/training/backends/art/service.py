@@ -1,0 +1,148 @@
+"""Our ART service: a :class:`Policy` trains, a :class:`Sampler` serves it. Only device and sampler tell GPU from CPU.
+
+Departures from ART's own service: rollouts are padded to their own length and make ``rl.minibatches`` optimizer steps;
+the old policy of ratio and clip is the trainer's; optimizer and policy are one checkpoint.
+"""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from art import dev, types
+from art.local.checkpoints import get_last_checkpoint_dir
+from art.model import TrainableModel
+from art.preprocessing.pack import DiskPackedTensors, packed_tensors_from_dir
+from art.utils.get_model_step import get_step_from_dir
+from art.utils.output_dirs import get_step_checkpoint_dir
+
+from deepsearch_rl.errors import ConfigError, UnavailableError
+from deepsearch_rl.training.backends.art.checkpoints import start_digest
+from deepsearch_rl.training.backends.art.policy import Policy, Rows
+from deepsearch_rl.training.backends.art.samplers import EngineSampler, Sampler, VllmSampler, lora_ranks
+from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
+
+
+@dataclass
+class OwnService:
+    """Trains a policy and serves it over the OpenAI API: what the loop needs of ART's services."""
+
+    model_name: str
+    base_model: str
+    config: RlConfig
+    output_dir: str
+    context_tokens: int
+    seed: int
+
+    @property
+    def step(self) -> int:
+        """The newest finished step: the number of its checkpoint folder, 0 before training."""
+        return get_step_from_dir(self.output_dir)
+
+    @cached_property
+    def _start_digest(self) -> str:
+        return start_digest(Path(self.base_model))
+
+    @cached_property
+    def _policy(self) -> Policy:
+        newest = get_last_checkpoint_dir(self.output_dir)
+        policy = Policy(Path(self.base_model), self.config, self.seed, Path(newest) if newest else None)
+        if newest is None:  # step 0 is a checkpoint like any other: it may turn out to be the best
+            policy.save(self._checkpoint(0), self._start_digest)
+        return policy
+
+    @cached_property
+    def _sampler(self) -> Sampler:
+        start, sampler = Path(self.base_model), self.config.sampler
+        if self.config.backend.device == "cpu":
+            return EngineSampler(start, sampler.slots, self.context_tokens)
+        return VllmSampler(start, self.config, self.context_tokens, self.seed)
+
+    def _checkpoint(self, step: int) -> Path:
+        return Path(get_step_checkpoint_dir(self.output_dir, step))
+
+    async def start_openai_server(self, config: dev.OpenAIServerConfig | None) -> tuple[str, int]:  # noqa: ARG002 - ART's
+        """Serve the newest policy on loopback and return host and port."""
+        policy, address = self._policy, await asyncio.to_thread(self._sampler.start)
+        await asyncio.to_thread(
+            self._sampler.publish, policy, self._checkpoint(self.step), self._served_name(self.step)
+        )
+        return address
+
+    def _served_name(self, step: int) -> str:
+        return f"{self.model_name}@{step}"
+
+    async def register_lora_for_step(self, step: int, checkpoint_dir: str) -> None:
+        """Serve the policy of a step that changed nothing; ART copied the checkpoint."""
+        await asyncio.to_thread(self._sampler.publish, self._policy, Path(checkpoint_dir), self._served_name(step))
+
+    async def train(
+        self,
+        disk_packed_tensors: DiskPackedTensors,
+        config: types.TrainConfig,  # noqa: ARG002 - ART's signature
+        _config: dev.TrainConfig,
+        verbose: bool = False,  # noqa: ARG002 - ART's signature
+    ) -> AsyncIterator[dict[str, float]]:
+        """Make this step's updates, yield their metrics, save the next step's checkpoint and serve it."""
+        step = self.step + 1
+        rows = Rows(packed_tensors_from_dir(**disk_packed_tensors))
+        await asyncio.to_thread(self._sampler.rest)
+        with memory_named(self.config):
+            metrics = await asyncio.to_thread(self._policy.score, rows)
+            for chosen in minibatches(len(rows.lengths_N), self.config.minibatches, self.seed + step):
+                yield {**metrics, **await asyncio.to_thread(self._policy.update, rows, chosen, _config)}
+        checkpoint = self._checkpoint(step)
+        await asyncio.to_thread(self._policy.save, checkpoint, self._start_digest)
+        await asyncio.to_thread(self._sampler.publish, self._policy, checkpoint, self._served_name(step))
+
+    def close(self) -> None:
+        """Stop the server."""
+        self._sampler.close()
+
+
+def minibatches(rows: int, count: int | None, seed: int) -> tuple[torch.Tensor, ...]:
+    """Return a random partition of ``rows`` row numbers into ``count`` parts, one row each if ``count`` is None."""
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    return order.chunk(min(count or rows, rows))
+
+
+@contextlib.contextmanager
+def memory_named(config: RlConfig) -> Iterator[None]:
+    """Turn CUDA's out-of-memory error into a ConfigError that names the fields to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the GPU has too little memory for an update ({str(error).split('.')[0]}). Lower rl.max_batch_tokens (now "
+            f"{config.max_batch_tokens}) or rl.logprob_chunk (now {config.logprob_chunk}), set "
+            "rl.gradient_checkpointing: true or rl.sampler.sleep: true, or lower rl.sampler.gpu_memory_utilization "
+            f"(now {config.sampler.gpu_memory_utilization:g}). Steps that were logged are kept."
+        ) from error
+
+
+def require_sampler(config: RlConfig) -> None:
+    """Check that vLLM can be started for this adapter; raise ConfigError or UnavailableError."""
+    lora_ranks(config)
+    program = config.sampler.program
+    if program is None or shutil.which(program) is None:
+        raise UnavailableError(
+            f"rl samples from vLLM, and rl.sampler.program ({program}) is no program. Run `make gpu-environments`, or "
+            "set it to the command vllm of an environment that has vLLM."
+        )
+
+
+def make_own_trainer(task: RlTask, config: RlConfig, in_process: bool = False) -> ArtTrainer:
+    """Return the trainer; with a process of its own, the service generates on another core than the rollouts' work."""
+    if config.backend.device == "cuda":
+        require_sampler(config)
+
+    def make_service(model: TrainableModel[Any, Any], folder: str) -> OwnService:
+        return OwnService(model.name, model.base_model, config, folder, task.agent.context_tokens, task.seed)
+
+    return ArtTrainer(task, config, make_service, model_settings(config), in_process)

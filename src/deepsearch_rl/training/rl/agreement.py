@@ -1,0 +1,67 @@
+"""How far the sampler's log-probabilities are from the trainer's own, over all sampled tokens of a step.
+
+The trainer computes the log-probabilities of what was sampled before each update. They are the old policy of ratio and
+clip; the sampler's only weight a token (truncated importance sampling, https://fengyao.notion.site/off-policy-rl).
+Two engines differ by rounding. A sampler that still has the weights of an earlier step, renders prompts in another
+way or bends the distribution differs by far more, and stops the run.
+
+Shapes: B rollouts, S tokens, P sampled tokens of all rollouts.
+"""
+
+import math
+
+import torch
+
+from deepsearch_rl.errors import StalePolicyError
+from deepsearch_rl.training.rl.trainer import LossConfig
+
+
+def agreement(
+    sampled_BS: torch.Tensor,
+    trained_BS: torch.Tensor,
+    advantages_B: torch.Tensor,
+    loss: LossConfig,
+    max_mismatch: float,
+) -> dict[str, float]:
+    """Return a step's metrics of sampler and trainer; log-probabilities in nats, NaN in ``sampled_BS`` where none is.
+
+    ``mismatch_mean``, ``mismatch_p99`` and ``mismatch_max`` are of the absolute difference over the P tokens,
+    ``mismatch_corr`` is the correlation of the two probabilities. ``outside_clip_positive`` and
+    ``outside_clip_negative`` are the shares of rollouts with an advantage of that sign whose mean ratio of trainer to
+    sampler lies outside the clip range: those that would teach nothing if the sampler's were the old policy. A metric
+    that is not defined (no such rollout, equal probabilities) is left out.
+
+    Raises StalePolicyError if ``mismatch_mean`` exceeds ``max_mismatch``.
+    """
+    sampled_mask_BS = ~sampled_BS.isnan()
+    sampled_P, trained_P = sampled_BS[sampled_mask_BS].double(), trained_BS[sampled_mask_BS].double()
+    mismatch_P = (sampled_P - trained_P).abs()
+    mean = float(mismatch_P.mean())
+    if not mean <= max_mismatch:  # NaN too
+        raise StalePolicyError(
+            f"the rollouts were not sampled from the newest policy: log-probabilities of {len(mismatch_P)} sampled "
+            f"tokens differ from the trainer's by {mean:.2g} nats on average, more than rl.max_mismatch = "
+            f"{max_mismatch:g}. Nothing of this step was kept; check that the server took over the new weights and "
+            "renders prompts as the trainer does."
+        )
+    metrics = {
+        "mismatch_mean": mean,
+        "mismatch_p99": float(mismatch_P.kthvalue(math.ceil(0.99 * len(mismatch_P))).values),
+        "mismatch_max": float(mismatch_P.max()),
+        "mismatch_corr": float(torch.corrcoef(torch.stack([sampled_P.exp(), trained_P.exp()]))[0, 1]),
+    }
+    outside_B = outside_clip(mean_difference(trained_BS - sampled_BS)[:, 0], loss)
+    for sign, rows_B in (("positive", advantages_B > 0), ("negative", advantages_B < 0)):
+        metrics[f"outside_clip_{sign}"] = float(outside_B[rows_B].double().mean())
+    return {name: value for name, value in metrics.items() if not math.isnan(value)}
+
+
+def mean_difference(difference_BS: torch.Tensor) -> torch.Tensor:
+    """Return the mean over each row's entries that are not NaN, [B, 1]: GSPO's log-ratio of a rollout."""
+    return difference_BS.nanmean(dim=1, keepdim=True)
+
+
+def outside_clip(log_ratio: torch.Tensor, loss: LossConfig) -> torch.Tensor:
+    """Return whether each ratio, given as its logarithm, lies outside the clip range."""
+    ratio = log_ratio.exp()
+    return (ratio < 1 - loss.epsilon) | (ratio > 1 + loss.epsilon_high)
