@@ -13,7 +13,7 @@ from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.tracking.bundle import Results, TrackConfig, build_bundle
-from deepsearch_rl.tracking.live import LiveFigures, how_to_send
+from deepsearch_rl.tracking.live import LiveFigures, waiting
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.upload import FailedUpload, put_into_outbox, upload_all
 from stages.entry import run
@@ -40,7 +40,7 @@ def main(profile: Profile) -> None:
     try:
         LiveFigures(profile.work, config.experiment, uri, config.timeout_s).send()  # first: a report's runs name them
     except DeepsearchError as error:
-        _LOG.warning("LIVE FIGURES WAIT: %s\n%s", error, how_to_send(profile.work))
+        _LOG.warning(waiting(profile.work, str(error)))
     for outcome in upload_all(bundle, outbox, uri, config.timeout_s):
         if isinstance(outcome, FailedUpload):
             folder = put_into_outbox(bundle, outbox) if outcome.folder == bundle else outcome.folder

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -38,9 +39,9 @@ def live_command(
         deepsearch live gpu --follow
         tensorboard --logdir work/tiny/tensorboard
     """
-    ending = threading.Event()
+    ending, notify = threading.Event(), _once()
     if stage:
-        _end_on_sigterm(ending, profile)
+        _end_on_sigterm(ending, notify)
     from deepsearch_rl.tracking.live import LiveFigures  # noqa: PLC0415 - mlflow takes seconds to load
     from deepsearch_rl.tracking.live import follow as follow_figures  # noqa: PLC0415
     from deepsearch_rl.tracking.store import public_uri  # noqa: PLC0415
@@ -49,18 +50,30 @@ def live_command(
     uri, tags = to or local_store(Path("mlruns")), dict(text.split("=", 1) for text in tag or ())
     figures = LiveFigures(found.work, f"{found.value('track')['experiment']}", uri, timeout_s, stage, tags)
     if stage or follow:
-        follow_figures(figures, ending)
+        follow_figures(figures, ending, notify)
         return
     figures.write_events()
     for name, lines in figures.send().items():
         typer.echo(f"{profile} {name}: {f'{lines} lines sent to' if lines else 'already at'} {public_uri(uri)}")
 
 
-def _end_on_sigterm(ending: threading.Event, profile: str) -> None:
+def _once() -> Callable[[str], None]:
+    """Return what shows the first of its texts as a warning: a server that stays away is told once."""
+    texts: list[str] = []
+
+    def notify(text: str) -> None:
+        texts.append(text)
+        if len(texts) == 1:
+            _LOG.warning(text)
+
+    return notify
+
+
+def _end_on_sigterm(ending: threading.Event, notify: Callable[[str], None]) -> None:
     """Have SIGTERM end a follower: it sends what is left, and if that takes longer than :data:`END_S`, leaves it."""
 
     def give_up(*_: object) -> None:
-        _LOG.warning("LIVE FIGURES WAIT: MLflow took too long for the last of them: `deepsearch live %s`.", profile)
+        notify("LIVE FIGURES WAIT: MLflow took too long for the last of them: `deepsearch live` sends them.")
         os._exit(0)
 
     def end(*_: object) -> None:

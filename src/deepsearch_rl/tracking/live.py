@@ -10,10 +10,9 @@ one of equal metrics.
 """
 
 import contextlib
-import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +35,6 @@ CURVE_TAG = "curve"
 POLL_S = 2.0
 RETRY_S = 30.0
 """Seconds between two attempts at a server that failed."""
-_LOG = logging.getLogger(__name__)
 
 
 class CurveState(Record):
@@ -168,9 +166,9 @@ def _send_run(
         client.set_terminated(run_id, status, run.lines[-1].time_ms)
 
 
-def follow(figures: LiveFigures, ending: threading.Event) -> None:
-    """Send what training appends until ``ending``, and then what is left. A failure is one notice, and tried again."""
-    next_attempt, is_warned = 0.0, False
+def follow(figures: LiveFigures, ending: threading.Event, notify: Callable[[str], None]) -> None:
+    """Send what training appends until ``ending``, and then what is left; ``notify`` of a failure, and try again."""
+    next_attempt = 0.0
     while True:
         is_last = ending.wait(POLL_S)
         try:
@@ -179,13 +177,11 @@ def follow(figures: LiveFigures, ending: threading.Event) -> None:
                 figures.send(is_last)
         except (DeepsearchError, OSError) as error:
             next_attempt = time.monotonic() + RETRY_S
-            if not is_warned:
-                _LOG.warning("LIVE FIGURES WAIT: %s\n%s", error, how_to_send(figures.work))
-            is_warned = True
+            notify(waiting(figures.work, str(error)))
         if is_last:
             return
 
 
-def how_to_send(work: Path) -> str:
-    """Return how figures that wait in a profile's folder of ``work/`` reach the store."""
-    return f"Training goes on; they are kept in {work / CURVES} and sent later: `deepsearch live {work.name}`."
+def waiting(work: Path, problem: str) -> str:
+    """Return the notice of a problem for which the curves of a profile wait in its folder of ``work/``."""
+    return f"LIVE FIGURES WAIT: {problem}\nThey are kept in {work / CURVES}: `deepsearch live {work.name}`."
