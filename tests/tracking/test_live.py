@@ -1,6 +1,7 @@
 """Curves that reach MLflow and TensorBoard while training runs, through kills of either side and of the server."""
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -19,15 +20,17 @@ from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from deepsearch_rl.commands.live import END_S
-from deepsearch_rl.files import AppendLog
+from deepsearch_rl.files import AppendLog, read_record
 from deepsearch_rl.processes import free_port, running_server
 from deepsearch_rl.tracking import live
+from deepsearch_rl.tracking.bundle import BUNDLE, Bundle, build_bundle
 from deepsearch_rl.tracking.curves import line_digest, read_runs, read_steps
 from deepsearch_rl.tracking.live import LiveFigures, follow
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.training.curves import CurveLine, curve_path
 from stages.followed import COMMAND
 from tests.conftest import ROOT
+from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results
 
 WORK, NAME = Path("work", "tiny"), "sft-0123456789ab"
 WAIT_S = 120
@@ -111,6 +114,18 @@ def test_a_line_of_a_training_log_has_the_latest_time_at_which_it_was_written(cu
     times = {digest: time_ms for digest, (time_ms, _) in read_steps(WORK).items()}
     log: list[dict[str, float | None]] = [{"step": 1.0, "loss": 1.0, "kl": None}, {"step": 2, "loss": 0.5}]
     assert times == dict(zip(map(line_digest, log), (1001, 5002), strict=True))
+
+
+def test_a_reports_curve_has_the_times_of_its_steps_and_a_step_without_one_that_of_the_next(curve: Path) -> None:
+    results = make_results(Path.cwd())
+    lines = [{"step": step, "loss": 1 / step} for step in (1, 2, 3, 4)]
+    results.train_logs["sft"].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    build_bundle(results, PROVENANCE, CONFIG, SEED, Path("bundle"))
+    append(curve, steps(1, 3))
+    times = {digest: time_ms for digest, (time_ms, _) in read_steps(WORK).items()}
+    metrics = read_record(Path("bundle", BUNDLE), Bundle).metrics("sft", "", 9000, times)
+    points = [(metric.step, metric.timestamp) for metric in metrics if metric.key == "train/loss"]
+    assert points == [(1, 1001), (2, 1003), (3, 1003), (4, 9000)]
 
 
 def test_event_files_have_every_step_once_whatever_a_kill_left_of_them(curve: Path) -> None:
