@@ -261,7 +261,7 @@ LIVE = Command(
     {
         "--to": ("http://127.0.0.1:9", "2", "http://127.0.0.1:9"),
         "--timeout-s": ("3", "3", 3.0),
-        "--tag": ("git.commit=abc", "5.git.commit", "abc"),
+        "--tag": ("commit=abc", "5.commit", "abc"),
     },
 )
 LIVE_FOLLOWED = Command("live", "deepsearch_rl.tracking.live.follow", {"--follow": ("", "0.stage", "")})
@@ -337,6 +337,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(variable, "sk-of-the-test")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("deepsearch_rl.retrieval.server.launch.log_to_stderr", lambda: None)
+    monkeypatch.setattr("deepsearch_rl.commands.live._end_on_sigterm", lambda *_: None)  # it changes this process
 
 
 def arguments_of(command: Command, extra: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
