@@ -130,28 +130,24 @@ class LiveFigures:
         return total - sent
 
 
-def live_run(client: MlflowClient, experiment: str, curve: str) -> Run | None:
-    """Return the run of a curve; None where there is none.
-
-    A request that was carried out after its time-out may have made a second one: the oldest counts, others are deleted.
-    """
-    runs = client.search_runs([experiment], f"tags.`{CURVE_TAG}` = '{curve}'", order_by=["attributes.start_time ASC"])
-    for other in runs[1:]:
-        client.delete_run(other.info.run_id)
-    return runs[0] if runs else None
+def live_runs(client: MlflowClient, experiment: str, curve: str) -> list[Run]:
+    """Return the run of a curve, if there is one; a request that was carried out too late may have made another."""
+    return list(client.search_runs([experiment], f"tags.`{CURVE_TAG}` = '{curve}'"))
 
 
 def _send_run(
     client: MlflowClient, experiment: str, run: CurveRun, sent: int, tags: Mapping[str, str], status: str
 ) -> None:
-    """Send a run's steps behind the first ``sent`` lines of its file, and its status; all steps to a run made now."""
+    """Send the steps behind the first ``sent`` lines of the file; all of them if the store has no such run, or two."""
     curve = f"{tags['profile']}/{run.identity}"
-    target = live_run(client, experiment, curve)
-    if target is None:
+    targets = live_runs(client, experiment, curve)
+    sent = sent if len(targets) == 1 else 0
+    for other in targets[1:]:
+        client.delete_run(other.info.run_id)
+    if not targets:
         name = f"{tags['profile']} {run.name}"
-        target = client.create_run(experiment, run.began_ms, {**tags, CURVE_TAG: curve}, name)
-        sent = 0
-    run_id = target.info.run_id
+        targets = [client.create_run(experiment, run.began_ms, {**tags, CURVE_TAG: curve}, name)]
+    run_id = targets[0].info.run_id
     metrics = (
         Metric(f"{TRAIN}{name}", value, line.time_ms, line.step or 0)
         for line in run.steps(sent)

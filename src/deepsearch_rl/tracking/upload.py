@@ -44,7 +44,7 @@ from deepsearch_rl.tracking.bundle import (
     read_bundle,
 )
 from deepsearch_rl.tracking.curves import CurveRun, line_digest, read_steps
-from deepsearch_rl.tracking.live import LIVE, live_run
+from deepsearch_rl.tracking.live import LIVE, live_runs
 from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_id
 from deepsearch_rl.tracking.traces import Owner, build_trace
 from deepsearch_rl.trajectories.collect import evaluation_logs, read_times
@@ -206,8 +206,7 @@ class _Upload:
         _, run = self.steps.get(line_digest(curve[-1].model_dump()), (0, None)) if curve else (0, None)
         live = self.client.get_experiment_by_name(self.bundle.experiment + LIVE) if run else None
         if run and live:
-            watched = live_run(self.client, live.experiment_id, f"{self.bundle.table.profile}/{run.identity}")
-            if watched:
+            for watched in live_runs(self.client, live.experiment_id, f"{self.bundle.table.profile}/{run.identity}"):
                 self.client.set_tag(run_id, "live.run", watched.info.run_id)
                 self.client.set_tag(watched.info.run_id, "report.run", run_id)
 
