@@ -23,7 +23,7 @@ from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.files import sha256_json
 from deepsearch_rl.processes import LOOPBACK, ProcessGuard, Server, free_port
 from deepsearch_rl.profile import find_profile, profile_names
-from deepsearch_rl.tracking.local_store import ARTIFACTS, SQLITE, follow_folder, local_store
+from deepsearch_rl.tracking.local_store import ARTIFACTS, follow_folder, local_store
 from flows.recovery import kept_running
 from flows.server import ROOT, START_TIMEOUT_S, prefect_api, require_login, start_server
 
@@ -47,7 +47,7 @@ def start_mlflow(guard: ProcessGuard, port: int, host: str = LOOPBACK) -> Server
     login, folder = require_login(host), ROOT / "mlruns"
     folder.mkdir(exist_ok=True)
     store, artifacts = local_store(folder), str(folder / ARTIFACTS)
-    follow_folder(Path(store.removeprefix(SQLITE)))
+    follow_folder(store)
     module = ["mlflow", "server", "--backend-store-uri", store, "--artifacts-destination", artifacts, "--workers", "1"]
     settings: dict[str, str] = {}
     if login:

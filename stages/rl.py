@@ -8,11 +8,12 @@ from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.training.backends.make import open_engine
+from deepsearch_rl.training.curves import curve_path, recorded_curve
 from deepsearch_rl.training.model_folder import weight_files
 from deepsearch_rl.training.rl.loop import train_policy
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
-from deepsearch_rl.training.step_times import step_times_path, timed_steps
 from stages.entry import run_for_item
+from stages.followed import followed
 
 
 def main(profile: Profile, item: str) -> None:
@@ -31,7 +32,8 @@ def main(profile: Profile, item: str) -> None:
     inputs = [*weight_files(start), index / "manifest.json", questions / "train.jsonl", questions / "dev.jsonl"]
     settings = [config.model_dump(mode="json"), agent.rollout_fingerprint(), retrieval.search_fingerprint()]
     key = sha256_json([seed, *settings, *map(sha256_file, inputs)])
-    with serve_index(index, chunks, retrieval) as url, timed_steps(step_times_path(profile.name)):
+    scratch = profile.work / f"rl-{item}-{key[:12]}"
+    with serve_index(index, chunks, retrieval) as url, recorded_curve(curve_path(profile.work, scratch.name)):
         task = RlTask(
             start=start,
             start_name=item,
@@ -39,11 +41,11 @@ def main(profile: Profile, item: str) -> None:
             dev=list(read_jsonl(questions / "dev.jsonl", Question)),
             agent=agent,
             retrieval_url=url,
-            scratch=profile.work / f"rl-{item}-{key[:12]}",
+            scratch=scratch,
             seed=seed,
         )
         train_policy(task, config, make_trainer(task, config), profile.models / "rl_adapter" / item)
 
 
 if __name__ == "__main__":
-    run_for_item(main)
+    run_for_item(followed(main))

@@ -8,10 +8,12 @@ import logging
 import os
 from pathlib import Path
 
+from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.tracking.bundle import Results, TrackConfig, build_bundle
+from deepsearch_rl.tracking.live import LiveFigures, waiting
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.upload import FailedUpload, put_into_outbox, upload_all
 from stages.entry import run
@@ -35,6 +37,10 @@ def main(profile: Profile) -> None:
     tracked = build_bundle(_results(profile), provenance, config, profile.value("seed"), bundle)
     write_json(profile.reports / "track.json", tracked.model_dump(mode="json"))
     uri = os.environ.get("MLFLOW_TRACKING_URI") or local_store(Path("mlruns"))
+    try:
+        LiveFigures(profile.work, config.experiment, uri, config.timeout_s).send()  # first: a report's runs name them
+    except DeepsearchError as error:
+        _LOG.warning(waiting(profile.work, str(error)))
     for outcome in upload_all(bundle, outbox, uri, config.timeout_s):
         if isinstance(outcome, FailedUpload):
             folder = put_into_outbox(bundle, outbox) if outcome.folder == bundle else outcome.folder

@@ -255,6 +255,17 @@ TRACK = Command(
     "deepsearch_rl.tracking.upload.upload_all",
     {"--to": ("http://127.0.0.1:9", "2", "http://127.0.0.1:9"), "--timeout-s": ("3", "3", 3.0)},
 )
+LIVE = Command(
+    "live",
+    "deepsearch_rl.tracking.live.LiveFigures",
+    {
+        "--to": ("http://127.0.0.1:9", "2", "http://127.0.0.1:9"),
+        "--timeout-s": ("3", "3", 3.0),
+        "--tag": ("commit=abc", "5.commit", "abc"),
+    },
+)
+LIVE_FOLLOWED = Command("live", "deepsearch_rl.tracking.live.follow", {"--follow": ("", "0.stage", "")})
+LIVE_STAGE = Command("live", "deepsearch_rl.tracking.live.follow", {"--stage": ("sft", "0.stage", "sft")})
 COMMANDS = (
     EVALUATE,
     BUILD,
@@ -275,6 +286,9 @@ COMMANDS = (
     IMPORT,
     STATS,
     TRACK,
+    LIVE,
+    LIVE_FOLLOWED,
+    LIVE_STAGE,
 )
 CASES = [(command, option) for command in COMMANDS for option in command.options]
 
@@ -323,6 +337,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(variable, "sk-of-the-test")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("deepsearch_rl.retrieval.server.launch.log_to_stderr", lambda: None)
+    monkeypatch.setattr("deepsearch_rl.commands.live._end_on_sigterm", lambda *_: None)  # it changes this process
 
 
 def arguments_of(command: Command, extra: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -363,7 +378,7 @@ def field(value: Any, path: str) -> Any:
 def test_an_option_arrives_where_it_is_used(command: Command, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text, path, expected = command.options[option]
     assert field(arguments_of(command, f"{option} {text}", monkeypatch), path) == expected
-    if option != "--cross-validate" and command not in (SERVE_ONLINE, FRONTIER_OF_INDEX):
+    if option != "--cross-validate" and command not in (SERVE_ONLINE, FRONTIER_OF_INDEX, LIVE_FOLLOWED, LIVE_STAGE):
         assert field(arguments_of(command, "", monkeypatch), path) != expected
 
 

@@ -10,10 +10,11 @@ from mlflow.tracking import MlflowClient
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.files import read_record
+from deepsearch_rl.files import read_jsonl, read_record
 from deepsearch_rl.profile import Profile, load_profile
-from deepsearch_rl.tracking.bundle import TrackedReport, read_bundle
+from deepsearch_rl.tracking.bundle import CurvePoint, TrackedReport, read_bundle
 from deepsearch_rl.tracking.local_store import local_store
+from deepsearch_rl.training.curves import curve_path, record_step, recorded_curve
 from stages import track
 from stages.provenance import read_provenance
 from tests.tracking.conftest import CONFIG, make_results
@@ -165,3 +166,34 @@ def test_a_profile_that_does_not_exist_and_one_without_a_report_are_named(projec
     assert "unknown profile 'tinny'" in str(unknown.exception)
     missing = CliRunner().invoke(app, ["track"])
     assert str(Path("data/tiny/track/bundle.json")) in str(missing.exception)
+
+
+@pytest.mark.slow
+def test_a_curve_that_was_watched_is_named_by_the_report_and_sent_once(
+    project: Profile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
+    with recorded_curve(curve_path(project.work, "sft-0123")):
+        for line in read_jsonl(Path("data/tiny/sft_adapter/train_log.jsonl"), CurvePoint):
+            record_step(line.model_dump())
+    with caplog.at_level(logging.WARNING):
+        track.main(project)
+    assert ["LIVE FIGURES WAIT" in message for message in caplog.messages if "hidden" not in message] == [True, False]
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    for _ in range(2):
+        track.main(project)
+    client = MlflowClient(tracking_uri=local_store(Path("mlruns")))
+    live_id, report_id = (
+        experiment.experiment_id
+        for name in (f"{CONFIG.experiment}-live", CONFIG.experiment)
+        if (experiment := client.get_experiment_by_name(name))
+    )
+    (watched,) = client.search_runs([live_id])
+    (run,) = client.search_runs([report_id], "tags.model = 'sft'")
+    assert (run.data.tags["live.run"], watched.data.tags["report.run"]) == (watched.info.run_id, run.info.run_id)
+    assert watched.info.status == "FINISHED"
+    curves = [client.get_metric_history(found.info.run_id, "train/loss") for found in (run, watched)]
+    assert [[(point.step, point.value, point.timestamp) for point in curve] for curve in curves[:1]] == [
+        [(point.step, point.value, point.timestamp) for point in curves[1]]
+    ]
+    assert len(curves[0]) == 2

@@ -15,17 +15,18 @@ from safetensors.torch import load_file
 
 from deepsearch_rl.errors import ArtifactError, CommandError, RecordError, UnavailableError
 from deepsearch_rl.files import read_record, sha256_file
+from deepsearch_rl.tracking.curves import line_digest, read_steps
 from deepsearch_rl.training import sft
 from deepsearch_rl.training.sft import (
     TRAINER_STATE,
     SftConfig,
     TrainerState,
     canonical_adapter_config,
+    logged_metrics,
     newest_checkpoint,
     swift_sft_command,
     train_adapter,
 )
-from deepsearch_rl.training.step_times import line_digest, read_step_times, timed_steps
 
 ENTRY = {"loss": 1.5, "grad_norm": 0.2, "learning_rate": 1e-3, "token_acc": 0.7, "epoch": 0.1, "step": 5}
 SUMMARY = {"train_runtime": 3.0, "train_loss": 1.5, "epoch": 1.0, "step": 5}
@@ -164,6 +165,19 @@ def test_a_state_of_another_trainer_is_named_by_file_and_field(
         read_record(write_state(tmp_path, **changes), TrainerState)
 
 
+def test_the_curve_is_read_from_what_swift_prints_and_a_summary_is_no_step() -> None:
+    step = (
+        "Train: | {'loss': 1.36021721, 'grad_norm': 1.3, 'learning_rate': 3e-07, 'token_acc': 0.75, 'epoch': 0.1} | 5s"
+    )
+    assert logged_metrics(step) == {"loss": 1.36021721, "grad_norm": 1.3, "learning_rate": 3e-07, "token_acc": 0.75}
+    assert logged_metrics("{'eval_loss': 1.5, 'eval_token_acc': 0.7, 'eval_runtime': 3.0, 'epoch': 0.1}") == {
+        "eval_loss": 1.5,
+        "eval_token_acc": 0.7,
+    }
+    for line in ("{'train_loss': 0.9, 'token_acc': 0.8}", "{'loss': nan, 'epoch': 0.1}", "{'loss': 1.5", "no step"):
+        assert logged_metrics(line) == {}
+
+
 @pytest.mark.slow
 def test_a_failing_swift_publishes_nothing(config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path) -> None:
     config = config.model_copy(update={"model_type": "no_such_type"})
@@ -178,11 +192,10 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(
     config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path
 ) -> None:
     began_ms = time.time() * 1000
-    with timed_steps(tmp_path / "times.jsonl"):
-        train_adapter(config, policy_folder, rows, 0, tmp_path / "whole", tmp_path / "uninterrupted")
-    times = read_step_times(tmp_path / "times.jsonl")
+    train_adapter(config, policy_folder, rows, 0, tmp_path / "whole", tmp_path / "uninterrupted")
+    times = {digest: time_ms for digest, (time_ms, _) in read_steps(tmp_path / "whole").items()}
     lines = read_record(next((tmp_path / "whole").rglob(TRAINER_STATE)), TrainerState).lines
-    assert all(began_ms < times[line_digest(line.model_dump())] < time.time() * 1000 for line in lines)
+    assert all(began_ms - 1 < times[line_digest(line.model_dump())] < time.time() * 1000 for line in lines)
     _train_until_first_checkpoint(config, policy_folder, rows, tmp_path / "work")
     train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "resumed")
 

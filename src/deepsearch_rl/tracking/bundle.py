@@ -41,7 +41,7 @@ from deepsearch_rl.files import (
 )
 from deepsearch_rl.records import NonEmpty, Record, StopReason, Trajectory
 from deepsearch_rl.redaction import is_secret, mask_users
-from deepsearch_rl.training.step_times import line_digest
+from deepsearch_rl.tracking.curves import line_digest
 
 BUNDLE, PREDICTIONS, ROLLOUTS, FILES = "bundle.json", "predictions.jsonl", "rollouts.jsonl", "files"
 PARAMS, QUESTION_F1 = "params.json", "question_f1.json"

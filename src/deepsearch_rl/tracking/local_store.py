@@ -24,13 +24,19 @@ def local_store(folder: Path) -> str:
     return f"{SQLITE}{folder.resolve() / 'mlflow.db'}"
 
 
-def follow_folder(database: Path) -> None:
-    """Make a store's paths of artifacts those of the folder where its database lies, if it exists.
+def database_file(uri: str) -> Path | None:
+    """Return the database of a local store; None for the URI of a server."""
+    return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
+
+
+def follow_folder(uri: str) -> None:
+    """Make a local store's paths of artifacts those of the folder where its database lies, if it exists.
 
     A store that was moved or copied would go on reading and writing in its first folder. Raise EndpointError where the
     database cannot be read.
     """
-    if not database.is_file():
+    database = database_file(uri)
+    if database is None or not database.is_file():
         return
     try:
         with closing(sqlite3.connect(database)) as connection, connection:

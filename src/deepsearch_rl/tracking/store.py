@@ -8,8 +8,9 @@ and answered too late would make a second run. What breaks off is sent anew inst
 import contextlib
 import math
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx
@@ -19,7 +20,11 @@ from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointDownError, EndpointError
 from deepsearch_rl.redaction import public_address, redact, split_address
-from deepsearch_rl.tracking.local_store import SQLITE, follow_folder
+from deepsearch_rl.tracking.local_store import ARTIFACTS, database_file, follow_folder
+
+BATCH = 100
+"""Params, tags, metrics, traces of one request; MLflow refuses more than 100 params or traces, or 1,000 metrics."""
+ItemT = TypeVar("ItemT")
 
 
 def public_uri(uri: str) -> str:
@@ -27,8 +32,8 @@ def public_uri(uri: str) -> str:
 
     Raise ConfigError where the address cannot be read.
     """
-    if uri.startswith(SQLITE):
-        return uri.removeprefix(SQLITE)
+    if database := database_file(uri):
+        return str(database)
     parts = split_address(uri)
     if parts is None:
         raise ConfigError(
@@ -50,8 +55,7 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
     try:
         with _lock(uri, timeout_s), _bounded(timeout_s):
             _check_health(uri, timeout_s)
-            if uri.startswith(SQLITE):
-                follow_folder(Path(uri.removeprefix(SQLITE)))
+            follow_folder(uri)
             yield MlflowClient(tracking_uri=uri)
     except DeepsearchError:
         raise
@@ -66,11 +70,33 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
         raise refused from None if secrets else error  # a traceback would show the address
 
 
+def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
+    """Return the experiment of that name; make it if missing. A local store keeps artifacts beside its database."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return experiment.experiment_id
+    database = database_file(uri)
+    try:
+        return client.create_experiment(name, database.resolve().with_name(ARTIFACTS).as_uri() if database else None)
+    except MlflowException:
+        experiment = client.get_experiment_by_name(name)  # another process may have made it meanwhile
+        if experiment is None:
+            raise
+        return experiment.experiment_id
+
+
+def batches(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
+    """Yield consecutive lists of at most ``size`` items."""
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some
+
+
 def _lock(uri: str, timeout_s: float) -> contextlib.AbstractContextManager[object]:
     """Return what a local store is held by; servers need nothing."""
-    if not uri.startswith(SQLITE):
+    database = database_file(uri)
+    if database is None:
         return contextlib.nullcontext()
-    database = Path(uri.removeprefix(SQLITE))
     database.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(database.with_name(f".{database.name}.lock"), timeout=timeout_s)
 

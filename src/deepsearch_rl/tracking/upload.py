@@ -15,12 +15,11 @@ took waits in the outbox, in a folder named by its digest.
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import pandas as pd
 from mlflow import entities
@@ -44,20 +43,17 @@ from deepsearch_rl.tracking.bundle import (
     ShownRollout,
     read_bundle,
 )
-from deepsearch_rl.tracking.local_store import ARTIFACTS, SQLITE
-from deepsearch_rl.tracking.store import connected
+from deepsearch_rl.tracking.curves import CurveRun, line_digest, read_steps
+from deepsearch_rl.tracking.live import LIVE, live_runs
+from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_id
 from deepsearch_rl.tracking.traces import Owner, build_trace
-from deepsearch_rl.training.step_times import read_step_times, step_times_path
 from deepsearch_rl.trajectories.collect import evaluation_logs, read_times
 
-BATCH = 100
-"""Params, tags, metrics, traces of one request; MLflow refuses more than 100 params or traces, or 1,000 metrics."""
 DIGEST_TAG, F1_TAG = "report.digest", "f1"
 PARENT_TAG = "mlflow.parentRunId"
 REPORT = "report"
 """Folder of the report's artifacts: the bundle's description, F1 of every question, and the attached files."""
 _NOT_IN_A_MODEL_NAME = re.compile(r"[/:.%\"']")
-ItemT = TypeVar("ItemT")
 
 
 class Uploaded(NamedTuple):
@@ -111,7 +107,7 @@ def upload(folder: Path, uri: str, timeout_s: float) -> bool:
     """
     bundle = read_bundle(folder)
     with connected(uri, timeout_s) as client:
-        experiment, traces_of = (_experiment_id(client, bundle.experiment + suffix, uri) for suffix in ("", "-traces"))
+        experiment, traces_of = (experiment_id(client, bundle.experiment + suffix, uri) for suffix in ("", "-traces"))
         of_report = f"tags.`{DIGEST_TAG}` = '{bundle.digest}'"
         runs = client.search_runs([experiment], of_report, entities.ViewType.ACTIVE_ONLY)
         if any(run.info.status == "FINISHED" and PARENT_TAG not in run.data.tags for run in runs):
@@ -126,23 +122,9 @@ def upload(folder: Path, uri: str, timeout_s: float) -> bool:
             for model in client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
                 client.delete_logged_model(model.model_id)
             client.delete_run(run_id)
-        _Upload(client, TracingClient(uri), experiment, traces_of, folder, bundle).report()
+        steps = read_steps(Path("work", bundle.table.profile))
+        _Upload(client, TracingClient(uri), experiment, traces_of, folder, bundle, steps).report()
     return True
-
-
-def _experiment_id(client: MlflowClient, name: str, uri: str) -> str:
-    """Return the experiment of that name; make it if missing. A local store keeps artifacts beside its database."""
-    experiment = client.get_experiment_by_name(name)
-    if experiment is not None:
-        return experiment.experiment_id
-    beside = Path(uri.removeprefix(SQLITE)).resolve().with_name(ARTIFACTS)
-    try:
-        return client.create_experiment(name, beside.as_uri() if uri.startswith(SQLITE) else None)
-    except MlflowException:
-        experiment = client.get_experiment_by_name(name)  # another machine may have made it meanwhile
-        if experiment is None:
-            raise
-        return experiment.experiment_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +137,7 @@ class _Upload:
     traces_of: str
     folder: Path
     bundle: Bundle
+    steps: Mapping[str, tuple[int, CurveRun]]
 
     def report(self) -> None:
         """Make the report's run and those below it."""
@@ -172,7 +155,7 @@ class _Upload:
     def _run(self, name: str, tags: Mapping[str, str]) -> str:
         tags = {**self.bundle.tags, DIGEST_TAG: self.bundle.digest, **tags}
         run_id = self.client.create_run(self.experiment, tags=tags, run_name=name).info.run_id
-        for some in _batches(self.bundle.params.items(), BATCH):
+        for some in batches(self.bundle.params.items(), BATCH):
             self.client.log_batch(run_id, params=[entities.Param(key, value) for key, value in some])
         return run_id
 
@@ -191,10 +174,11 @@ class _Upload:
         self.client.finalize_logged_model(logged.model_id, entities.LoggedModelStatus.READY)
         datasets = [*_inputs(self.bundle.datasets), *_inputs(evaluated.questions, context="evaluation")]
         self.client.log_inputs(run_id, datasets, [entities.LoggedModelInput(logged.model_id)])
-        step_times = read_step_times(step_times_path(self.bundle.table.profile))
+        step_times = {digest: time_ms for digest, (time_ms, _) in self.steps.items()}
         metrics = self.bundle.metrics(model, logged.model_id, int(time.time() * 1000), step_times)
-        for some in _batches(metrics, BATCH * 10):
+        for some in batches(metrics, BATCH * 10):
             self.client.log_batch(run_id, metrics=some)
+        self._link_live_run(model, run_id)
         rows = flat_rows(row for row in self.bundle.table.rows if row.model == model)
         self.client.log_table(run_id, pd.DataFrame(rows), "f1_table.json")
         predictions = [row for row in read_jsonl(self.folder / PREDICTIONS, Prediction) if row.model == model]
@@ -208,13 +192,23 @@ class _Upload:
             build_trace(shown, owner, times.get(digest), now_ns)
             for shown, digest in zip(rollouts, digests, strict=True)
         )
-        for some in _batches(traces, BATCH):
+        for some in batches(traces, BATCH):
             for trace in some:
                 self.tracing.start_trace(trace.info)
             self.tracing.log_spans(self.traces_of, [span for trace in some for span in trace.data.spans])
         if model == self.bundle.best_model and logged.tags.get("dvc.weights.md5"):  # no endpoint's model
             self._register(run_id, logged)
         self.client.set_terminated(run_id)
+
+    def _link_live_run(self, model: str, run_id: str) -> None:
+        """Name the run in which the model's training was watched, and this one there, where the store has it."""
+        curve = self.bundle.models[model].curve
+        _, run = self.steps.get(line_digest(curve[-1].model_dump()), (0, None)) if curve else (0, None)
+        live = self.client.get_experiment_by_name(self.bundle.experiment + LIVE) if run else None
+        if run and live:
+            for watched in live_runs(self.client, live.experiment_id, f"{self.bundle.table.profile}/{run.identity}"):
+                self.client.set_tag(run_id, "live.run", watched.info.run_id)
+                self.client.set_tag(watched.info.run_id, "report.run", run_id)
 
     def _register(self, run_id: str, logged: entities.LoggedModel) -> None:
         """Make a logged model the newest version of the profile's registered model; ``best`` if none has more F1."""
@@ -240,9 +234,3 @@ def _inputs(datasets: Mapping[str, DatasetDigest], context: str | None = None) -
     tags = [entities.InputTag("mlflow.data.context", context)] if context else []
     records = (entities.Dataset(name, data.digest, "dvc", data.path) for name, data in datasets.items())
     return [entities.DatasetInput(record, tags) for record in records]
-
-
-def _batches(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
-    rest = iter(items)
-    while some := list(islice(rest, size)):
-        yield some

@@ -8,12 +8,12 @@ mask and skips its upper half, which makes a token cost 90 us instead of 125 us 
 the same gradient, because ms-swift divides the loss by the tokens of the whole batch.
 """
 
+import ast
 import contextlib
 import importlib.metadata
 import re
 import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,15 +33,14 @@ from deepsearch_rl.files import (
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
+from deepsearch_rl.training.curves import curve_path, record_step, recorded_curve
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, weight_files
-from deepsearch_rl.training.step_times import stamp
 from deepsearch_rl.training.swift_run import run_swift, swift_command
 from deepsearch_rl.trajectories.convert import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
 TRAINER_STATE = "trainer_state.json"  # the last file that a checkpoint gets
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
-_LOSS = re.compile(r"'loss': '?([\d.]+)")
 
 
 class SftConfig(Record):
@@ -168,16 +167,14 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
     scratch = work / f"sft-{key[:12]}"
     checkpoint = newest_checkpoint(scratch)
     state = checkpoint and read_record(checkpoint / TRAINER_STATE, TrainerState)
-    reached: dict[int, int] = {}
     if state is None or state.global_step < state.max_steps:
         command = swift_sft_command(config, model, rows, scratch, seed, checkpoint)
-        with contextlib.ExitStack() as stack:
-            run_swift(command, scratch / "swift.log", _progress(stack, reached))
+        with contextlib.ExitStack() as stack, recorded_curve(curve_path(work, scratch.name)):
+            run_swift(command, scratch / "swift.log", _progress(stack))
         checkpoint = newest_checkpoint(scratch)
     if checkpoint is None:
         raise ArtifactError(f"swift sft left no checkpoint in {scratch}; its output is in swift.log there.")
     state = read_record(checkpoint / TRAINER_STATE, TrainerState)
-    _stamp(state.lines, reached)
     packages = ("ms-swift", "transformers", "peft", "torch")
     manifest = {
         "tool": "ms-swift",
@@ -207,34 +204,37 @@ def newest_checkpoint(scratch: Path) -> Path | None:
     return max(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def _stamp(lines: Sequence[SftLogLine], reached: Mapping[int, int]) -> None:
-    """Note when the steps of the log were reached; those before a resume, at the resume."""
-    for line in lines:
-        if times := [time_ms for step, time_ms in reached.items() if step >= line.step]:
-            stamp(line.model_dump(), min(times))
-
-
-def _progress(stack: contextlib.ExitStack, reached: dict[int, int]) -> Callable[[str], None]:
-    """Return a reader of swift's output that shows the steps done; the first line with steps gives the total.
-
-    It notes in ``reached`` when (ms since 1970) each step was.
-    """
+def _progress(stack: contextlib.ExitStack) -> Callable[[str], None]:
+    """Return a reader of swift's output that shows and records the steps done; the first one gives the total."""
     bar: ProgressBar | None = None
     last_step = 0
 
     def read(line: str) -> None:
         """Advance the bar to the step that a line names; other lines are ignored."""
         nonlocal bar, last_step
-        step, loss = _STEP.search(line), _LOSS.search(line)
-        if step is None:
+        match = _STEP.search(line)
+        if match is None:
             return
-        done, total = int(step[1]), int(step[2])
+        step, total, metrics = int(match[1]), int(match[2]), logged_metrics(line)
         bar = bar or stack.enter_context(ProgressBar("sft", total, "steps"))
-        bar.advance(done - last_step, note=f"loss {float(loss[1]):.3f}" if loss else "")
-        last_step = done
-        reached.setdefault(done, int(time.time() * 1000))
+        bar.advance(step - last_step, note=f"loss {metrics['loss']:.3f}" if "loss" in metrics else "")
+        last_step = step
+        if metrics:
+            record_step({"step": step, **metrics})
 
     return read
+
+
+def logged_metrics(line: str) -> Mapping[str, float]:
+    """Return the metrics of the curve that a line of swift's output has, rounded to 8 digits; of a summary, none."""
+    try:
+        entry = ast.literal_eval(line[line.index("{") : line.rindex("}") + 1])
+    except (ValueError, SyntaxError):  # no such line, or NaN, which is a name
+        return {}
+    if not {"loss", "eval_loss"} & set(entry):
+        return {}
+    names = (name for name in entry if name.removeprefix("eval_") in SftLogLine.model_fields)
+    return {name: float(entry[name]) for name in names}
 
 
 def canonical_adapter_config(config: dict[str, Any], model: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, StopReason
+from deepsearch_rl.training.curves import CurveLine, recorded_curve
 from deepsearch_rl.training.rl.loop import (
     RlLogLine,
     batch,
@@ -23,7 +24,6 @@ from deepsearch_rl.training.rl.loop import (
     train_policy,
 )
 from deepsearch_rl.training.rl.trainer import DevConfig, RlConfig, RlTask, RlTrainer
-from deepsearch_rl.training.step_times import line_digest, read_step_times, timed_steps
 from tests.training.rl.tiny_trainer import TinyTrainer
 
 Train = Callable[..., TinyTrainer]
@@ -85,10 +85,14 @@ def test_the_loop_asks_an_engine_for_one_update_per_step_and_a_dev_score_where_p
 def test_the_log_has_a_line_per_step_with_the_rewards_f1_and_the_engines_own_metrics(
     train: Train, tmp_path: Path
 ) -> None:
-    with timed_steps(tmp_path / "times.jsonl"):
+    with recorded_curve(tmp_path / "curve.jsonl"):
         train()
     lines = logged(tmp_path / "adapter")
-    assert list(read_step_times(tmp_path / "times.jsonl")) == [line_digest(line.model_dump()) for line in lines]
+    *steps, end = read_jsonl(tmp_path / "curve.jsonl", CurveLine)
+    assert [{"step": line.step, **line.metrics} for line in steps] == [
+        line.model_dump(exclude_none=True) for line in lines
+    ]
+    assert end.end == "FINISHED"
     assert [(line.step, line.dev_f1) for line in lines] == [(0, 0.0), (1, None), (2, 1.0), (3, 1.0)]
     assert not lines[0].metrics
     assert lines[1].metrics["reward"] == lines[1].metrics["reward/f1"] == 0.5

@@ -25,9 +25,9 @@ from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.files import AppendLog
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.training.curves import record_step
 from deepsearch_rl.training.pretrain.documents import CurriculumStage, DocumentConfig, DocumentGenerator, Turn
 from deepsearch_rl.training.pretrain.model import TURN_END, TURN_START, ModelConfig, build_model, world_tokenizer
-from deepsearch_rl.training.step_times import stamp
 
 TRAIN_LOG = "train_log.jsonl"
 LOG_EVERY = 25  # steps between two lines of the training log
@@ -99,7 +99,7 @@ def pretrain(config: PretrainConfig, seed: int, folder: Path) -> None:
                 scores = {"loss": loss, "accuracy": accuracy, "rate": round(rate, 5)}
                 line = PretrainStep(step=step, tokens=done, level=level, **scores)
                 log.append(line)
-                stamp(line.model_dump())
+                record_step(line.model_dump())
                 window.clear()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

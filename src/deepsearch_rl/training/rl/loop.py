@@ -26,9 +26,9 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json, write_jsonl
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, StopReason, Trajectory
+from deepsearch_rl.training.curves import record_step
 from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollout, Sampling
-from deepsearch_rl.training.step_times import stamp
 
 _LOG = logging.getLogger(__name__)
 TRAIN_LOG = "train_log.jsonl"
@@ -149,8 +149,8 @@ class _Run:
                     evaluated = step % self.config.dev.every == 0 or step == steps
                     dev_f1 = await self._dev_f1() if evaluated else None
                     lines.append(RlLogLine(step=step, dev_f1=dev_f1, **metrics))
+                    record_step(lines[-1].model_dump())
                     log.append(lines[-1])
-                    stamp(lines[-1].model_dump())
                     self.trainer.keep_only({step, max(step - 1, 0), best_line(lines).step})
                     bar.advance(min(step, 1), note=_note(lines[-1]))
         finally:

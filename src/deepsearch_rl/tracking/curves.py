@@ -1,0 +1,84 @@
+"""Curves of training runs (:mod:`deepsearch_rl.training.curves`), as tracking reads them.
+
+A resumed run repeats the steps since its last checkpoint. Of each metric the first value of a step counts, so that
+every reading of a file gives the same points, however often training was killed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepsearch_rl.files import parse_record, sha256_json
+from deepsearch_rl.training.curves import CURVES, CurveLine
+
+DIGITS = 5  # of a metric that count in comparisons: a trainer's output is rounded, its log is not
+
+
+@dataclass(frozen=True, slots=True)
+class CurveRun:
+    """One run in a curve file: all its lines, of which the first is number ``first`` of the file, from 0."""
+
+    name: str
+    first: int
+    lines: list[CurveLine]
+
+    @property
+    def began_ms(self) -> int:
+        """Time of the first step, since 1970."""
+        return self.lines[0].time_ms
+
+    @property
+    def identity(self) -> str:
+        """What tells the run from every other: two trainings on equal inputs differ in when they began."""
+        return f"{self.name}/{self.began_ms}"
+
+    @property
+    def end(self) -> str | None:
+        """How the run ended: FINISHED or FAILED; None while it is running, or where it was killed."""
+        return self.lines[-1].end
+
+    @property
+    def last(self) -> int:
+        """Number of the file's lines up to the end of the run."""
+        return self.first + len(self.lines)
+
+    def steps(self, sent: int = 0) -> Iterator[CurveLine]:
+        """Yield the steps behind the file's first ``sent`` lines, each with the metrics that no earlier line has."""
+        last_steps: dict[str, int] = {}
+        for number, line in enumerate(self.lines, self.first + 1):
+            step = -1 if line.step is None else line.step
+            new = {name: value for name, value in line.metrics.items() if step > last_steps.get(name, -1)}
+            last_steps |= dict.fromkeys(new, step)
+            if new and number > sent:
+                yield line.model_copy(update={"metrics": new})
+
+
+def read_runs(path: Path) -> list[CurveRun]:
+    """Return the runs of a curve file, without a line cut off by a kill; RecordError for a line that does not fit."""
+    runs: list[CurveRun] = []
+    for number, line in enumerate(_read_lines(path)):
+        if not runs or (runs[-1].end == "FINISHED" and line.step is not None):
+            runs.append(CurveRun(path.stem, number, []))
+        runs[-1].lines.append(line)
+    return runs
+
+
+def _read_lines(path: Path) -> list[CurveLine]:
+    lines = path.read_bytes().splitlines(keepends=True)
+    whole = (entry for entry in enumerate(lines, 1) if entry[1].endswith(b"\n"))
+    return [parse_record(CurveLine, line, path, number) for number, line in whole]
+
+
+def line_digest(line: Mapping[str, float | None]) -> str:
+    """Return the digest of a line of a training log: of its step and metrics, whatever type of number they have."""
+    return sha256_json({name: round(float(value), DIGITS) for name, value in line.items() if value is not None})
+
+
+def read_steps(work: Path) -> dict[str, tuple[int, CurveRun]]:
+    """Return time (ms since 1970) and run of the latest step with each digest, over all curves of a profile.
+
+    Raises as :func:`read_runs`.
+    """
+    runs = [run for path in sorted((work / CURVES).glob("*.jsonl")) for run in read_runs(path)]
+    steps = ((run, line) for run in runs for line in run.lines if line.step is not None)
+    return {line_digest({"step": line.step, **line.metrics}): (line.time_ms, run) for run, line in steps}

@@ -1,0 +1,183 @@
+"""Curves of training runs in MLflow and TensorBoard, while training appends to them and afterwards.
+
+    <experiment>-live                            MLflow's experiment: a run per training run, ``train/<metric>`` by step
+    work/<profile>/tensorboard/<name>/<time>/    TensorBoard's event file
+
+Training waits for nobody: this is another process, and what it reads is a file. A run is found by its tag ``curve``, so
+a resumed training goes on in it. Beside a curve stands how many of its lines each store has (:class:`CurveState`).
+Where a kill comes between a request and that note, the same metrics are sent again, with the same times: MLflow keeps
+one of equal metrics.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from mlflow.entities import Metric, Run
+from mlflow.tracking import MlflowClient
+from pydantic import Field
+
+from deepsearch_rl.errors import DeepsearchError, EndpointDownError
+from deepsearch_rl.files import read_record, write_json
+from deepsearch_rl.records import Record
+from deepsearch_rl.tracking.curves import CurveRun, read_runs
+from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_id, public_uri
+from deepsearch_rl.tracking.tensorboard import write_events
+from deepsearch_rl.training.curves import CURVES
+
+LIVE, TENSORBOARD, TRAIN = "-live", "tensorboard", "train/"
+CURVE_TAG = "curve"
+POLL_S = 2.0
+RETRY_S = 30.0
+"""Seconds between two attempts at a server that failed."""
+
+
+class CurveState(Record):
+    """``<name>.json`` beside a curve: what is known of it that training does not write."""
+
+    sent: dict[str, int] = Field(default={}, description="lines of the curve that a store has, by its public address")
+    tags: dict[str, dict[str, str]] = Field(default={}, description="of each of its runs, by when it began")
+
+
+@dataclass(slots=True)
+class LiveFigures:
+    """The curves of a profile, and the store that they go to.
+
+    ``stage`` (``sft``, ``rl-base``, ...) restricts them to those that this stage writes; ``tags`` are its own.
+    """
+
+    work: Path
+    experiment: str
+    uri: str
+    timeout_s: float
+    stage: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    _written: dict[Path, int] = field(default_factory=dict[Path, int])  # sizes of curves when they were last read
+    _sent: dict[Path, int] = field(default_factory=dict[Path, int])
+    _followed: set[Path] = field(default_factory=set[Path])  # curves that grew meanwhile
+
+    def write_events(self) -> None:
+        """Bring TensorBoard's files up to date; RecordError for a curve that cannot be read."""
+        for path in self._grown(self._written):
+            with self._held(path):
+                size = path.stat().st_size
+                for run in read_runs(path):
+                    began = datetime.fromtimestamp(run.began_ms / 1000, UTC)
+                    folder = self.work / TENSORBOARD / run.name / f"{began:%Y%m%dT%H%M%S}"
+                    write_events(folder / f"events.out.tfevents.{run.began_ms // 1000}", run.steps(), TRAIN)
+            self._written[path] = size
+
+    def send(self, is_last: bool = False) -> dict[str, int]:
+        """Send what the store does not have; return the number of lines sent, by curve.
+
+        ``is_last``: training has ended, and what it wrote without an end was killed. Raises RecordError for a curve
+        that cannot be read, EndpointDownError where another process sends the same one, and as :func:`connected`.
+        """
+        counts: dict[str, int] = {}
+        for path in self._grown({} if is_last else self._sent):
+            with self._held(path):
+                size = path.stat().st_size
+                counts[path.stem] = self._send_curve(path, is_last)
+            self._sent[path] = size
+        return counts
+
+    def _grown(self, sizes: Mapping[Path, int]) -> list[Path]:
+        """Return the curves whose size is not that in ``sizes``."""
+        paths = sorted((self.work / CURVES).glob(f"{self.stage}-*.jsonl" if self.stage else "*.jsonl"))
+        return [path for path in paths if path.stat().st_size != sizes.get(path)]
+
+    @contextlib.contextmanager
+    def _held(self, path: Path) -> Iterator[None]:
+        """Hold a curve's files: two processes would make two runs of it."""
+        lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=self.timeout_s)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise EndpointDownError(
+                f"another process has been sending {path} for {self.timeout_s:g} s; let it end, or stop it."
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _send_curve(self, path: Path, is_last: bool) -> int:
+        runs, state_path = read_runs(path), path.with_suffix(".json")
+        state = read_record(state_path, CurveState) if state_path.is_file() else CurveState()
+        if self.tags and runs and str(runs[-1].began_ms) not in state.tags:
+            state = state.model_copy(update={"tags": {**state.tags, str(runs[-1].began_ms): dict(self.tags)}})
+            write_json(state_path, state.model_dump(mode="json"))
+        store = public_uri(self.uri)
+        sent, total = state.sent.get(store, 0), runs[-1].last if runs else 0
+        is_killed = is_last and total > 0 and runs[-1].end is None and (total > sent or path in self._followed)
+        if total <= sent and not is_killed:
+            return 0
+        with connected(self.uri, self.timeout_s) as client:
+            experiment = experiment_id(client, self.experiment + LIVE, self.uri)
+            for run in runs:
+                if run.last > sent or (is_killed and run is runs[-1]):
+                    tags = state.tags.get(str(run.began_ms), {})
+                    is_open = "KILLED" if is_killed else "RUNNING"
+                    _send_run(client, experiment, run, sent, {"profile": self.work.name, **tags}, run.end or is_open)
+        state = state.model_copy(update={"sent": {**state.sent, store: total}})
+        write_json(state_path, state.model_dump(mode="json"))
+        self._followed.add(path)
+        return total - sent
+
+
+def live_runs(client: MlflowClient, experiment: str, curve: str) -> list[Run]:
+    """Return the run of a curve, if there is one; a request that was carried out too late may have made another."""
+    return list(client.search_runs([experiment], f"tags.`{CURVE_TAG}` = '{curve}'"))
+
+
+def _send_run(
+    client: MlflowClient, experiment: str, run: CurveRun, sent: int, tags: Mapping[str, str], status: str
+) -> None:
+    """Send the steps behind the first ``sent`` lines of the file; all of them if the store has no such run, or two."""
+    curve = f"{tags['profile']}/{run.identity}"
+    targets = live_runs(client, experiment, curve)
+    sent = sent if len(targets) == 1 else 0
+    for other in targets[1:]:
+        client.delete_run(other.info.run_id)
+    if not targets:
+        name = f"{tags['profile']} {run.name}"
+        targets = [client.create_run(experiment, run.began_ms, {**tags, CURVE_TAG: curve}, name)]
+    run_id = targets[0].info.run_id
+    metrics = (
+        Metric(f"{TRAIN}{name}", value, line.time_ms, line.step or 0)
+        for line in run.steps(sent)
+        for name, value in line.metrics.items()
+        if value is not None
+    )
+    for some in batches(metrics, BATCH * 10):
+        client.log_batch(run_id, metrics=some)
+    if status == "RUNNING":
+        client.update_run(run_id, status)
+    else:
+        client.set_terminated(run_id, status, run.lines[-1].time_ms)
+
+
+def follow(figures: LiveFigures, ending: threading.Event, notify: Callable[[str], None]) -> None:
+    """Send what training appends until ``ending``, and then what is left; ``notify`` of a failure, and try again."""
+    next_attempt = 0.0
+    while True:
+        is_last = ending.wait(POLL_S)
+        try:
+            figures.write_events()
+            if is_last or time.monotonic() >= next_attempt:
+                figures.send(is_last)
+        except (DeepsearchError, OSError) as error:
+            next_attempt = time.monotonic() + RETRY_S
+            notify(waiting(figures.work, str(error)))
+        if is_last:
+            return
+
+
+def waiting(work: Path, problem: str) -> str:
+    """Return the notice of a problem for which the curves of a profile wait in its folder of ``work/``."""
+    return f"LIVE FIGURES WAIT: {problem}\nThey are kept in {work / CURVES}: `deepsearch live {work.name}`."
