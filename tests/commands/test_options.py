@@ -22,7 +22,7 @@ from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.serving.launch import vllm_serve_command
 from tests.conftest import ROOT
 
-PRINTED = {"--json", "--markdown", "--csv", "--help", "-h", "--endpoint", "--local"}
+PRINTED = {"--json", "--markdown", "--csv", "--help", "-h", "--endpoint", "--local", "--check"}
 """Options that change what is printed or written beside it (or, of `remote`, DVC's settings): their tests are those of
 the commands."""
 
@@ -255,7 +255,13 @@ TRACK = Command(
     "deepsearch_rl.tracking.upload.upload_all",
     {"--to": ("http://127.0.0.1:9", "2", "http://127.0.0.1:9"), "--timeout-s": ("3", "3", 3.0)},
 )
+PLAN = Command(
+    "plan tiny",
+    "deepsearch_rl.commands.plan.make_plan",
+    {"--slope": ("rollout_s=0.5 --slope copies=1", "1", {"rollout_s": 0.5, "copies": 1.0})},
+)
 COMMANDS = (
+    PLAN,
     EVALUATE,
     BUILD,
     SERVE,

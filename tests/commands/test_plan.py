@@ -104,6 +104,9 @@ def test_a_users_slope_is_taken_before_preflights_and_preflights_before_the_file
     assert (slopes["rollout_s"].value, slopes["rollout_s"].source) == (0.25, "--slope")
     with pytest.raises(UnknownNameError, match="slope 'rollouts'"):
         make_plan(gpu, {"rollouts": 1.0})
+    write_json(tmp_path / gpu.work / "preflight" / "slopes.json", {"rl_step_s": "fast"})
+    with pytest.raises(ArtifactError, match=r"slopes\.json"):
+        make_plan(gpu, {})
 
 
 def test_a_slower_machine_takes_longer_but_its_network_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +139,15 @@ def test_a_plan_above_the_hours_of_its_profile_is_refused_with_its_longest_stage
     for hours in (None, 1000):
         large = profile("gpu", requires__max_hours=hours)
         require_hours(make_plan(large, {}), large)
+
+
+def test_a_profile_without_a_field_or_split_is_named() -> None:
+    values = find_profile(ROOT, "tiny").values
+    without = Profile(Path("params.yaml"), {**values, "rl": {"starts": ["sft"]}})
+    with pytest.raises(ConfigError, match=r"params\.yaml has no field 'steps'"):
+        make_plan(without, {})
+    with pytest.raises(UnknownNameError, match=r"split 'vall'.*dev, train, val"):
+        make_plan(profile("tiny", evaluate__split="vall"), {})
 
 
 @pytest.mark.parametrize("name", ["tiny", "smoke", "multihoprag"])

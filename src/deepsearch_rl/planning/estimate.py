@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.errors import ConfigError, look_up
 from deepsearch_rl.files import read_json
 from deepsearch_rl.planning.slopes import Slope, SlopeFile, read_slopes, slopes_for
 from deepsearch_rl.profile import Profile
@@ -59,10 +59,19 @@ class Plan:
 
 
 def make_plan(profile: Profile, given: Mapping[str, float]) -> Plan:
-    """Return the plan of a profile, with the values of slopes that are ``given``; raises as :func:`slopes_for`."""
+    """Return the plan of a profile, with the values of slopes that are ``given``.
+
+    Raise ConfigError where the profile lacks a field, UnknownNameError for a split or set that it lacks, and as
+    :func:`slopes_for`.
+    """
     file = read_slopes()
-    machine, slopes = slopes_for(profile, file, given)
-    return Plan(profile.name, machine, tuple(_Sizes(profile, slopes, file).stages()), slopes, file)
+    try:
+        machine, slopes = slopes_for(profile, file, given)
+        return Plan(profile.name, machine, tuple(_Sizes(profile, slopes, file).stages()), slopes, file)
+    except KeyError as error:
+        raise ConfigError(
+            f"{profile.path} has no field {error}, so it cannot be planned; run `make params`."
+        ) from error
 
 
 def require_hours(plan: Plan, profile: Profile) -> None:
@@ -97,7 +106,7 @@ class _Sizes:
         for model, folder in models.items():
             yield self._answers(f"evaluate@{model}", folder, rollouts[model])
         if Path(self.profile.value("trained")["ifeval"]).is_relative_to(self.profile.data):
-            prompts = self._section("ifeval")
+            prompts = self.profile.value("ifeval")
             count = self.file.sizes.ifeval if prompts["prompts"] == "real" else prompts["count"]
             for model, folder in models.items():
                 yield self._answers(f"ifeval@{model}", folder, count, is_ifeval=True)
@@ -105,10 +114,10 @@ class _Sizes:
             yield self._stage(stage, {"report_rollout_s": sum(rollouts.values())})
 
     def _corpora(self) -> Iterator[StageWork]:
-        download, passages = self._section("download"), self._passages()
+        download, passages = self.profile.value("download"), self._passages()
         gigabytes = self.file.sizes.download_gb
         hub = sum(gigabytes.get(name, 0.1) for name in download["hub"]["repositories"]) if download.get("hub") else 0.0
-        encodes = self._section("index")["encoder"]["name"] in ("transformers", "onnx")
+        encodes = self.profile.value("index")["encoder"]["name"] in ("transformers", "onnx")
         disk_gib = self._disk_gib(passages * self._of("passage_bytes"))
         yield self._stage("download", {"download_gb_s": hub}, disk_gib=hub + disk_gib / 5)
         yield self._stage("chunk", {"chunk_passage_s": passages}, disk_gib=disk_gib / 5)
@@ -121,11 +130,12 @@ class _Sizes:
         )
 
     def _training(self) -> Iterator[StageWork]:
-        model, sft, starts = self._section("prepare_model"), self._section("sft"), self._section("rl")["starts"]
+        value = self.profile.value
+        model, teacher, sft, starts = value("prepare_model"), value("synthesize"), value("sft"), value("rl")["starts"]
         tokens = sum(level["tokens"] for level in model["pretrain"]["curriculum"]) if model.get("pretrain") else 0
         work = {"pretrain_token_s": tokens, "download_gb_s": 2 * self._billions}
         yield self._stage("prepare_model", work, disk_gib=self._weights_gib * self._of("copies"))
-        teacher, rollouts = self._section("synthesize"), self._teacher_rollouts()
+        rollouts = self._questions(teacher["dataset"], teacher["split"], teacher["questions"]) * teacher["samples"]
         if teacher["teacher"] == "endpoint":
             yield self._asks("synthesize", teacher["endpoint"]["model"], rollouts)
         else:
@@ -140,13 +150,13 @@ class _Sizes:
             yield self._merges(f"unsloth_merge@{start}", "adapter_merge_s")
 
     def _rl(self, start: str) -> StageWork:
-        rl = self._section("rl")
+        rl = self.profile.value("rl")
         steps, dev = rl["steps"][start], rl["dev"]
         rollouts = steps * rl["groups_per_step"] * rl["group_size"]
         checks = (steps // dev["every"] + 1) * dev["questions"] * dev.get("samples", 1)
         work = {
             "serve_start_s": 1,
-            self._rollout_slope: (rollouts + checks) * self._size,
+            _rollout_slope(rl.get("sampler", self._vllm) if self._vllm else {}): (rollouts + checks) * self._size,
             "rl_token_s": rollouts * self._of("trained_share") * self._of("row_tokens") * self._size,
             "rl_step_s": steps,
         }
@@ -160,25 +170,24 @@ class _Sizes:
         return self._stage(stage, work, rollouts, host_gib=host_gib, gpu_gib=gpu_gib + sampler_gib)
 
     def _merges(self, stage: str, slope: str) -> StageWork:
-        weights_gib = self._weights_gib
-        disk_gib = weights_gib * self._of("copies")
-        return self._stage(stage, {slope: 1}, disk_gib=disk_gib, host_gib=weights_gib, gpu_gib=weights_gib)
+        gib = self._weights_gib
+        return self._stage(stage, {slope: 1}, disk_gib=gib * self._of("copies"), host_gib=gib, gpu_gib=gib)
 
     def _answers(self, stage: str, folder: str, count: int, is_ifeval: bool = False) -> StageWork:
         """Return the work of a stage that serves a model, or asks an API's, for so many rollouts or prompts."""
         if (endpoint := Path(folder, "endpoint.json")).is_file():
             return self._asks(stage, read_json(endpoint)["model"], count, is_ifeval)
-        slope = "ifeval_prompt_s" if is_ifeval else self._rollout_slope
+        slope = "ifeval_prompt_s" if is_ifeval else _rollout_slope(self._vllm)
         work = {"serve_start_s": 1, slope: count * self._size}
-        vllm = self._section("serving").get("vllm")
-        share = vllm["gpu_memory_utilization"] * self._section("requires")["gpu_memory_gib"] if vllm else 0.0
+        share = self._vllm.get("gpu_memory_utilization", 0.0) * self.profile.value("requires")["gpu_memory_gib"]
         return self._stage(stage, work, 0 if is_ifeval else count, host_gib=self._weights_gib, gpu_gib=share)
 
     def _asks(self, stage: str, model: str, count: int, is_ifeval: bool = False) -> StageWork:
         if is_ifeval:
-            calls, tokens = count / self._section("ifeval")["concurrency"], (0.0, count * self._of("ifeval_tokens"))
+            calls = count / self.profile.value("ifeval")["concurrency"]
+            tokens = (0.0, count * self._of("ifeval_tokens"))
         else:
-            calls = count * self._of("calls_per_rollout") / self._section("agent")["concurrency"]
+            calls = count * self._of("calls_per_rollout") / self.profile.value("agent")["concurrency"]
             tokens = (count * self._of("prompt_tokens"), count * self._of("completion_tokens"))
         return self._stage(stage, {"api_call_s": calls}, 0 if is_ifeval else count, api=model, tokens=tokens)
 
@@ -189,7 +198,7 @@ class _Sizes:
 
     def _evaluated(self, model: str) -> int:
         """Return the rollouts of one model's evaluation: samples, greedy answers, two controls and variants."""
-        section = self._section("evaluate")
+        section = self.profile.value("evaluate")
         rollouts = 0
         for name, plan in section["sets"].items():
             count = self._questions(name, section["split"], plan["questions"])
@@ -200,24 +209,21 @@ class _Sizes:
                 rollouts += count * variant["samples"]
         return rollouts
 
-    def _teacher_rollouts(self) -> int:
-        section = self._section("synthesize")
-        return self._questions(section["dataset"], section["split"], section["questions"]) * section["samples"]
-
     def _questions(self, dataset: str, split: str, at_most: int | None) -> int:
-        download = self._section("download")
+        download = self.profile.value("download")
         if download["source"] == "world":
-            in_domain = dataset == self._section("synthesize")["dataset"]
+            in_domain = dataset == self.profile.value("synthesize")["dataset"]
             world = download["world"]
-            count = world["questions"][split] if in_domain else world["out_of_domain_questions"]
+            count = look_up("split", split, world["questions"]) if in_domain else world["out_of_domain_questions"]
             return min(count, at_most or count)
-        source = next(source for source in download["folder"]["questions"][dataset] if split in source["splits"])
+        sources = look_up("question set of download.folder", dataset, download["folder"]["questions"])
+        source = look_up("split", split, {name: source for source in sources for name in source["splits"]})
         cut = sum(count for count in source["splits"].values() if count)
         count = source["splits"][split] or self.file.sizes.questions.get(source["format"], cut) - cut
         return min(count, at_most or count)
 
     def _passages(self) -> int:
-        download, sizes = self._section("download"), self.file.sizes.passages
+        download, sizes = self.profile.value("download"), self.file.sizes.passages
         if download["source"] == "world":
             return sum(sum(download["world"][name].values()) for name in ("in_domain", "out_of_domain"))
         return sum(sizes.get(corpus["format"], sizes["other"]) for corpus in download["folder"]["corpora"].values())
@@ -225,7 +231,7 @@ class _Sizes:
     @property
     def _billions(self) -> float:
         """Thousand million parameters of the base model, by its name; 0 of a model that is trained here."""
-        section = self._section("prepare_model")
+        section = self.profile.value("prepare_model")
         name = _BILLIONS.search(section["hub"]["repository"]) if section.get("hub") else None
         return float(name[1]) if name else 0.0
 
@@ -239,15 +245,16 @@ class _Sizes:
         return 2e9 * self._billions / GIB
 
     @property
-    def _rollout_slope(self) -> str:
-        vllm = self._section("serving").get("vllm")
-        return "rollout_eager_s" if vllm and vllm["enforce_eager"] else "rollout_s"
+    def _vllm(self) -> Mapping[str, Any]:
+        """The settings of vLLM; empty where another server is used."""
+        return self.profile.value("serving").get("vllm") or {}
 
     def _disk_gib(self, size_bytes: float) -> float:
         return size_bytes * self._of("copies") / GIB
 
-    def _section(self, name: str) -> Any:
-        return self.profile.value(name)
-
     def _of(self, slope: str) -> float:
         return self.slopes[slope].value
+
+
+def _rollout_slope(server: Mapping[str, Any]) -> str:
+    return "rollout_eager_s" if server.get("enforce_eager") else "rollout_s"

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
-from pydantic import Field, TypeAdapter
+from pydantic import Field, RootModel
 
 from deepsearch_rl.errors import look_up
-from deepsearch_rl.files import read_json
+from deepsearch_rl.files import read_record
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import NonEmpty, Record
 
@@ -48,6 +48,10 @@ class MachineKind(Record):
     like: str | None = None
     slower: float = Field(default=1, gt=0)
     slopes: dict[str, Slope]
+
+
+class MeasuredSlopes(RootModel[dict[str, float]]):
+    """What preflight writes."""
 
 
 class FileSizes(Record):
@@ -85,17 +89,11 @@ def read_slopes() -> SlopeFile:
     return SlopeFile.model_validate(yaml.load(SLOPES.read_text(encoding="utf-8"), yaml.CSafeLoader))
 
 
-def measured_path(profile: Profile) -> Path:
-    """Return where preflight writes the slopes that it measured, ``{name: value}``."""
-    return profile.work / "preflight" / "slopes.json"
-
-
 def slopes_for(profile: Profile, file: SlopeFile, given: Mapping[str, float]) -> tuple[str, dict[str, Slope]]:
     """Return the kind of machine and its slopes: what is ``given`` first, then preflight's, then those of the file.
 
-    Raises:
-        UnknownNameError: a given or measured slope has a name that there is not.
-        ArtifactError: preflight's file is not ``{name: number}``.
+    Preflight writes ``work/<profile>/preflight/slopes.json``, ``{name: value}``. Raise UnknownNameError for a slope
+    that there is not, ArtifactError where preflight's file holds anything else.
     """
     name = file.kind_for(profile.value("requires")["gpu_memory_gib"])
     kind = file.machines[name]
@@ -106,8 +104,8 @@ def slopes_for(profile: Profile, file: SlopeFile, given: Mapping[str, float]) ->
             name: slope if slope.fixed else slope.model_copy(update={"value": slope.value * factor})
             for name, slope in slopes.items()
         }
-    path = measured_path(profile)
-    measured = TypeAdapter(dict[str, float]).validate_python(read_json(path)) if path.is_file() else {}
+    path = profile.work / "preflight" / "slopes.json"
+    measured = read_record(path, MeasuredSlopes).root if path.is_file() else {}
     for source, values in ((path.as_posix(), measured), ("--slope", given)):
         for slope, value in values.items():
             look_up("slope", slope, slopes)

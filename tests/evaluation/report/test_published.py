@@ -104,7 +104,7 @@ def test_another_split_or_source_of_the_questions_has_no_published_row(row: F1Ta
 
 
 def test_a_variant_stands_beside_the_figures_of_its_own_prompt(row: F1TableRow) -> None:
-    variant = row.model_copy(update={"prompt": "multihoprag", "variant": "thinking_prompt"})
+    variant = row.model_copy(update={"prompt": "multihoprag_published", "variant": "thinking_prompt"})
     figures = {row.model: row.score for row in published_rows([variant], (), origins("gpu"))}
     assert figures["Qwen3-4B-Instruct-2507"] == 0.453
 
