@@ -16,13 +16,14 @@ start also takes that name, the item: ``python -m stages.rl PARAMS_FILE ITEM`` i
 import argparse
 import json
 import resource
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from deepsearch_rl.errors import DeepsearchError, full_disk_named
+from deepsearch_rl.errors import ConfigError, DeepsearchError, full_disk_named
 from deepsearch_rl.profile import Profile, load_profile
 
 TIMINGS = Path("work", "timings.jsonl")
@@ -55,6 +56,7 @@ def _run(main: Callable[[Profile], None], stage: str, arguments: argparse.Namesp
     started = time.monotonic()
     try:
         profile = load_profile(arguments.params)
+        _require_hours(profile)
         with full_disk_named("while writing"):
             main(profile)
         _record_run(profile.name, stage, time.monotonic() - started)
@@ -62,6 +64,18 @@ def _run(main: Callable[[Profile], None], stage: str, arguments: argparse.Namesp
         if arguments.debug:
             traceback.print_exc()
         sys.exit(f"error: {error}")
+
+
+def _require_hours(profile: Profile) -> None:
+    """Raise ConfigError where a GPU profile would take longer than its ``requires.max_hours``.
+
+    The command `deepsearch plan` says so, in a process of its own: its code and slopes are no deps of any stage.
+    """
+    if profile.values.get("requires", {}).get("gpu_memory_gib"):
+        command = [str(Path(sys.executable).with_name("deepsearch")), "plan", profile.name, "--check"]
+        plan = subprocess.run(command, capture_output=True, text=True, check=False)
+        if plan.returncode:
+            raise ConfigError(plan.stderr.strip().removeprefix("error: "))
 
 
 def _record_run(profile: str, stage: str, seconds: float) -> None:

@@ -1,5 +1,9 @@
 """Write the F1 table, metrics, plots and the page of one profile."""
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, TrainedConfig, write_report
 from deepsearch_rl.profile import Profile
 from stages.entry import run
@@ -8,6 +12,7 @@ from stages.entry import run
 def main(profile: Profile) -> None:
     """Write ``reports/<profile>/`` from what the stages before left behind."""
     models, starts = profile.value("models"), profile.value("rl")["starts"]
+    split = profile.value("evaluate")["split"]
     trained = profile.section("trained", TrainedConfig)
     sources = Sources(
         evaluate={model: profile.data / "evaluate" / model for model in models},
@@ -15,13 +20,25 @@ def main(profile: Profile) -> None:
         rl={start: trained.models / "rl_adapter" / start for start in starts},
         retrieval=profile.reports / "retrieval.json",
         filter=trained.filter,
-        questions={
-            name: profile.data / "questions" / name / f"{profile.value('evaluate')['split']}.jsonl"
-            for name in profile.value("datasets")
-        },
+        questions={name: profile.data / "questions" / name / f"{split}.jsonl" for name in profile.value("datasets")},
+        origins=question_origins(profile.value("download"), split),
     )
     config = profile.section("report", ReportConfig)
     write_report(profile.name, sources, config, profile.value("seed"), profile.reports)
+
+
+def question_origins(download: Mapping[str, Any], split: str) -> dict[str, str]:
+    """Return hub repository and split of every question set that is fetched from a hub, ``owner/name/split``."""
+    if download["source"] != "hub":
+        return {}
+    repositories = {folder: fetched["repository"] for folder, fetched in download["hub"]["repositories"].items()}
+    folders = {
+        name: Path(source["path"]).parts[0]
+        for name, sources in download["folder"]["questions"].items()
+        for source in sources
+        if split in source["splits"]
+    }
+    return {name: f"{repositories[folder]}/{split}" for name, folder in folders.items() if folder in repositories}
 
 
 if __name__ == "__main__":

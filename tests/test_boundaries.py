@@ -260,7 +260,7 @@ def test_a_request_that_does_not_fit_is_answered_with_its_field(
     [
         ("{memory_gib: much, disk_gib: 1, gpu_memory_gib: 0, java: false}", r"params\.yaml, requires\.memory_gib: "),
         (
-            "{memory_gib: 1, disk_gib: 1, gpu_memory_gib: 0, java: false, keys: [], cores: 2}",
+            "{memory_gib: 1, disk_gib: 1, gpu_memory_gib: 0, java: false, keys: [], max_hours: 1, cores: 2}",
             r"params\.yaml, requires\.cores: ",
         ),
         ("none", r"params\.yaml, requires: "),

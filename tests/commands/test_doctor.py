@@ -10,7 +10,9 @@ from deepsearch_rl.commands.doctor import Machine, Package, Report, Requirements
 
 LAPTOP = Machine(cores=2, memory_gib=8, free_disk_gib=50, gpus_gib=(), java="")
 SERVER = Machine(cores=64, memory_gib=512, free_disk_gib=2000, gpus_gib=(80.0, 80.0), java="openjdk 21")
-GPU_PROFILE = Requirements(memory_gib=64, disk_gib=200, gpu_memory_gib=40, java=True, keys=("DEEPSEARCH_TEST_KEY",))
+GPU_PROFILE = Requirements(
+    memory_gib=64, disk_gib=200, gpu_memory_gib=40, java=True, keys=("DEEPSEARCH_TEST_KEY",), max_hours=None
+)
 OLD_TORCH = Package("torch", "2.9.0", "==2.13.0", fits=False)
 
 

@@ -22,7 +22,7 @@ from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.serving.launch import vllm_serve_command
 from tests.conftest import ROOT
 
-PRINTED = {"--json", "--markdown", "--csv", "--help", "-h", "--endpoint", "--local"}
+PRINTED = {"--json", "--markdown", "--csv", "--help", "-h", "--endpoint", "--local", "--check"}
 """Options that change what is printed or written beside it (or, of `remote`, DVC's settings): their tests are those of
 the commands."""
 
@@ -266,7 +266,13 @@ LIVE = Command(
 )
 LIVE_FOLLOWED = Command("live", "deepsearch_rl.tracking.live.follow", {"--follow": ("", "0.stage", "")})
 LIVE_STAGE = Command("live", "deepsearch_rl.tracking.live.follow", {"--stage": ("sft", "0.stage", "sft")})
+PLAN = Command(
+    "plan tiny",
+    "deepsearch_rl.commands.plan.make_plan",
+    {"--slope": ("rollout_s=0.5 --slope copies=1", "1", {"rollout_s": 0.5, "copies": 1.0})},
+)
 COMMANDS = (
+    PLAN,
     EVALUATE,
     BUILD,
     SERVE,

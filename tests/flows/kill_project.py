@@ -65,7 +65,7 @@ PARAMS = {
     "profile": "tiny",
     "python": {"core": ".venv/bin/python"},
     "flow": {"gpu_stages": ["sft", "rl"], "outside_stages": []},
-    "requires": {"memory_gib": 0.1, "disk_gib": 0.1, "gpu_memory_gib": 0, "java": False, "keys": []},
+    "requires": {"memory_gib": 0.1, "disk_gib": 0.1, "gpu_memory_gib": 0, "java": False, "keys": [], "max_hours": None},
     "track": {"experiment": "tests"},
     "round": 0,
     "seconds": 1.5,

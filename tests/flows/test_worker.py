@@ -37,7 +37,7 @@ PARAMS = {
     "profile": "tiny",
     "python": {"core": sys.executable},
     "flow": {"gpu_stages": [], "outside_stages": []},
-    "requires": {"memory_gib": 0.1, "disk_gib": 0.1, "gpu_memory_gib": 0, "java": False, "keys": []},
+    "requires": {"memory_gib": 0.1, "disk_gib": 0.1, "gpu_memory_gib": 0, "java": False, "keys": [], "max_hours": None},
     "number": 7,
 }
 

@@ -21,6 +21,7 @@ LAYERS = (
     ("training",),
     ("evaluation",),
     ("tracking",),
+    ("planning",),
     ("commands",),
     ("cli",),
 )

@@ -37,7 +37,7 @@ def test_a_stages_source_deps_are_exactly_what_it_imports(name: str) -> None:
     assert declared == source_deps(stage_file(stage).stem), "run `make deps`"
 
 
-@pytest.mark.parametrize("folder", ["commands", "retrieval/measurement", "presets"])
+@pytest.mark.parametrize("folder", ["commands", "planning", "retrieval/measurement", "presets"])
 def test_no_stage_imports_what_only_commands_need(folder: str) -> None:
     deps = {(dep.def_path, name) for name, stage in STAGES.items() for dep in stage.deps}
     assert [dep for dep in sorted(deps) if dep[0].startswith(f"src/deepsearch_rl/{folder}")] == []

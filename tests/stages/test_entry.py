@@ -1,4 +1,5 @@
 import errno
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,18 @@ def params_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "params.yaml"
     path.write_text("profile: tiny\n")
     return path
+
+
+@pytest.fixture
+def long_profile(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The gpu profile with an hour for all."""
+    folder = tmp_path / "profiles" / "gpu"
+    folder.mkdir(parents=True)
+    for name in ("params.yaml", "dvc.yaml"):
+        text = (root / "profiles" / "gpu" / name).read_text()
+        (folder / name).write_text(re.sub(r"max_hours: [\d.]+", "max_hours: 1", text))
+    monkeypatch.chdir(tmp_path)
+    return folder / "params.yaml"
 
 
 def run_stage(monkeypatch: pytest.MonkeyPatch, main: Callable[[Profile], None], *arguments: str) -> int | str | None:
@@ -47,6 +60,22 @@ def test_a_stage_for_each_model_needs_the_models_name(
     with pytest.raises(SystemExit):
         run_for_item(lambda *_: None)
     assert "the following arguments are required: item" in capsys.readouterr().err
+
+
+def test_a_stage_of_a_gpu_profile_that_would_take_too_long_does_not_begin(
+    long_profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Profile] = []
+
+    def main(profile: Profile) -> None:
+        begun.append(profile)
+
+    status = run_stage(monkeypatch, main, str(long_profile.relative_to(Path.cwd())))
+    assert re.fullmatch(r"error: profile gpu would take [\d.]+ hours .* requires\.max_hours 1 in .*", str(status))
+    assert begun == []
+    long_profile.write_text(long_profile.read_text().replace("max_hours: 1", "max_hours: null"))
+    assert run_stage(monkeypatch, main, str(long_profile)) == 0
+    assert len(begun) == 1
 
 
 @pytest.mark.parametrize(

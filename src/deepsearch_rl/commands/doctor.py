@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from deepsearch_rl.dvc_lock import repair_dvc_locks
+from deepsearch_rl.planning.estimate import make_plan
 from deepsearch_rl.processes import free_port
 from deepsearch_rl.profile import dvc_file, find_profile, profile_names
 from deepsearch_rl.records import Record
@@ -77,6 +78,7 @@ class Requirements(Record):
     gpu_memory_gib: float = Field(ge=0, description="memory of one GPU; 0 where none is needed")
     java: bool = Field(description="whether Java 21 is needed (BM25 by Lucene)")
     keys: tuple[str, ...] = Field(description="environment variables that must hold an API key")
+    max_hours: float | None = Field(gt=0, description="stages of a GPU profile refuse to start above; null: no limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,11 @@ def _missing_for_profile(root: Path, name: str, machine: Machine, parts: Parts) 
         if not (root / interpreter).exists():
             target = "environment" if interpreter.startswith(".venv/") else "gpu-environments"
             yield MissingRequirement(f"interpreter {interpreter}", f"make {target}")
-    yield from missing_on_machine(profile.section("requires", Requirements), machine)
+    needs = profile.section("requires", Requirements)
+    yield from missing_on_machine(needs, machine)
+    if needs.gpu_memory_gib and needs.max_hours and (hours := make_plan(profile, {}).hours) > needs.max_hours:
+        planned = f"time: {hours:.0f} hours are planned, requires.max_hours is {needs.max_hours:g}"
+        yield MissingRequirement(planned, f"deepsearch plan {name}")
 
 
 def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[MissingRequirement]:

@@ -29,7 +29,7 @@ from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.agent.timing import trajectory_digest
 from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointDownError
-from deepsearch_rl.evaluation.report.tables import flat_rows
+from deepsearch_rl.evaluation.report.tables import flat_rows, published_lines
 from deepsearch_rl.files import atomic_directory, read_jsonl
 from deepsearch_rl.tracking.bundle import (
     BUNDLE,
@@ -146,7 +146,8 @@ class _Upload:
             self._model(model, run_id)
         self.client.log_batch(run_id, metrics=self.bundle.headline())
         self.client.log_inputs(run_id, _inputs(self.bundle.datasets))
-        self.client.log_table(run_id, pd.DataFrame(flat_rows(self.bundle.table.rows)), "f1_table.json")
+        lines = flat_rows(self.bundle.table.rows) + published_lines(self.bundle.table)
+        self.client.log_table(run_id, pd.DataFrame(lines), "f1_table.json")
         bundled = (self.folder / name for name in (BUNDLE, QUESTION_F1))
         for path in (*bundled, *sorted((self.folder / FILES).iterdir())):
             self.client.log_artifact(run_id, str(path), artifact_path=REPORT)

@@ -26,6 +26,8 @@ from deepsearch_rl.evaluation.report.tables import (
     f1_grid,
     in_order,
     p_text,
+    published_grid,
+    published_text,
     score_text,
     signed,
 )
@@ -98,6 +100,7 @@ def page_templates() -> Environment:
         "colour": colour_of,
         "p": p_text,
         "pack": pack,
+        "published": published_text,
         "score": score_text,
         "signed": signed,
         "spaced": lambda name: name.replace("_", " "),
@@ -130,6 +133,7 @@ def render_page(report: Report, table_sha256: str) -> str:
         headline=table.main_rows(first_set),
         gains=[entry for entry in table.comparisons if entry.dataset == first_set and entry.temperature > 0],
         grid=f1_grid(table),
+        published=published_grid(table),
         f1_plots=[
             inline_svg(f1_figure(table, [name], 1), f"plot-{name}", f"F1 with 95 % intervals by model on {name}")
             for name in table.datasets

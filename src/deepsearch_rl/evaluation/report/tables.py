@@ -14,6 +14,7 @@ import pandera.pandas as pa
 from pydantic import Field, RootModel
 
 from deepsearch_rl.errors import look_up
+from deepsearch_rl.evaluation.report.published import PublishedRow
 from deepsearch_rl.evaluation.scoring.f1_row import Control, F1Score, F1TableRow, IfevalScore, ModelEvaluation, Rounded
 from deepsearch_rl.evaluation.scoring.score import paired_differences, score_questions
 from deepsearch_rl.files import atomic_file, read_jsonl, read_record, write_json
@@ -66,6 +67,7 @@ class F1Table(Record):
     generated: bool = Field(description="some question set is generated, not a published one")
     rows: tuple[F1TableRow, ...]
     comparisons: tuple[Comparison, ...]
+    published: tuple[PublishedRow, ...] = Field(default=(), description="figures of others for the same tasks")
 
     @property
     def own_rows(self) -> tuple[F1TableRow, ...]:
@@ -152,6 +154,16 @@ def build_table(
     return F1Table(profile=profile, generated=generated, rows=all_rows, comparisons=tuple(comparisons))
 
 
+def published_grid(table: F1Table) -> dict[str, dict[str, PublishedRow]]:
+    """Return published F1 and exact match under the profile's own setting, by model and the name of the run."""
+    runs = {row.run_name for row in table.own_rows}
+    lines: dict[str, dict[str, PublishedRow]] = {}
+    for row in table.published:
+        if row.run in runs:
+            lines.setdefault(row.model, {})[row.run] = row
+    return lines
+
+
 def f1_grid(table: F1Table) -> Grid[F1TableRow]:
     """Return F1 under the profile's own setting: a line per model, a column per set and, where there is one, greedy."""
     rows = {(row.model, row.dataset, row.kind): row for row in table.own_rows}
@@ -183,6 +195,15 @@ def flat_rows(rows: Iterable[F1TableRow]) -> list[dict[str, Any]]:
         {name: getattr(row, name) for name in CSV_COLUMNS}
         | {"failures": ";".join(f"{kind}={count}" for kind, count in sorted(row.failures.items()))}
         for row in rows
+    ]
+
+
+def published_lines(table: F1Table) -> list[dict[str, Any]]:
+    """Return the published scores as rows beside those of :func:`flat_rows`, with ``source`` and ``published``."""
+    return [
+        {"model": row.model, "dataset": row.run, "n": row.n, row.metric: row.score, "source": row.source}
+        | {"published": True}
+        for row in table.published
     ]
 
 
@@ -218,6 +239,11 @@ def p_text(p_value: float) -> str:
     return "< .001" if p_value < 0.001 else score_text(p_value)
 
 
+def published_text(row: PublishedRow) -> str:
+    """Return a published score as a cell: ``.521``, ``EM .433``."""
+    return f"{'EM ' if row.metric == 'em' else ''}{score_text(row.score)}"
+
+
 def interval_text(score: F1Score) -> str:
     """Return F1 with its interval: ``.712 [.680, .741]``."""
     return f"{score_text(score.f1)} [{score_text(score.f1_low)}, {score_text(score.f1_high)}]"
@@ -234,6 +260,8 @@ def markdown(table: F1Table) -> str:
         "questions of each set."
     )
     parts = [f"### F1, profile {table.profile}{label}", _markdown_rows(_f1_lines(table)), settings]
+    if sources := dict.fromkeys(row.source for row in table.published):
+        parts.append(f"*Published*: not measured here. {'; '.join(sources)}.")
     if len(table.own_rows) < len(table.rows):
         parts += ["### The same under other settings", _markdown_rows(_variant_lines(table))]
     if table.comparisons:
@@ -246,6 +274,9 @@ def _f1_lines(table: F1Table) -> Iterator[list[str]]:
     yield ["model", *(f"{row.run_name} ({row.n} x {row.samples})" for row in grid.columns)]
     for model, rows in grid.lines.items():
         yield [model, *(interval_text(row) if row else "" for row in rows)]
+    for model, published in published_grid(table).items():
+        cells = (published.get(row.run_name) for row in grid.columns)
+        yield [f"*{model}, published*", *(published_text(row) if row else "" for row in cells)]
     yield ["*constant answer*", *(score_text(row.constant.f1) for row in grid.columns)]
     for control, title in CONTROL_TITLES.items():
         scores = [row.controls.get(control) if row else None for row in grid.lines[table.models[-1]]]
@@ -261,6 +292,12 @@ def _variant_lines(table: F1Table) -> Iterator[list[str]]:
         setting = [f"`{row.prompt}`", str(row.top_k), row.corpus, str(row.chunk_size or "uncut")]
         questions = f"{row.n} x {row.samples}"
         yield [row.variant, row.model, row.dataset, interval_text(row), own_score, *setting, questions]
+    variants = {row.run_name: row for row in table.rows if row.variant}
+    for published in (row for row in table.published if row.run in variants):
+        like = variants[published.run]
+        setting = [f"`{like.prompt}`", str(like.top_k), like.corpus, ""]
+        score = published_text(published)
+        yield [like.variant, f"*{published.model}, published*", like.dataset, score, "", *setting, str(published.n)]
 
 
 def _difference_lines(table: F1Table) -> Iterator[list[str]]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pydantic import Field
 
 from deepsearch_rl.evaluation.report.page import Report, render_page
 from deepsearch_rl.evaluation.report.plots import f1_figure, read_rl_run, rl_figure, save_figure
+from deepsearch_rl.evaluation.report.published import published_rows
 from deepsearch_rl.evaluation.report.rollouts import read_questions, read_runs, shown_rollouts
 from deepsearch_rl.evaluation.report.tables import build_table, write_table
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
@@ -37,7 +39,10 @@ class TrainedConfig(Record):
 
 
 class Sources(NamedTuple):
-    """Where a profile's results are, by model (``rl``: by start; ``questions``: by set); ``filter`` may hold null."""
+    """Where a profile's results are, by model (``rl``: by start; ``questions``: by set); ``filter`` may hold null.
+
+    ``origins`` names the hub repository and split of a question set, as :func:`published_rows` takes them.
+    """
 
     evaluate: Mapping[str, Path]
     ifeval: Mapping[str, Path]
@@ -45,6 +50,7 @@ class Sources(NamedTuple):
     retrieval: Path
     filter: Path | None
     questions: Mapping[str, Path]
+    origins: Mapping[str, str] = MappingProxyType({})
 
 
 def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int, out: Path) -> Report:
@@ -53,13 +59,16 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
     Raise ArtifactError where a source is missing or does not fit, and as :func:`build_table`.
     """
     table = build_table(profile, sources.evaluate, config.comparisons, seed, config.draws)
+    ifeval = tuple(read_record(folder / "scores.json", IfevalScore) for folder in sources.ifeval.values())
+    published = published_rows(table.rows, ifeval, sources.origins)
+    table = table.model_copy(update={"published": published})
     questions = read_questions(sources.questions)
     runs = tuple(read_runs(sources.evaluate, table.reading_order, questions, config.rollouts))
     filter_path = sources.filter if sources.filter and read_json(sources.filter) is not None else None
     report = Report(
         table=table,
         evaluations=tuple(read_record(folder / "rows.json", ModelEvaluation) for folder in sources.evaluate.values()),
-        ifeval=tuple(read_record(folder / "scores.json", IfevalScore) for folder in sources.ifeval.values()),
+        ifeval=ifeval,
         rl={start: read_rl_run(folder) for start, folder in sources.rl.items()},
         retrieval=read_record(sources.retrieval, RetrievalReport).root,
         filter=None if filter_path is None else read_record(filter_path, FilterReport),

@@ -1,0 +1,87 @@
+"""Slopes of `deepsearch plan` that the last run of a profile shows, into ``slopes.yaml``.
+
+    python -m scripts.slopes [PROFILE]
+
+Every kind of stage has one slope of its own: what remains of its measured seconds when the parts with other slopes are
+subtracted. Run it on a machine that does nothing else, after a whole run: the matrix product that machines are compared
+by is measured too.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping
+
+from deepsearch_rl.commands.summary import latest_runs
+from deepsearch_rl.errors import ArtifactError, DeepsearchError
+from deepsearch_rl.planning.estimate import Plan, make_plan
+from deepsearch_rl.planning.slopes import SLOPES, Slope, calibrate
+from deepsearch_rl.profile import find_profile
+from scripts.imports import ROOT
+
+OWN = (
+    ("chunk", "chunk_passage_s"),
+    ("index", "index_passage_s"),
+    ("prepare_model", "pretrain_token_s"),
+    ("synthesize", "scripted_rollout_s"),
+    ("filter", "filter_row_s"),
+    ("sft", "sft_token_s"),
+    ("merge", "merge_s"),
+    ("evaluate", "rollout_s"),
+    ("evaluate", "rollout_eager_s"),
+    ("rl", "rl_token_s"),
+    ("unsloth_merge", "adapter_merge_s"),
+    ("ifeval", "ifeval_prompt_s"),
+    ("report", "report_rollout_s"),
+)
+"""Stages and their own slopes; those that others are made of come first."""
+
+
+def measure(plan: Plan, seconds: Mapping[str, float]) -> tuple[dict[str, float], float]:
+    """Return the slopes that the seconds show, and by how much the plan's total was off: -0.1 is a tenth too short.
+
+    Raise ArtifactError where a stage has no measured seconds, or the slopes are those of another machine.
+    """
+    if like := plan.file.machines[plan.machine].like:
+        raise ArtifactError(f"the slopes of {plan.machine} are those of {like}; preflight measures its own.")
+    if missing := [work.stage for work in plan.stages if work.stage not in seconds]:
+        raise ArtifactError(f"work/timings.jsonl has no run of profile {plan.profile}'s {', '.join(missing)}.")
+    measured = sum(seconds[work.stage] for work in plan.stages)
+    slopes = dict(plan.slopes)
+    for stage, own in OWN:
+        works = [work for work in plan.stages if work.stage.partition("@")[0] == stage and work.amounts.get(own)]
+        if works:
+            others = sum(work.seconds(slopes) - work.amounts[own] * slopes[own].value for work in works)
+            rest = sum(seconds[work.stage] for work in works) - others
+            value = max(rest, 0.0) / sum(work.amounts[own] for work in works)
+            slopes[own] = Slope(value=value, source=f"the last run of {plan.profile}")
+    return {name: slope.value for name, slope in slopes.items() if not slope.fixed}, plan.hours * 3600 / measured - 1
+
+
+def write(text: str, machine: str, values: Mapping[str, float], calibration_s: float | None) -> str:
+    """Return the text of ``slopes.yaml`` with other values for a machine's slopes."""
+    head, block, tail = re.split(rf"(^  {machine}:\n(?:^    .*\n)+)", text, maxsplit=1, flags=re.MULTILINE)
+    for name, value in values.items():
+        block = re.sub(rf"(^      {name}: {{value: )[^,]+", rf"\g<1>{value:.4g}", block, flags=re.MULTILINE)
+    if calibration_s is not None:
+        block = re.sub(r"(calibration_s: )[\d.]+", rf"\g<1>{calibration_s:.4g}", block)
+    return head + block + tail
+
+
+def main() -> None:
+    """Command line; an error ends it with status 1 and one paragraph."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("profile", nargs="?", default="tiny", help="profile whose last run is read")
+    try:
+        plan = make_plan(find_profile(ROOT, parser.parse_args().profile), {})
+        seconds = {run.stage: run.seconds for run in latest_runs(ROOT, plan.profile)}
+        values, error = measure(plan, seconds)
+        calibration_s = calibrate() if plan.file.machines[plan.machine].calibration_s else None
+    except DeepsearchError as problem:
+        sys.exit(f"error: {problem}")
+    SLOPES.write_text(write(SLOPES.read_text(encoding="utf-8"), plan.machine, values, calibration_s), encoding="utf-8")
+    sys.stderr.write(f"{SLOPES.relative_to(ROOT)}: written. The plan's total was off by {error:+.0%}.\n")
+
+
+if __name__ == "__main__":
+    main()

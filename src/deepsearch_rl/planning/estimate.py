@@ -1,0 +1,260 @@
+"""The work of every stage of a profile, from the sizes in its params, and what it takes by the slopes.
+
+A stage's seconds are a sum of amounts times slopes. Nothing of the profile needs to have run. Horizons and counts are
+upper bounds: runs that stop early, and rollouts that end early, take less.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepsearch_rl.errors import ConfigError, look_up
+from deepsearch_rl.files import read_json
+from deepsearch_rl.planning.slopes import Slope, SlopeFile, read_slopes, slopes_for
+from deepsearch_rl.profile import Profile
+
+GIB = 2**30
+_BILLIONS = re.compile(r"(\d+(?:\.\d+)?)B\b")
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """One stage: how much of every slope its time is made of, and what else it takes."""
+
+    stage: str
+    amounts: Mapping[str, float]
+    disk_gib: float = 0.0
+    host_gib: float = 0.0
+    gpu_gib: float = 0.0
+    api: str = ""
+    """The API's model that is asked, and the tokens that it reads and writes."""
+    tokens: tuple[float, float] = (0.0, 0.0)
+
+    def seconds(self, slopes: Mapping[str, Slope]) -> float:
+        """Return the wall time."""
+        return sum(amount * slopes[name].value for name, amount in self.amounts.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The stages of a profile, with the slopes that their time is told by."""
+
+    profile: str
+    machine: str
+    stages: tuple[StageWork, ...]
+    slopes: Mapping[str, Slope]
+    file: SlopeFile
+
+    @property
+    def hours(self) -> float:
+        """The time of all stages, one after the other."""
+        return sum(work.seconds(self.slopes) for work in self.stages) / 3600
+
+    def cost(self, work: StageWork) -> float | None:
+        """Return the list price of what a stage's API reads and writes; None where the price is not known."""
+        price, (read, written) = self.file.prices.get(work.api), work.tokens
+        return None if price is None else (read * price.prompt + written * price.completion) / 1e6
+
+
+def make_plan(profile: Profile, given: Mapping[str, float]) -> Plan:
+    """Return the plan of a profile, with the values of slopes that are ``given``.
+
+    Raise ConfigError where the profile lacks a field, UnknownNameError for a split or set that it lacks, and as
+    :func:`slopes_for`.
+    """
+    file = read_slopes()
+    try:
+        machine, slopes = slopes_for(profile, file, given)
+        return Plan(profile.name, machine, tuple(_Sizes(profile, slopes, file).stages()), slopes, file)
+    except KeyError as error:
+        raise ConfigError(
+            f"{profile.path} has no field {error}, so it cannot be planned; run `make params`."
+        ) from error
+
+
+def require_hours(plan: Plan, profile: Profile) -> None:
+    """Raise ConfigError where a plan takes longer than ``requires.max_hours`` of its profile; null is no limit."""
+    max_hours = profile.value("requires")["max_hours"]
+    if max_hours is None or plan.hours <= max_hours:
+        return
+    longest = sorted(plan.stages, key=lambda work: -work.seconds(plan.slopes))[:3]
+    stages = ", ".join(f"{work.stage} {work.seconds(plan.slopes) / 3600:.1f}" for work in longest)
+    raise ConfigError(
+        f"profile {plan.profile} would take {plan.hours:.1f} hours ({stages}, ...), more than requires.max_hours "
+        f"{max_hours:g} in {profile.path}. `deepsearch plan {plan.profile}` shows why. Make the profile smaller, or "
+        "raise requires.max_hours in its profile.yaml and run `make params`."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The params of a profile as amounts of work."""
+
+    profile: Profile
+    slopes: Mapping[str, Slope]
+    file: SlopeFile
+
+    def stages(self) -> Iterator[StageWork]:
+        """Yield the stages that a run of the profile has, in the order of the graph."""
+        models: Mapping[str, str] = self.profile.value("models")
+        yield from self._corpora()
+        if any(folder.startswith(f"{self.profile.models.as_posix()}/") for folder in models.values()):
+            yield from self._training()
+        rollouts = {model: self._evaluated(model) for model in models}
+        for model, folder in models.items():
+            yield self._answers(f"evaluate@{model}", folder, rollouts[model])
+        if Path(self.profile.value("trained")["ifeval"]).is_relative_to(self.profile.data):
+            prompts = self.profile.value("ifeval")
+            count = self.file.sizes.ifeval if prompts["prompts"] == "real" else prompts["count"]
+            for model, folder in models.items():
+                yield self._answers(f"ifeval@{model}", folder, count, is_ifeval=True)
+        for stage in ("report", "track"):
+            yield self._stage(stage, {"report_rollout_s": sum(rollouts.values())})
+
+    def _corpora(self) -> Iterator[StageWork]:
+        download, passages = self.profile.value("download"), self._passages()
+        gigabytes = self.file.sizes.download_gb
+        hub = sum(gigabytes.get(name, 0.1) for name in download["hub"]["repositories"]) if download.get("hub") else 0.0
+        encodes = self.profile.value("index")["encoder"]["name"] in ("transformers", "onnx")
+        disk_gib = self._disk_gib(passages * self._of("passage_bytes"))
+        yield self._stage("download", {"download_gb_s": hub}, disk_gib=hub + disk_gib / 5)
+        yield self._stage("chunk", {"chunk_passage_s": passages}, disk_gib=disk_gib / 5)
+        yield self._stage(
+            "index",
+            {"index_passage_s": passages, "encode_passage_s": passages if encodes else 0},
+            disk_gib=disk_gib * 3 / 5,
+            host_gib=passages * self._of("index_memory_bytes") / GIB,
+            gpu_gib=self._of("process_gib") if encodes else 0.0,
+        )
+
+    def _training(self) -> Iterator[StageWork]:
+        value = self.profile.value
+        model, teacher, sft, starts = value("prepare_model"), value("synthesize"), value("sft"), value("rl")["starts"]
+        tokens = sum(level["tokens"] for level in model["pretrain"]["curriculum"]) if model.get("pretrain") else 0
+        work = {"pretrain_token_s": tokens, "download_gb_s": 2 * self._billions}
+        yield self._stage("prepare_model", work, disk_gib=self._weights_gib * self._of("copies"))
+        rollouts = self._questions(teacher["dataset"], teacher["split"], teacher["questions"]) * teacher["samples"]
+        if teacher["teacher"] == "endpoint":
+            yield self._asks("synthesize", teacher["endpoint"]["model"], rollouts)
+        else:
+            yield self._stage("synthesize", {"scripted_rollout_s": rollouts}, rollouts)
+        yield self._stage("filter", {"filter_row_s": rollouts}, rollouts)
+        tokens = rollouts * self._of("success_share") * self._of("row_tokens") * sft["epochs"]
+        yield self._trains("sft", {"swift_start_s": 1, "sft_token_s": tokens * self._size}, sft["max_length"])
+        yield self._merges("merge", "merge_s")
+        for start in starts:
+            yield self._rl(start)
+        for start in starts:
+            yield self._merges(f"unsloth_merge@{start}", "adapter_merge_s")
+
+    def _rl(self, start: str) -> StageWork:
+        rl = self.profile.value("rl")
+        steps, dev = rl["steps"][start], rl["dev"]
+        rollouts = steps * rl["groups_per_step"] * rl["group_size"]
+        checks = (steps // dev["every"] + 1) * dev["questions"] * dev.get("samples", 1)
+        work = {
+            "serve_start_s": 1,
+            _rollout_slope(rl.get("sampler", self._vllm) if self._vllm else {}): (rollouts + checks) * self._size,
+            "rl_token_s": rollouts * self._of("trained_share") * self._of("row_tokens") * self._size,
+            "rl_step_s": steps,
+        }
+        return self._trains(f"rl@{start}", work, rl["max_sequence_tokens"], rollouts + checks)
+
+    def _trains(self, stage: str, work: Mapping[str, float], tokens: int, rollouts: int = 0) -> StageWork:
+        """Return the work of a stage that trains on rows of so many tokens; where it rolls out, beside a sampler."""
+        host_gib = self._weights_gib + self._of("training_gib")
+        gpu_gib = self._weights_gib + tokens * self._of("gpu_token_gib")
+        sampler_gib = self._weights_gib + self._of("sampler_gib") if rollouts else 0.0
+        return self._stage(stage, work, rollouts, host_gib=host_gib, gpu_gib=gpu_gib + sampler_gib)
+
+    def _merges(self, stage: str, slope: str) -> StageWork:
+        gib = self._weights_gib
+        return self._stage(stage, {slope: 1}, disk_gib=gib * self._of("copies"), host_gib=gib, gpu_gib=gib)
+
+    def _answers(self, stage: str, folder: str, count: int, is_ifeval: bool = False) -> StageWork:
+        """Return the work of a stage that serves a model, or asks an API's, for so many rollouts or prompts."""
+        if (endpoint := Path(folder, "endpoint.json")).is_file():
+            return self._asks(stage, read_json(endpoint)["model"], count, is_ifeval)
+        slope = "ifeval_prompt_s" if is_ifeval else _rollout_slope(self._vllm)
+        work = {"serve_start_s": 1, slope: count * self._size}
+        share = self._vllm.get("gpu_memory_utilization", 0.0) * self.profile.value("requires")["gpu_memory_gib"]
+        return self._stage(stage, work, 0 if is_ifeval else count, host_gib=self._weights_gib, gpu_gib=share)
+
+    def _asks(self, stage: str, model: str, count: int, is_ifeval: bool = False) -> StageWork:
+        if is_ifeval:
+            calls = count / self.profile.value("ifeval")["concurrency"]
+            tokens = (0.0, count * self._of("ifeval_tokens"))
+        else:
+            calls = count * self._of("calls_per_rollout") / self.profile.value("agent")["concurrency"]
+            tokens = (count * self._of("prompt_tokens"), count * self._of("completion_tokens"))
+        return self._stage(stage, {"api_call_s": calls}, 0 if is_ifeval else count, api=model, tokens=tokens)
+
+    def _stage(self, stage: str, work: Mapping[str, float], rollouts: int = 0, **other: Any) -> StageWork:
+        disk_gib = other.pop("disk_gib", 0.0) + self._disk_gib(rollouts * self._of("rollout_bytes"))
+        host_gib = other.pop("host_gib", 0.0) + self._of("process_gib")
+        return StageWork(stage, {"start_s": 1, **work}, disk_gib, host_gib, **other)
+
+    def _evaluated(self, model: str) -> int:
+        """Return the rollouts of one model's evaluation: samples, greedy answers, two controls and variants."""
+        section = self.profile.value("evaluate")
+        rollouts = 0
+        for name, plan in section["sets"].items():
+            count = self._questions(name, section["split"], plan["questions"])
+            rollouts += count * plan["samples"] + min(count, plan["greedy"]) + 2 * min(count, plan["controls"])
+        for variant in section["variants"].values():
+            if variant["models"] is None or model in variant["models"]:
+                count = self._questions(variant["dataset"], section["split"], variant["questions"])
+                rollouts += count * variant["samples"]
+        return rollouts
+
+    def _questions(self, dataset: str, split: str, at_most: int | None) -> int:
+        download = self.profile.value("download")
+        if download["source"] == "world":
+            in_domain = dataset == self.profile.value("synthesize")["dataset"]
+            world = download["world"]
+            count = look_up("split", split, world["questions"]) if in_domain else world["out_of_domain_questions"]
+            return min(count, at_most or count)
+        sources = look_up("question set of download.folder", dataset, download["folder"]["questions"])
+        source = look_up("split", split, {name: source for source in sources for name in source["splits"]})
+        cut = sum(count for count in source["splits"].values() if count)
+        count = source["splits"][split] or self.file.sizes.questions.get(source["format"], cut) - cut
+        return min(count, at_most or count)
+
+    def _passages(self) -> int:
+        download, sizes = self.profile.value("download"), self.file.sizes.passages
+        if download["source"] == "world":
+            return sum(sum(download["world"][name].values()) for name in ("in_domain", "out_of_domain"))
+        return sum(sizes.get(corpus["format"], sizes["other"]) for corpus in download["folder"]["corpora"].values())
+
+    @property
+    def _billions(self) -> float:
+        """Thousand million parameters of the base model, by its name; 0 of a model that is trained here."""
+        section = self.profile.value("prepare_model")
+        name = _BILLIONS.search(section["hub"]["repository"]) if section.get("hub") else None
+        return float(name[1]) if name else 0.0
+
+    @property
+    def _size(self) -> float:
+        """What slopes of model work are multiplied by; those of a model that is trained here are of its own size."""
+        return self._billions or 1.0
+
+    @property
+    def _weights_gib(self) -> float:
+        return 2e9 * self._billions / GIB
+
+    @property
+    def _vllm(self) -> Mapping[str, Any]:
+        """The settings of vLLM; empty where another server is used."""
+        return self.profile.value("serving").get("vllm") or {}
+
+    def _disk_gib(self, size_bytes: float) -> float:
+        return size_bytes * self._of("copies") / GIB
+
+    def _of(self, slope: str) -> float:
+        return self.slopes[slope].value
+
+
+def _rollout_slope(server: Mapping[str, Any]) -> str:
+    return "rollout_eager_s" if server.get("enforce_eager") else "rollout_s"

@@ -1,0 +1,191 @@
+"""What a run takes, before it starts: sizes of the profile times slopes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from deepsearch_rl.cli import app
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
+from deepsearch_rl.files import write_json
+from deepsearch_rl.planning import slopes as slopes_module
+from deepsearch_rl.planning.estimate import Plan, make_plan, require_hours
+from deepsearch_rl.planning.slopes import SLOPES, read_slopes
+from deepsearch_rl.profile import Profile, find_profile
+from scripts.slopes import measure, write
+from tests.conftest import ROOT
+
+REFERENCE_S = {"prepare_model": 395, "rl": 606, "evaluate": 635}
+"""Seconds that README states for a whole run of tiny."""
+
+
+@pytest.fixture(autouse=True)
+def as_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine as fast as the one of the slopes; the product itself has a test."""
+    monkeypatch.setattr(slopes_module, "calibrate", lambda: read_slopes().machines["laptop"].calibration_s)
+
+
+def seconds(plan: Plan) -> dict[str, float]:
+    return {work.stage: work.seconds(plan.slopes) for work in plan.stages}
+
+
+def profile(name: str, **overrides: object) -> Profile:
+    return find_profile(ROOT, name).with_overrides({key.replace("__", "."): value for key, value in overrides.items()})
+
+
+def stages_of(name: str) -> set[str]:
+    """The stages of a profile's graph, with their items."""
+    graph = yaml.safe_load((find_profile(ROOT, name).path.with_name("dvc.yaml")).read_text())["stages"]
+    values = find_profile(ROOT, name)
+    items = {"models": list(values.value("models")), "rl.starts": values.value("rl")["starts"]}
+    found: set[str] = set()
+    for stage, entry in graph.items():
+        loop = str(entry.get("foreach") or entry.get("matrix") or "")
+        names = next((names for key, names in items.items() if key in loop), None)
+        found |= {stage} if names is None else {f"{stage}@{item}" for item in names}
+    return found
+
+
+@pytest.mark.parametrize("name", ["tiny", "smoke", "gpu"])
+def test_every_stage_of_the_graph_is_planned(name: str) -> None:
+    assert set(seconds(make_plan(profile(name), {}))) == stages_of(name)
+
+
+def test_a_profile_that_trains_nothing_has_no_stage_of_training() -> None:
+    assert set(seconds(make_plan(profile("multihoprag"), {}))) == {
+        *("download", "chunk", "index", "evaluate@api", "report", "track")
+    }
+
+
+def test_the_plan_of_tiny_is_within_a_tenth_of_the_run_that_its_slopes_are_from() -> None:
+    planned = seconds(make_plan(profile("tiny"), {}))
+    for kind, measured in REFERENCE_S.items():
+        total = sum(value for stage, value in planned.items() if stage.partition("@")[0] == kind)
+        assert total == pytest.approx(measured, rel=0.1), kind
+
+
+def test_time_grows_with_steps_questions_and_samples() -> None:
+    small = seconds(make_plan(profile("tiny"), {}))
+    large = seconds(make_plan(profile("tiny", rl__steps__sft=80, evaluate__sets__multihoprag__samples=6), {}))
+    assert large["rl@sft"] > 1.8 * small["rl@sft"]
+    assert large["evaluate@sft"] > 1.4 * small["evaluate@sft"]
+    assert {stage for stage in small if small[stage] != large[stage]} == {
+        *("rl@sft", "evaluate@base", "evaluate@sft", "evaluate@rl", "evaluate@sft_rl", "report", "track")
+    }
+
+
+def test_published_questions_are_counted_with_the_rest_of_their_file() -> None:
+    plan = make_plan(profile("gpu"), {})
+    (teacher,) = (work for work in plan.stages if work.stage == "synthesize")
+    samples = find_profile(ROOT, "gpu").value("synthesize")["samples"]
+    assert teacher.tokens[0] == (2556 - 200 - 100) * samples * plan.slopes["prompt_tokens"].value
+    price = plan.file.prices[teacher.api]
+    assert plan.cost(teacher) == pytest.approx(
+        (teacher.tokens[0] * price.prompt + teacher.tokens[1] * price.completion) / 1e6
+    )
+
+
+def test_a_price_that_nobody_stated_is_not_known() -> None:
+    output = CliRunner().invoke(app, ["plan", "multihoprag"]).output
+    assert "Price of $OPENAI_MODEL: not known." in output
+
+
+def test_a_users_slope_is_taken_before_preflights_and_preflights_before_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = profile("gpu")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / gpu.work / "preflight").mkdir(parents=True)
+    write_json(tmp_path / gpu.work / "preflight" / "slopes.json", {"rl_step_s": 50.0, "rollout_s": 0.5})
+    slopes = make_plan(gpu, {"rollout_s": 0.25}).slopes
+    assert (slopes["rl_step_s"].value, slopes["rl_step_s"].source) == (50.0, "work/gpu/preflight/slopes.json")
+    assert (slopes["rollout_s"].value, slopes["rollout_s"].source) == (0.25, "--slope")
+    with pytest.raises(UnknownNameError, match="slope 'rollouts'"):
+        make_plan(gpu, {"rollouts": 1.0})
+    write_json(tmp_path / gpu.work / "preflight" / "slopes.json", {"rl_step_s": "fast"})
+    with pytest.raises(ArtifactError, match=r"slopes\.json"):
+        make_plan(gpu, {})
+
+
+def test_a_slower_machine_takes_longer_but_its_network_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(profile("tiny"), {})
+    reference = plan.file.machines["laptop"].calibration_s or 0.0
+    monkeypatch.setattr(slopes_module, "calibrate", lambda: 2 * reference)
+    slow = make_plan(profile("tiny"), {}).slopes
+    assert slow["rollout_s"].value == 2 * plan.slopes["rollout_s"].value
+    assert slow["download_gb_s"] == plan.slopes["download_gb_s"]
+
+
+def test_the_machine_is_the_smallest_with_the_gpu_that_is_required() -> None:
+    file = read_slopes()
+    assert [file.kind_for(memory) for memory in (0, 16, 24, 80, 141)] == [
+        "laptop",
+        "gpu_24gb",
+        "gpu_24gb",
+        "h100",
+        "h100",
+    ]
+    big, small = (make_plan(profile("gpu", requires__gpu_memory_gib=gib), {}).slopes for gib in (80, 24))
+    assert small["sft_token_s"].value == 5 * big["sft_token_s"].value
+    assert small["api_call_s"] == big["api_call_s"]
+
+
+def test_a_plan_above_the_hours_of_its_profile_is_refused_with_its_longest_stages() -> None:
+    gpu = profile("gpu", requires__max_hours=1)
+    with pytest.raises(ConfigError, match=r"hours \(rl@\w+ [\d.]+, .*requires\.max_hours 1 in .*`deepsearch plan gpu`"):
+        require_hours(make_plan(gpu, {}), gpu)
+    for hours in (None, 1000):
+        large = profile("gpu", requires__max_hours=hours)
+        require_hours(make_plan(large, {}), large)
+
+
+def test_a_profile_without_a_field_or_split_is_named() -> None:
+    values = find_profile(ROOT, "tiny").values
+    without = Profile(Path("params.yaml"), {**values, "rl": {"starts": ["sft"]}})
+    with pytest.raises(ConfigError, match=r"params\.yaml has no field 'steps'"):
+        make_plan(without, {})
+    with pytest.raises(UnknownNameError, match=r"split 'vall'.*dev, train, val"):
+        make_plan(profile("tiny", evaluate__split="vall"), {})
+
+
+@pytest.mark.parametrize("name", ["tiny", "smoke", "multihoprag"])
+def test_profiles_fit_their_own_hours(name: str) -> None:
+    require_hours(make_plan(profile(name), {}), profile(name))
+
+
+def test_an_epoch_of_rl_fits_the_gpu_profiles_hours() -> None:
+    gpu = profile("gpu", rl__steps={start: 236 for start in find_profile(ROOT, "gpu").value("rl")["starts"]})
+    require_hours(make_plan(gpu, {}), gpu)
+
+
+def test_json_has_every_stage_and_every_assumption() -> None:
+    result = CliRunner().invoke(app, ["plan", "smoke", "--json", "--slope", "rollout_s=1"])
+    values = json.loads(result.output)
+    assert sum(stage["seconds"] for stage in values["stages"]) == pytest.approx(values["hours"] * 3600)
+    assert values["slopes"]["rollout_s"] == {"value": 1.0, "fixed": False, "source": "--slope"}
+    refused = CliRunner().invoke(app, ["plan", "smoke", "--slope", "rollout_s"])
+    assert isinstance(refused.exception, ConfigError)
+
+
+def test_slopes_that_a_run_shows_give_a_plan_of_its_seconds() -> None:
+    plan = make_plan(profile("tiny"), {})
+    run = {stage: 1.7 * value for stage, value in seconds(plan).items()}
+    values, error = measure(plan, run)
+    assert error == pytest.approx(1 / 1.7 - 1)
+    again = make_plan(profile("tiny"), {name: value for name, value in values.items() if name in plan.slopes})
+    assert again.hours * 3600 == pytest.approx(sum(run.values()), rel=0.02)
+    del run["rl@base"]
+    with pytest.raises(ArtifactError, match=r"no run of profile tiny's rl@base"):
+        measure(plan, run)
+
+
+def test_measured_slopes_are_written_into_the_block_of_their_machine_alone() -> None:
+    text = SLOPES.read_text()
+    changed = write(text, "laptop", {"rollout_s": 0.5, "sft_token_s": 0.001}, 0.2)
+    before, after = (yaml.safe_load(version)["machines"] for version in (text, changed))
+    assert after["laptop"]["slopes"]["rollout_s"] == before["laptop"]["slopes"]["rollout_s"] | {"value": 0.5}
+    assert after["laptop"]["calibration_s"] == 0.2
+    assert after["h100"] == before["h100"]
+    assert len(changed.splitlines()) == len(text.splitlines())
