@@ -74,7 +74,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def setting(sets: dict[str, SetPlan], variants: dict[str, VariantPlan] | None = None) -> Evaluation:
     return Evaluation(
-        evaluate=EvaluateConfig(split="val", temperature=0.7, sets=sets, variants=variants or {}, draws=100),
+        evaluate=EvaluateConfig(split="val", temperature=0.7, agent={}, sets=sets, variants=variants or {}, draws=100),
         agent=AGENT,
         retrieval=RETRIEVAL,
         serving=ServingConfig(backend="cpu"),
@@ -235,9 +235,11 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
         chunk=own.chunk.model_copy(update={"variants": {"world_8": variant}}),
         serving=ServingConfig(backend="cpu", cpu=CpuConfig(slots=8, context_tokens=9, start_timeout_s=1)),
     )
-    fingerprint = own.rollout_fingerprint(served_here=False)
-    assert same.rollout_fingerprint(served_here=False) == fingerprint
-    assert same.rollout_fingerprint(served_here=True) != own.rollout_fingerprint(served_here=True)
+    fingerprint = own.rollout_fingerprint("multihoprag", served_here=False)
+    assert same.rollout_fingerprint("multihoprag", served_here=False) == fingerprint
+    assert same.rollout_fingerprint("multihoprag", served_here=True) != own.rollout_fingerprint(
+        "multihoprag", served_here=True
+    )
 
     online = tmp_path / "search.yaml"
     online.write_text("name: a")
@@ -248,12 +250,16 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
         replace(own, retrieval=own.retrieval.model_copy(update=change))
         for change in ({"top_k": 3}, {"online": online}, {"reranker": reranked})
     ]
-    fingerprints = [fingerprint, *(changed.rollout_fingerprint(served_here=False) for changed in other)]
+    assert same.rollout_fingerprint("musique", served_here=False) == fingerprint
+    mixed = replace(own, retrieval=own.retrieval.model_copy(update={"dataset_retrievers": {"musique": "dense"}}))
+    assert mixed.rollout_fingerprint("multihoprag", served_here=False) == fingerprint
+    assert mixed.rollout_fingerprint("musique", served_here=False) != fingerprint
+    fingerprints = [fingerprint, *(changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other)]
     online.write_text("name: b")
     (tmp_path / "reranker" / "config.json").write_text("{}")
-    fingerprints += [changed.rollout_fingerprint(served_here=False) for changed in other[1:]]
+    fingerprints += [changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other[1:]]
     monkeypatch.setattr("deepsearch_rl.agent.config.RETRIEVE_TOOL", {"type": "function"})
-    fingerprints.append(own.rollout_fingerprint(served_here=False))
+    fingerprints.append(own.rollout_fingerprint("multihoprag", served_here=False))
     assert len(set(fingerprints)) == 7
 
 
