@@ -27,7 +27,10 @@ PROFILES = {
     "smoke": ROOT / "profiles/smoke/params.yaml",
     "gpu": ROOT / "profiles/gpu/params.yaml",
     "multihoprag": ROOT / "profiles/multihoprag/params.yaml",
+    "single_gpu": ROOT / "profiles/single_gpu/params.yaml",
+    "thinking": ROOT / "profiles/thinking/params.yaml",
 }
+GPU_PROFILES = [name for name, path in PROFILES.items() if load_profile(path).value("requires")["gpu_memory_gib"]]
 
 ALIKE = ("filter", "sft", "merge", "rl", "unsloth_merge", "agent", "retrieval", "chunk", "evaluate", "ifeval")
 ALIKE += ("trained", "report", "track")

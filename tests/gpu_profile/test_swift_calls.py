@@ -10,8 +10,9 @@ from transformers import HfArgumentParser
 
 from deepsearch_rl.training.merge import MergeConfig, swift_export_command
 from deepsearch_rl.training.sft import SftConfig, swift_sft_command
+from tests.gpu_profile.test_params import GPU_PROFILES
 
-PROFILES = ("params.yaml", "profiles/smoke/params.yaml", "profiles/gpu/params.yaml")
+PROFILES = ("params.yaml", "profiles/smoke/params.yaml", *(f"profiles/{name}/params.yaml" for name in GPU_PROFILES))
 
 
 def parse(arguments: type, command: list[str]) -> dict[str, object]:
