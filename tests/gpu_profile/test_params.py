@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from dvc.utils.hydra import apply_overrides
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -19,6 +20,7 @@ from deepsearch_rl.profile import load_profile
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.serving.remote import read_remote
 from deepsearch_rl.training.backends.art.trainer import train_arguments
+from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig
 from deepsearch_rl.training.rl.trainer import RlConfig
 from deepsearch_rl.training.sft import SftConfig
 from deepsearch_rl.trajectories.synthesize import SynthesizeConfig
@@ -159,6 +161,30 @@ def test_a_model_that_thinks_is_trained_on_the_prompts_that_it_is_served(profile
     serving = params.section("serving", ServingConfig).vllm
     assert serving is not None
     assert serving.reasoning_parser == "qwen3"
+
+
+def test_a_model_of_the_thinking_profile_that_does_not_think_has_its_own_prompt() -> None:
+    profile = load_profile(PROFILES["thinking"])
+    own = profile.value("model_settings")
+    assert own.keys() <= profile.value("models").keys()
+    thinks, instructed = (Evaluation.of(profile.with_values(own.get(name, {}))).agent for name in ("base", "instruct"))
+    assert (thinks.prompt, thinks.history_reasoning) == ("multihoprag_thinking", True)
+    assert (instructed.prompt, instructed.history_reasoning) == ("multihoprag_nothink", False)
+
+
+def test_the_options_in_the_thinking_profiles_readme_fit_the_stages(tmp_path: Path) -> None:
+    readme = (PROFILES["thinking"].parent / "README.md").read_text()
+    runs = [re.findall(r"-S '([^']+)'", line) for line in readme.splitlines() if line.startswith("|")]
+    short, longer, flat, other = filter(None, runs)
+    for options in (short, [*short, *longer], flat, other):
+        changed = tmp_path / "params.yaml"
+        changed.write_text(PROFILES["thinking"].read_text())
+        apply_overrides(str(changed), options)
+        params = load_profile(changed)
+        rl, filtered = params.section("rl", RlConfig), params.section("filter", FilterConfig)
+        params.section("prepare_model", PrepareModelConfig)
+        assert params.section("sft", SftConfig).loss_scale == filtered.loss_scale
+        assert (rl.rewards == {"f1": 2.0, "short_think": 0.5, "answer_format": 0.5}) is (options[: len(short)] == short)
 
 
 @pytest.mark.parametrize("profile", GPU_PROFILES)

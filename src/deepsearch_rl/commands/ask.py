@@ -87,6 +87,7 @@ def ask_command(
     models = settings.mapping("models", Path)
     name = model or list(models)[-1]
     folder = Path(name) if name not in models and Path(name).is_dir() else look_up("model", name, models)
+    settings = settings.with_values(settings.value("model_settings").get(name, {}))
     dataset = dataset or next(iter(settings.value("datasets")))
     observer = (lambda _: None) if as_json else _show
     trajectory = ask(question, settings, folder, dataset, temperature, retrieval_url, observer)

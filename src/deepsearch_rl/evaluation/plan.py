@@ -64,8 +64,8 @@ class EvaluateConfig(Record):
 class Evaluation:
     """Everything that decides how a model is evaluated: the params sections of these names.
 
-    ``agent`` has the values that ``evaluate.agent`` gives it. ``variant`` is the variant's name, empty for the profile's
-    own setting.
+    ``agent`` has the values that ``evaluate.agent`` gives it. ``variant`` is the name of a variant, empty for the
+    profile's own setting.
     """
 
     evaluate: EvaluateConfig
