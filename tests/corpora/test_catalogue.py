@@ -171,10 +171,10 @@ def test_the_paragraphs_of_a_question_file_are_a_corpus(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.jsonl"
         lines = [json.dumps(question | {"id": id_, "metadata": metadata}) for id_ in ("1", "2")]
         path.write_text("\n".join(lines))
-        contents[name] = [document.contents for document in CORPUS_FORMATS[name](path)]
+        contents[name] = [document.contents for document in CORPUS_FORMATS[f"{name}_paragraphs"](path)]
         path.write_text(json.dumps(question))
         with pytest.raises(ArtifactError, match="come without paragraphs"):
-            list(CORPUS_FORMATS[name](path))
+            list(CORPUS_FORMATS[f"{name}_paragraphs"](path))
     assert contents["hotpotqa"] == ["Ada\nAda is a town. It is old.", "Bo\nBo is a river."]
     assert contents["2wikimultihopqa"] == contents["hotpotqa"]
     assert contents["musique"] == ["Ada\nAda is a town."]

@@ -123,7 +123,6 @@ MUSIQUE = _FlashragSet(
         "metadata": {"question_decomposition": [{"support_paragraph": {"title": "Green"}}]},
     },
     read_questions=read_musique,
-    read_documents=read_musique_paragraphs,
 )
 TWO_WIKI = _FlashragSet(
     name="2wikimultihopqa",
@@ -138,7 +137,6 @@ TWO_WIKI = _FlashragSet(
         "metadata": {"type": "compositional", "supporting_facts": {"title": ["Polish-Russian War"]}},
     },
     read_questions=read_hotpotqa,
-    read_documents=read_hotpotqa_paragraphs,
 )
 HOTPOTQA = _FlashragSet(
     name="hotpotqa",
@@ -153,7 +151,6 @@ HOTPOTQA = _FlashragSet(
         "metadata": {"type": "comparison", "supporting_facts": {"title": ["Scott Derrickson", "Ed Wood"]}},
     },
     read_questions=read_hotpotqa,
-    read_documents=read_hotpotqa_paragraphs,
 )
 NQ = _FlashragSet(
     name="nq",
