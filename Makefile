@@ -66,9 +66,10 @@ lint: environment  ## ruff, pyright, and whether uv.lock fits pyproject.toml
 	@$(BIN)/ruff check
 	@$(BIN)/pyright
 
-readme: environment  ## README's F1 table of the tiny profile and its file tree
+readme: environment  ## README's F1 table and file tree, and the gpu profile's departures
 	@$(BIN)/python -m scripts.readme
-	@$(BIN)/python scripts/file_tree.py
+	@$(BIN)/python -m scripts.file_tree
+	@$(BIN)/python -m scripts.departures
 
 params: environment  ## every params.yaml, from profiles/*/profile.yaml and the preset tiny (FORCE=1: drop edited values)
 	@$(BIN)/python -m scripts.params $(if $(FORCE),--force)

@@ -1,16 +1,16 @@
 """README's file tree: one line per module, the first line of its docstring.
 
-python scripts/file_tree.py    # rewrite the tree between the markers in README.md
+python -m scripts.file_tree    # rewrite the tree in README.md
 """
 
 import ast
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from scripts.imports import ROOT
+from scripts.markers import with_part
+
 README = ROOT / "README.md"
-BEGIN, END = "<!-- files -->", "<!-- /files -->"
 PACKAGES = ("scripts", "stages", "flows", "src/deepsearch_rl")
 COLUMN = 33
 """Where the descriptions begin, in characters after the code block's indent."""
@@ -18,20 +18,12 @@ COLUMN = 33
 
 def main() -> None:
     """Rewrite the tree in README.md."""
-    README.write_text(with_tree(README.read_text(encoding="utf-8")), encoding="utf-8")
+    README.write_text(with_part(README.read_text(encoding="utf-8"), "files", tree()), encoding="utf-8")
 
 
-def with_tree(text: str) -> str:
-    """Return a README with the tree between its markers replaced by that of the checkout.
-
-    Exits with one line where the markers are missing.
-    """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        sys.exit(f"error: {README} has no {BEGIN} ... {END}; put the two lines where the tree belongs.")
-    lines = [line for package in PACKAGES for line in tree_lines(ROOT / package)]
-    return "\n".join([before + begin, "", *lines, "", end + after])
+def tree() -> str:
+    """Return the tree of the checkout, between blank lines."""
+    return "\n".join(["", *(line for package in PACKAGES for line in tree_lines(ROOT / package)), "", ""])
 
 
 def tree_lines(package: Path) -> Iterator[str]:

@@ -14,7 +14,10 @@ def main(profile: Profile, item: str) -> None:
     """Write ``data/<profile>/evaluate/<model>/``."""
     folders = profile.values["models"]  # a model's folder is among the stage's deps, so it is no param
     folder = Path(look_up("model", item, folders))
-    setting = Evaluation.of(profile)
+    changes = profile.value("model_settings")
+    for name in changes:
+        look_up("model in model_settings", name, folders)
+    setting = Evaluation.of(profile.with_values(changes.get(item, {})))
     for variant in setting.evaluate.variants.values():
         for name in variant.models or ():
             look_up("model in evaluate.variants", name, folders)

@@ -13,6 +13,7 @@ def main(profile: Profile, item: str) -> None:
     """Write ``data/<profile>/ifeval/<model>/``."""
     folders = profile.values["models"]  # a model's folder is among the stage's deps, so it is no param
     folder = Path(look_up("model", item, folders))
+    profile = profile.with_values(profile.value("model_settings").get(item, {}))
     config = profile.section("ifeval", IfevalConfig)
     seed = profile.value("seed")
     out = profile.data / "ifeval" / item

@@ -21,13 +21,15 @@ def main(profile: Profile, item: str) -> None:
     config = profile.section("rl", RlConfig)
     make_trainer = open_engine(config.backend)
     look_up("start", item, config.steps)
-    agent, retrieval = profile.section("agent", AgentConfig), profile.section("retrieval", RetrievalConfig)
+    agent = profile.section("agent", AgentConfig)
     seed, start, questions = (
         profile.value("seed"),
         profile.models / item,
         profile.data / "questions" / config.dataset,
     )
-    corpus = look_up("dataset", config.dataset, profile.mapping("datasets", DatasetConfig)).corpus
+    datasets = profile.mapping("datasets", DatasetConfig)
+    corpus = look_up("dataset", config.dataset, datasets).corpus
+    retrieval = profile.section("retrieval", RetrievalConfig).for_dataset(config.dataset, datasets)
     index, chunks = profile.data / "index" / corpus, profile.data / "chunks" / f"{corpus}.jsonl"
     inputs = [*weight_files(start), index / "manifest.json", questions / "train.jsonl", questions / "dev.jsonl"]
     settings = [config.model_dump(mode="json"), agent.rollout_fingerprint(), retrieval.search_fingerprint()]

@@ -12,13 +12,15 @@ from stages.entry import run
 def main(profile: Profile) -> None:
     """Write ``data/<profile>/trajectories/teacher.jsonl``."""
     config = profile.section("synthesize", SynthesizeConfig)
-    corpus = look_up("dataset", config.dataset, profile.mapping("datasets", DatasetConfig)).corpus
+    datasets = profile.mapping("datasets", DatasetConfig)
+    corpus = look_up("dataset", config.dataset, datasets).corpus
     source = Source(
         questions=profile.data / "questions" / config.dataset / f"{config.split}.jsonl",
         index=profile.data / "index" / corpus,
         chunks=profile.data / "chunks" / f"{corpus}.jsonl",
     )
-    agent, retrieval = profile.section("agent", AgentConfig), profile.section("retrieval", RetrievalConfig)
+    agent = profile.section("agent", AgentConfig)
+    retrieval = profile.section("retrieval", RetrievalConfig).for_dataset(config.dataset, datasets)
     out = profile.data / "trajectories" / "teacher.jsonl"
     synthesize(config, agent, retrieval, source, profile.value("seed"), out)
 

@@ -37,6 +37,7 @@ AGENT = AgentConfig(
 )
 RETRIEVAL = RetrievalConfig(
     retriever="bm25",
+    dataset_retrievers={},
     top_k=2,
     window_ms=0,
     max_batch=32,

@@ -108,3 +108,12 @@ def test_an_error_in_an_override_names_the_field_and_no_file(params_file: Path) 
 def test_an_override_of_an_unknown_field_names_it_and_the_nearest(params_file: Path, name: str, message: str) -> None:
     with pytest.raises(UnknownNameError, match=message):
         load_profile(params_file).with_overrides({name: 1})
+
+
+def test_nested_values_change_the_fields_that_they_name(params_file: Path) -> None:
+    profile = load_profile(params_file)
+    changed = profile.with_values({"chunk": {"chunk_size": 5}})
+    assert changed.values == profile.with_overrides({"chunk.chunk_size": 5}).values
+    assert profile.with_values({}).values == profile.values
+    with pytest.raises(UnknownNameError, match=r"chunk\.chunk_sise"):
+        profile.with_values({"chunk": {"chunk_sise": 5}})

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table
+from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table, markdown
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, F1TableRow
 from deepsearch_rl.records import StopReason
 from deepsearch_rl.training.rl.rewards import REWARDS
 from scripts import readme
-from scripts.file_tree import with_tree
+from scripts.file_tree import tree
 from scripts.imports import parse
-from scripts.readme import BEGIN, END, with_table
+from scripts.markers import with_part
 
+BEGIN, END = "<!-- f1_table -->", "<!-- /f1_table -->"
 DOCUMENTS = (
     "README.md",
     "AGENTS.md",
@@ -24,6 +25,8 @@ DOCUMENTS = (
     "docs/experiments.md",
     "docs/serving.md",
     "profiles/gpu/README.md",
+    "profiles/single_gpu/README.md",
+    "profiles/thinking/README.md",
 )
 
 
@@ -57,6 +60,10 @@ def table() -> F1Table:
         types={},
     )
     return F1Table(profile="tiny", generated=True, rows=(row,), comparisons=())
+
+
+def with_table(text: str, table: F1Table) -> str:
+    return with_part(text, readme.NAME, markdown(table))
 
 
 def committed(root: Path, path: Path) -> str:
@@ -114,12 +121,7 @@ def test_the_commands_are_those_that_make_lists(root: Path) -> None:
 
 def test_the_file_tree_is_that_of_the_checkout(root: Path) -> None:
     text = (root / "README.md").read_text(encoding="utf-8")
-    assert with_tree(text) == text, "run `make readme`"
-
-
-def test_a_readme_without_a_place_for_the_file_tree_is_refused() -> None:
-    with pytest.raises(SystemExit, match="<!-- files -->"):
-        with_tree("no markers")
+    assert with_part(text, "files", tree()) == text, "run `make readme`"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -7,7 +7,7 @@ Commands without a profile start from a packaged preset of the same shape (:mod:
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -85,6 +85,10 @@ class Profile:
             section[key] = value
         return replace(self, values=values, overridden=self.overridden | overrides.keys())
 
+    def with_values(self, changes: Mapping[str, Any]) -> "Profile":
+        """Return the profile with other values, nested as in the file; a field that does not exist is refused."""
+        return self.with_overrides(dict(_dotted(changes)))
+
     def _validated(self, name: str, adapter: TypeAdapter[Any]) -> Any:
         try:
             return adapter.validate_python(self.value(name))
@@ -101,6 +105,14 @@ class Profile:
             raise UnknownNameError(f"value of {field}{where},", wrong_name, valid)
         hint = "" if is_secret(field) or isinstance(value, dict) else f" (given: {value!r})"
         raise ConfigError(f"{f'{self.path}, ' if from_file else ''}{field}: {problem['msg']}{hint}.")
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def load_profile(path: Path) -> Profile:

@@ -12,7 +12,9 @@ from deepsearch_rl.profile import load_profile
 from deepsearch_rl.training.pretrain.model import world_tokenizer
 
 
-@pytest.mark.parametrize("name", ["multihoprag", "multihoprag_nothink", "multihoprag_thinking", "tiny"])
+@pytest.mark.parametrize(
+    "name", ["multihoprag", "multihoprag_nothink", "multihoprag_thinking", "multihoprag_published", "tiny"]
+)
 def test_every_prompt_asks_for_an_answer_between_tags(name: str) -> None:
     assert "<answer>" in load_prompt(name)
 

@@ -201,7 +201,7 @@ ASK = Command(
     {
         "--profile": ("smoke", "1.name", "smoke"),
         "--model": ("sft", "2", Path("models/tiny/sft")),
-        "--dataset": ("musique", "3", "outworld"),
+        "--dataset": ("musique", "3", "musique"),
         "--retrieval-url": ("http://127.0.0.1:9", "5", "http://127.0.0.1:9"),
         "--prompt": ("multihoprag", "1.values.agent.prompt", "multihoprag"),
         "--protocol": ("search_tags", "1.values.agent.protocol", "search_tags"),

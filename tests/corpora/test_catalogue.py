@@ -39,7 +39,8 @@ REAL_CORPORA = {
 
 
 def test_every_format_of_a_public_data_set_has_a_card() -> None:
-    assert set(CARDS) - {"ifeval"} | {"flashrag"} == set(CORPUS_FORMATS) | set(QUESTION_FORMATS)
+    formats = {name.removesuffix("_paragraphs") for name in (*CORPUS_FORMATS, *QUESTION_FORMATS)}
+    assert set(CARDS) - {"ifeval"} | {"flashrag"} == formats
 
 
 @pytest.mark.parametrize("name", sorted(set(QUESTION_FORMATS) - {"flashrag", "multihoprag"}))
@@ -155,3 +156,26 @@ def test_the_command_lists_all_and_shows_one() -> None:
     assert str(CARDS["popqa"].revision) in shown
     with pytest.raises(UnknownNameError, match="Did you mean 'popqa'"):
         CliRunner().invoke(app, ["datasets", "popqaa"], catch_exceptions=False)
+
+
+def test_the_paragraphs_of_a_question_file_are_a_corpus(tmp_path: Path) -> None:
+    question = {"id": "1", "question": "Who?", "golden_answers": ["A"]}
+    context = {"title": ["Ada", "Bo"], "sentences": [["Ada is a town.", " It is old."], ["Bo is a river."]]}
+    steps = [{"support_paragraph": {"title": "Ada", "paragraph_text": "Ada is a town."}}, {"support_paragraph": None}]
+    rows = {
+        "hotpotqa": {"context": context},
+        "2wikimultihopqa": {"context": {"title": context["title"], "content": context["sentences"]}},
+        "musique": {"question_decomposition": steps},
+    }
+    contents: dict[str, list[str]] = {}
+    for name, metadata in rows.items():
+        path = tmp_path / f"{name}.jsonl"
+        lines = [json.dumps(question | {"id": id_, "metadata": metadata}) for id_ in ("1", "2")]
+        path.write_text("\n".join(lines))
+        contents[name] = [document.contents for document in CORPUS_FORMATS[f"{name}_paragraphs"](path)]
+        path.write_text(json.dumps(question))
+        with pytest.raises(ArtifactError, match="come without paragraphs"):
+            list(CORPUS_FORMATS[f"{name}_paragraphs"](path))
+    assert contents["hotpotqa"] == ["Ada\nAda is a town. It is old.", "Bo\nBo is a river."]
+    assert contents["2wikimultihopqa"] == contents["hotpotqa"]
+    assert contents["musique"] == ["Ada\nAda is a town."]

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections import Counter
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from deepsearch_rl.records import Chunk, ChunkMetadata, Question, QuestionMetada
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.rerank import RerankerConfig
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.serving.launch import CpuConfig, ServingConfig
 from stages import evaluate as evaluate_stage
 from tests.evaluation.chat import KEY, says, searches, serve_chat
@@ -74,7 +76,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def setting(sets: dict[str, SetPlan], variants: dict[str, VariantPlan] | None = None) -> Evaluation:
     return Evaluation(
-        evaluate=EvaluateConfig(split="val", temperature=0.7, sets=sets, variants=variants or {}, draws=100),
+        evaluate=EvaluateConfig(split="val", temperature=0.7, agent={}, sets=sets, variants=variants or {}, draws=100),
         agent=AGENT,
         retrieval=RETRIEVAL,
         serving=ServingConfig(backend="cpu"),
@@ -109,6 +111,43 @@ SETS = {
     "multihoprag": SetPlan(questions=None, samples=2, greedy=3, controls=4),
     "musique": SetPlan(questions=2, samples=1, greedy=0, controls=0),
 }
+
+
+def test_fields_of_the_agent_have_other_values_in_evaluation(root: Path) -> None:
+    profile = load_profile(root / "params.yaml")
+    own, changed = (
+        Evaluation.of(profile.with_overrides({"evaluate.agent": agent})) for agent in ({}, {"max_turns": 9})
+    )
+    assert changed.agent == own.agent.model_copy(update={"max_turns": 9})
+    assert changed.rollout_fingerprint("musique", True) != own.rollout_fingerprint("musique", True)
+    with pytest.raises(UnknownNameError, match="max_turn'"):
+        Evaluation.of(profile.with_overrides({"evaluate.agent": {"max_turn": 9}}))
+
+
+def test_a_retriever_of_a_set_that_does_not_exist_is_refused() -> None:
+    retrieval = RETRIEVAL.model_copy(update={"dataset_retrievers": {"musik": "dense"}})
+    with pytest.raises(UnknownNameError, match=r"'musik'\. Did you mean 'musique'"):
+        retrieval.for_dataset("multihoprag", ("multihoprag", "musique"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("named")
+def test_every_set_is_searched_with_its_own_retriever(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retrievers: list[str] = []
+
+    def recorded(index: Path, chunks: Path, config: RetrievalConfig) -> AbstractContextManager[str]:
+        retrievers.append(config.retriever)
+        return serve_index(index, chunks, config)
+
+    monkeypatch.setattr("deepsearch_rl.evaluation.evaluate_model.serve_index", recorded)
+    retrieval = RETRIEVAL.model_copy(update={"dataset_retrievers": {"musique": "hybrid"}})
+    with serve_chat(reads) as chat:
+        model, plan = model_at(chat.endpoint.base_url, tmp_path / "model"), replace(setting(SETS), retrieval=retrieval)
+        evaluation = evaluate_model("sft", model, plan, data, tmp_path / "out", tmp_path / "work")
+    assert retrievers == ["bm25", "hybrid"]
+    assert {row.dataset: row.f1 for row in evaluation.rows if not row.kind} == {"multihoprag": 1.0, "musique": 1.0}
 
 
 @pytest.mark.slow
@@ -235,9 +274,11 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
         chunk=own.chunk.model_copy(update={"variants": {"world_8": variant}}),
         serving=ServingConfig(backend="cpu", cpu=CpuConfig(slots=8, context_tokens=9, start_timeout_s=1)),
     )
-    fingerprint = own.rollout_fingerprint(served_here=False)
-    assert same.rollout_fingerprint(served_here=False) == fingerprint
-    assert same.rollout_fingerprint(served_here=True) != own.rollout_fingerprint(served_here=True)
+    fingerprint = own.rollout_fingerprint("multihoprag", served_here=False)
+    assert same.rollout_fingerprint("multihoprag", served_here=False) == fingerprint
+    assert same.rollout_fingerprint("multihoprag", served_here=True) != own.rollout_fingerprint(
+        "multihoprag", served_here=True
+    )
 
     online = tmp_path / "search.yaml"
     online.write_text("name: a")
@@ -248,12 +289,16 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
         replace(own, retrieval=own.retrieval.model_copy(update=change))
         for change in ({"top_k": 3}, {"online": online}, {"reranker": reranked})
     ]
-    fingerprints = [fingerprint, *(changed.rollout_fingerprint(served_here=False) for changed in other)]
+    assert same.rollout_fingerprint("musique", served_here=False) == fingerprint
+    mixed = replace(own, retrieval=own.retrieval.model_copy(update={"dataset_retrievers": {"musique": "dense"}}))
+    assert mixed.rollout_fingerprint("multihoprag", served_here=False) == fingerprint
+    assert mixed.rollout_fingerprint("musique", served_here=False) != fingerprint
+    fingerprints = [fingerprint, *(changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other)]
     online.write_text("name: b")
     (tmp_path / "reranker" / "config.json").write_text("{}")
-    fingerprints += [changed.rollout_fingerprint(served_here=False) for changed in other[1:]]
+    fingerprints += [changed.rollout_fingerprint("multihoprag", served_here=False) for changed in other[1:]]
     monkeypatch.setattr("deepsearch_rl.agent.config.RETRIEVE_TOOL", {"type": "function"})
-    fingerprints.append(own.rollout_fingerprint(served_here=False))
+    fingerprints.append(own.rollout_fingerprint("multihoprag", served_here=False))
     assert len(set(fingerprints)) == 7
 
 

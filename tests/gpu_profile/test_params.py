@@ -10,14 +10,22 @@ from typing import Any
 
 import pytest
 import yaml
+from dvc.utils.hydra import apply_overrides
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.evaluation.plan import Evaluation
 from deepsearch_rl.profile import load_profile
+from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.serving.remote import read_remote
 from deepsearch_rl.training.backends.art.trainer import train_arguments
+from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig
 from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.sft import SftConfig
 from deepsearch_rl.trajectories.synthesize import SynthesizeConfig
+from deepsearch_rl.trajectories.training_set import FilterConfig
+from scripts.departures import read_published
 from scripts.imports import PACKAGES, closure, imported_names
 from tests.gpu_profile.check_environment import pins
 
@@ -27,7 +35,10 @@ PROFILES = {
     "smoke": ROOT / "profiles/smoke/params.yaml",
     "gpu": ROOT / "profiles/gpu/params.yaml",
     "multihoprag": ROOT / "profiles/multihoprag/params.yaml",
+    "single_gpu": ROOT / "profiles/single_gpu/params.yaml",
+    "thinking": ROOT / "profiles/thinking/params.yaml",
 }
+GPU_PROFILES = [name for name, path in PROFILES.items() if load_profile(path).value("requires")["gpu_memory_gib"]]
 
 ALIKE = ("filter", "sft", "merge", "rl", "unsloth_merge", "agent", "retrieval", "chunk", "evaluate", "ifeval")
 ALIKE += ("trained", "report", "track")
@@ -89,8 +100,9 @@ def test_models_without_weights_say_whom_to_ask_and_doctor_asks_for_their_variab
         for remote in filter(None, described):
             named = [value[1:] for value in (remote.base_url, remote.model) if value.startswith("$")]
             assert {remote.api_key_variable, *named} <= set(params.value("requires")["keys"])
-    teacher = load_profile(PROFILES["gpu"]).section("synthesize", SynthesizeConfig).endpoint
-    assert read_remote(ROOT / "profiles/gpu/models/teacher") == teacher
+    for name in ("gpu", "thinking"):
+        teacher = load_profile(PROFILES[name]).section("synthesize", SynthesizeConfig).endpoint
+        assert read_remote(ROOT / f"profiles/{name}/models/teacher") == teacher
 
 
 @pytest.fixture
@@ -98,27 +110,12 @@ def gpu() -> dict[str, Any]:
     return yaml.safe_load(PROFILES["gpu"].read_text())
 
 
-def test_the_gpu_profile_counts_and_encodes_chunks_with_one_revision_of_one_model(gpu: dict[str, Any]) -> None:
-    encoder = gpu["index"]["encoder"]
-    assert gpu["chunk"]["tokenizer"] == f"hf:{encoder['model']}@{encoder['revision']}"
+@pytest.mark.parametrize("profile", GPU_PROFILES)
+def test_chunks_are_counted_and_encoded_with_one_revision_of_one_model(profile: str) -> None:
+    params = load_profile(PROFILES[profile])
+    encoder = params.value("index")["encoder"]
+    assert params.value("chunk")["tokenizer"] == f"hf:{encoder['model']}@{encoder['revision']}"
     assert (encoder["query_prefix"], encoder["passage_prefix"]) == ("query: ", "passage: ")
-
-
-def test_the_gpu_profile_keeps_the_published_fine_tuning_settings(gpu: dict[str, Any]) -> None:
-    published = {
-        "lora_rank": 64,
-        "lora_alpha": 128,
-        "lora_dropout": 0.05,
-        "learning_rate": 1e-4,
-        "warmup_ratio": 0.05,
-        "epochs": 2,
-        "rows_per_forward": 1,
-        "forwards_per_step": 8,
-        "packing": True,
-        "max_length": 8192,
-        "weight_decay": 0.1,
-    }
-    assert {name: gpu["sft"][name] for name in published} == published
 
 
 def test_the_gpu_profile_keeps_the_published_reinforcement_settings(gpu: dict[str, Any]) -> None:
@@ -134,17 +131,72 @@ def test_the_gpu_profile_keeps_the_published_reinforcement_settings(gpu: dict[st
     assert gpu["agent"]["max_tokens"] == 3072
 
 
-TRAIN_QUESTIONS = {"gpu": 2556 - 200 - 100, "multihoprag": 2556 - 200 - 100}
-"""MultiHop-RAG has 2,556 questions (arXiv 2401.15391); val and dev are not trained on. The others generate theirs."""
-
-
 @pytest.mark.parametrize("profile", PROFILES)
-def test_no_start_of_rl_exceeds_the_epochs_that_params_name(profile: str) -> None:
+def test_rl_sees_no_question_more_often_than_its_epochs_say(profile: str) -> None:
     params = yaml.safe_load(PROFILES[profile].read_text())
-    config = RlConfig.model_validate(params["rl"])
-    questions = TRAIN_QUESTIONS.get(profile) or params["download"]["world"]["questions"]["train"]
+    config, download = RlConfig.model_validate(params["rl"]), params["download"]
+    if download["source"] == "world":
+        questions = download["world"]["questions"]["train"]
+    else:
+        questions = (
+            read_published().train_questions - download["folder"]["questions"][config.dataset][0]["splits"]["dev"]
+        )
     for start in config.starts:
         assert config.steps[start] * config.groups_per_step <= config.epochs * questions
+
+
+@pytest.mark.parametrize("profile", GPU_PROFILES)
+def test_models_are_served_with_room_for_every_request_of_the_agent(profile: str) -> None:
+    params = load_profile(PROFILES[profile])
+    setting, rl = Evaluation.of(params), params.section("rl", RlConfig)
+    assert setting.serving.vllm is not None
+    assert setting.serving.vllm.max_model_len >= setting.agent.context_tokens
+    assert rl.max_sequence_tokens >= params.section("agent", AgentConfig).context_tokens
+
+
+@pytest.mark.parametrize("profile", ["single_gpu", "thinking"])
+def test_a_model_that_thinks_is_trained_on_the_prompts_that_it_is_served(profile: str) -> None:
+    params = load_profile(PROFILES[profile])
+    filtered, tuned = params.section("filter", FilterConfig), params.section("sft", SftConfig)
+    assert params.section("agent", AgentConfig).history_reasoning is not filtered.flatten
+    assert "reasoned" in filtered.predicates
+    assert (filtered.template, filtered.loss_scale) == (tuned.template, tuned.loss_scale)
+    serving = params.section("serving", ServingConfig).vllm
+    assert serving is not None
+    assert serving.reasoning_parser == "qwen3"
+
+
+def test_a_model_of_the_thinking_profile_that_does_not_think_has_its_own_prompt() -> None:
+    profile = load_profile(PROFILES["thinking"])
+    own = profile.value("model_settings")
+    assert own.keys() <= profile.value("models").keys()
+    thinks, instructed = (Evaluation.of(profile.with_values(own.get(name, {}))).agent for name in ("base", "instruct"))
+    assert (thinks.prompt, thinks.history_reasoning) == ("multihoprag_thinking", True)
+    assert (instructed.prompt, instructed.history_reasoning) == ("multihoprag_nothink", False)
+
+
+def test_the_options_in_the_thinking_profiles_readme_fit_the_stages(tmp_path: Path) -> None:
+    readme = (PROFILES["thinking"].parent / "README.md").read_text()
+    runs = [re.findall(r"-S '([^']+)'", line) for line in readme.splitlines() if line.startswith("|")]
+    short, longer, flat, other = filter(None, runs)
+    for options in (short, [*short, *longer], flat, other):
+        changed = tmp_path / "params.yaml"
+        changed.write_text(PROFILES["thinking"].read_text())
+        apply_overrides(str(changed), options)
+        params = load_profile(changed)
+        rl, filtered = params.section("rl", RlConfig), params.section("filter", FilterConfig)
+        params.section("prepare_model", PrepareModelConfig)
+        assert params.section("sft", SftConfig).loss_scale == filtered.loss_scale
+        assert (rl.rewards == {"f1": 2.0, "short_think": 0.5, "answer_format": 0.5}) is (options[: len(short)] == short)
+
+
+@pytest.mark.parametrize("profile", GPU_PROFILES)
+def test_a_corpus_of_paragraphs_is_not_cut_again(profile: str) -> None:
+    params = load_profile(PROFILES[profile])
+    corpora = params.value("download")["folder"]["corpora"]
+    paragraphs = [name for name, source in corpora.items() if source["format"] != "multihoprag"]
+    assert sorted(params.value("chunk")["passages"]) == sorted(paragraphs)
+    assert {each["corpus"] for each in params.value("datasets").values()} == corpora.keys()
 
 
 def test_everything_that_a_stage_imports_is_pinned_in_its_familys_environment(gpu: dict[str, Any]) -> None:

@@ -10,8 +10,9 @@ from transformers import HfArgumentParser
 
 from deepsearch_rl.training.merge import MergeConfig, swift_export_command
 from deepsearch_rl.training.sft import SftConfig, swift_sft_command
+from tests.gpu_profile.test_params import GPU_PROFILES
 
-PROFILES = ("params.yaml", "profiles/smoke/params.yaml", "profiles/gpu/params.yaml")
+PROFILES = ("params.yaml", "profiles/smoke/params.yaml", *(f"profiles/{name}/params.yaml" for name in GPU_PROFILES))
 
 
 def parse(arguments: type, command: list[str]) -> dict[str, object]:
@@ -50,6 +51,18 @@ def test_swift_reads_our_fine_tuning_call_as_we_mean_it(root: Path, params: str)
     )
     assert (read["use_cpu"], read["add_version"], read["seed"]) == (config.device == "cpu", False, 7)
     assert (read["loss_scale"], read["preserve_thinking"]) == (config.loss_scale, True)
+    assert (read["split_dataset_ratio"], read["eval_strategy"]) == (
+        config.eval_share,
+        "steps" if config.eval_share else "no",
+    )
+    assert (read["save_steps"], read["eval_steps"], read["save_total_limit"], read["logging_steps"]) == (
+        config.save_steps,
+        config.save_steps,
+        config.kept_checkpoints,
+        config.log_steps,
+    )
+    assert (read["use_liger_kernel"], read["report_to"]) == (config.liger_kernel, ["tensorboard"])
+    assert (read["logging_dir"], read["per_device_eval_batch_size"]) == ("work/x/tensorboard", config.rows_per_forward)
 
 
 @pytest.mark.parametrize("params", PROFILES)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from deepsearch_rl.errors import ArtifactError, CommandError, RecordError, UnavailableError
@@ -21,6 +22,7 @@ from deepsearch_rl.training.sft import (
     TRAINER_STATE,
     SftConfig,
     TrainerState,
+    best_checkpoint,
     canonical_adapter_config,
     logged_metrics,
     newest_checkpoint,
@@ -87,8 +89,8 @@ def test_a_folder_without_weights_is_refused(config: SftConfig, rows: Path, tmp_
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_training_on_a_gpu_that_is_not_there_stops_before_anything_is_read(config: SftConfig, tmp_path: Path) -> None:
-    gpu = config.model_copy(update={"device": "cuda", "attention": "flash_attn"})
-    with pytest.raises(UnavailableError, match="a CUDA GPU"):
+    gpu = config.model_copy(update={"device": "cuda", "attention": "flash_attn", "liger_kernel": True})
+    with pytest.raises(UnavailableError, match="'flash_attn' and the package 'liger_kernel' and a CUDA GPU"):
         train_adapter(gpu, tmp_path / "missing", tmp_path / "missing", 0, tmp_path / "work", tmp_path / "out")
     assert not (tmp_path / "work").exists()
 
@@ -126,6 +128,39 @@ def write_state(folder: Path, **changes: object) -> Path:
 def test_the_training_curve_leaves_out_the_closing_summary(tmp_path: Path) -> None:
     state = read_record(write_state(tmp_path), TrainerState)
     assert [(line.step, line.loss, line.token_acc) for line in state.lines] == [(5, 1.5, 0.7)]
+
+
+def test_the_training_curve_has_the_evaluation_loss_at_the_steps_that_have_one(tmp_path: Path) -> None:
+    log = [ENTRY, {"eval_loss": 1.25, "eval_runtime": 2.0, "epoch": 0.1, "step": 5}, {**ENTRY, "step": 6}]
+    state = read_record(write_state(tmp_path, log_history=log, best_global_step=5), TrainerState)
+    assert [(line.step, line.eval_loss) for line in state.lines] == [(5, 1.25), (6, None)]
+
+
+def test_the_checkpoint_with_the_lowest_evaluation_loss_is_taken_and_its_absence_is_an_error(tmp_path: Path) -> None:
+    newest, best = tmp_path / "checkpoint-9", tmp_path / "checkpoint-5"
+    for folder in (newest, best):
+        folder.mkdir()
+    state = read_record(write_state(newest), TrainerState)
+    assert best_checkpoint(newest, state) == newest
+    state = read_record(write_state(newest, best_global_step=5), TrainerState)
+    with pytest.raises(ArtifactError, match="checkpoint-5, the checkpoint with the lowest evaluation loss, is gone"):
+        best_checkpoint(newest, state)
+    (best / "adapter_model.safetensors").touch()
+    assert best_checkpoint(newest, state) == best
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"packing": True}, "packing needs flash attention"),
+        ({"eval_share": 0.1, "save_steps": 7}, "save_steps 7 is no multiple of log_steps 5"),
+    ],
+)
+def test_settings_that_cannot_work_together_are_refused(
+    config: SftConfig, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        SftConfig.model_validate(config.model_dump() | changes)
 
 
 @pytest.mark.parametrize(("steps", "calls"), [(4, 1), (5, 0)])
@@ -191,6 +226,7 @@ def test_a_failing_swift_publishes_nothing(config: SftConfig, policy_folder: Pat
 def test_a_run_that_was_killed_ends_as_one_that_was_not(
     config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path
 ) -> None:
+    config = config.model_copy(update={"eval_share": 0.25, "epochs": 2, "log_steps": 1})
     began_ms = time.time() * 1000
     train_adapter(config, policy_folder, rows, 0, tmp_path / "whole", tmp_path / "uninterrupted")
     times = {digest: time_ms for digest, (time_ms, _) in read_steps(tmp_path / "whole").items()}
@@ -202,7 +238,12 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(
     for name in ("adapter_model.safetensors", "adapter_config.json", "train_log.jsonl", "manifest.json"):
         assert sha256_file(tmp_path / "resumed" / name) == sha256_file(tmp_path / "uninterrupted" / name), name
     manifest = json.loads((tmp_path / "resumed" / "manifest.json").read_text())
-    assert (manifest["rows"], manifest["steps"], manifest["device"]) == (16, 4, "cpu")
+    assert (manifest["rows"], manifest["steps"], manifest["device"]) == (16, 6, "cpu")
+    log = [json.loads(line) for line in (tmp_path / "resumed" / "train_log.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["eval_loss"] for line in log if "eval_loss" in line}
+    assert list(losses) == [2, 4, 6]
+    assert losses[manifest["best_step"]] == min(losses.values())
+    assert list((tmp_path / "whole").rglob("tensorboard/events.out.tfevents.*"))
     weights: dict[str, Any] = load_file(tmp_path / "resumed" / "adapter_model.safetensors")
     assert any(tensor.abs().max() > 0 for name, tensor in weights.items() if "lora_B" in name)
 

@@ -19,6 +19,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "fakeswift" / "cli"
     package.mkdir(parents=True)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for variable in ("NPROC_PER_NODE", "NNODES"):
+        monkeypatch.delenv(variable, raising=False)
     return package
 
 
@@ -30,6 +32,17 @@ def test_output_goes_to_the_log_and_line_by_line_to_the_reader(program: Path, tm
     run_swift(["fakeswift", "hello", "--flag", "x"], tmp_path / "logs" / "swift.log", lines.append)
     assert lines == ["one", "two --flag x", "three"]
     assert (tmp_path / "logs" / "swift.log").read_text() == "".join(f"{line}\n" for line in lines)
+
+
+@pytest.mark.parametrize("variable", ["NPROC_PER_NODE", "NNODES"])
+def test_with_processes_per_node_swifts_own_launcher_runs(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "2")
+    (program / "main.py").write_text(f"import os, sys\nprint('launcher', os.environ['{variable}'], *sys.argv[1:])\n")
+    lines: list[str] = []
+    run_swift(["fakeswift", "hello", "--flag", "x"], tmp_path / "swift.log", lines.append)
+    assert lines == ["launcher 2 hello --flag x"]
 
 
 def test_a_failure_names_the_command_its_exit_code_its_log_and_its_last_lines(program: Path, tmp_path: Path) -> None:

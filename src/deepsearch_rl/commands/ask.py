@@ -28,20 +28,23 @@ def ask(
     question: str,
     settings: Profile,
     model: Path,
-    corpus: str,
+    dataset: str,
     temperature: float,
     retrieval_url: str | None,
     observer: Callable[[Message], None],
 ) -> Trajectory:
-    """Answer one question; ``observer`` is shown every message, ``retrieval_url`` replaces the index of ``corpus``."""
+    """Answer one question; ``observer`` is shown every message, ``retrieval_url`` replaces the index of ``dataset``."""
     from deepsearch_rl.agent.config import AgentConfig  # noqa: PLC0415 - the agent's libraries take a second
     from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415
-    from deepsearch_rl.retrieval.server.config import RetrievalConfig  # noqa: PLC0415 - FAISS
+    from deepsearch_rl.retrieval.quality import DatasetConfig  # noqa: PLC0415 - FAISS
+    from deepsearch_rl.retrieval.server.config import RetrievalConfig  # noqa: PLC0415
     from deepsearch_rl.retrieval.server.launch import serve_index  # noqa: PLC0415
     from deepsearch_rl.serving.launch import ServingConfig, serve_model  # noqa: PLC0415 - torch
 
     agent_config, serving = settings.section("agent", AgentConfig), settings.section("serving", ServingConfig)
-    retrieval = settings.section("retrieval", RetrievalConfig)
+    datasets = settings.mapping("datasets", DatasetConfig)
+    corpus = look_up("dataset", dataset, datasets).corpus
+    retrieval = settings.section("retrieval", RetrievalConfig).for_dataset(dataset, datasets)
     index, chunks = settings.data / "index" / corpus, settings.data / "chunks" / f"{corpus}.jsonl"
     record = Question(id="ask", question=question, golden_answers=("",))
     with ExitStack() as servers:
@@ -77,18 +80,17 @@ def ask_command(
         deepsearch ask "..." --model sft --temperature 0.7
         OPENAI_BASE_URL=https://... OPENAI_MODEL=... OPENAI_API_KEY=... deepsearch ask "..." --profile multihoprag
     """
-    from deepsearch_rl.retrieval.quality import DatasetConfig  # noqa: PLC0415 - FAISS
-
     if retrieval_url and top_k:
         raise ConfigError("--top-k is decided by the server at --retrieval-url; leave one of them out.")
     options = {"agent.prompt": prompt, "agent.protocol": protocol, "retrieval.top_k": top_k}
     settings = with_options(find_profile(Path(), profile), options)
-    models, datasets = settings.mapping("models", Path), settings.mapping("datasets", DatasetConfig)
+    models = settings.mapping("models", Path)
     name = model or list(models)[-1]
     folder = Path(name) if name not in models and Path(name).is_dir() else look_up("model", name, models)
-    corpus = look_up("dataset", dataset or next(iter(datasets)), datasets).corpus
+    settings = settings.with_values(settings.value("model_settings").get(name, {}))
+    dataset = dataset or next(iter(settings.value("datasets")))
     observer = (lambda _: None) if as_json else _show
-    trajectory = ask(question, settings, folder, corpus, temperature, retrieval_url, observer)
+    trajectory = ask(question, settings, folder, dataset, temperature, retrieval_url, observer)
     if as_json:
         typer.echo(trajectory.model_dump_json(indent=2, exclude_none=True))
     else:

@@ -12,6 +12,9 @@ CARDS: Mapping[str, DatasetCard] = {card.name: card for card in _CARDS}
 CORPUS_FORMATS: Mapping[str, Callable[[Path], Iterable[Document]]] = {
     "flashrag": flashrag.read_documents,
     **{card.name: card.read_documents for card in _CARDS if card.read_documents},
+    "musique_paragraphs": flashrag_sets.read_musique_paragraphs,
+    "hotpotqa_paragraphs": flashrag_sets.read_hotpotqa_paragraphs,
+    "2wikimultihopqa_paragraphs": flashrag_sets.read_hotpotqa_paragraphs,
 }
 QUESTION_FORMATS: Mapping[str, Callable[[Path], Iterable[Question]]] = {
     "flashrag": flashrag.read_questions,

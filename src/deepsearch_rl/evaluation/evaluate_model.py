@@ -1,8 +1,8 @@
 """Evaluation of one model: every question set, answered over the real retrieval server.
 
-The model server is started once, a retrieval server per corpus and setting. Rollouts are logged as they finish, in a
-folder per question set and setting that is named by all that they depend on: a killed evaluation continues where it
-was, one question set more repeats nothing, and rollouts of other weights are never reused.
+The model server is started once, a retrieval server per corpus, retriever and setting. Rollouts are logged as they
+finish, in a folder per question set and setting that is named by all that they depend on: a killed evaluation continues
+where it was, one question set more repeats nothing, and rollouts of other weights are never reused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from deepsearch_rl.files import (
     sha256_json,
     write_json,
 )
-from deepsearch_rl.records import Chunk, Question
+from deepsearch_rl.records import Chunk, Question, RetrieverName
 from deepsearch_rl.retrieval.manifest import digest_index, read_manifest
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.launch import require_backend, serve_model
@@ -71,11 +71,11 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
     with atomic_directory(out) as partial, serve_model(folder, setting.serving) as endpoint:
         name = endpoint.model if remote else model
         for each, questions in settings:
-            fingerprint = [weights, name, each.rollout_fingerprint(served_here=remote is None)]
             logs: dict[str, Path] = {}
             for dataset in questions:
                 digests = _digest_inputs(data, each, dataset)
-                logs[dataset] = work / sha256_json([*fingerprint, digests])[:16]
+                fingerprint = each.rollout_fingerprint(dataset, served_here=remote is None)
+                logs[dataset] = work / sha256_json([weights, name, fingerprint, digests])[:16]
                 inputs |= digests
             rows.extend(_Evaluator(model, name, checkpoint, endpoint, each, data, logs, partial).rows(questions))
         rows.sort(key=lambda row: row.sort_key)
@@ -130,14 +130,18 @@ class _Evaluator:
     out: Path
 
     def rows(self, question_sets: Mapping[str, list[Question]]) -> Iterator[F1TableRow]:
-        """Yield the rows of the question sets, corpus by corpus."""
+        """Yield the rows of the question sets; those with one corpus and one retriever share a server."""
         plans = self.setting.evaluate.sets
-        for corpus in sorted({self.setting.corpus_of(name) for name in question_sets}):
-            sets = {name: of_set for name, of_set in question_sets.items() if self.setting.corpus_of(name) == corpus}
+        by_server: dict[tuple[str, RetrieverName], dict[str, list[Question]]] = {}
+        for name, questions in question_sets.items():
+            server = self.setting.corpus_of(name), self.setting.retrieval_of(name).retriever
+            by_server.setdefault(server, {})[name] = questions
+        for (corpus, _), sets in sorted(by_server.items(), key=lambda item: item[0]):
+            retrieval = self.setting.retrieval_of(next(iter(sets)))
             controlled = [question for name, of_set in sets.items() if plans[name].controls for question in of_set]
             chunks = self.data / "chunks" / f"{corpus}.jsonl"
             gold = GoldPassages(read_jsonl(chunks, Chunk), controlled)
-            with serve_index(self.data / "index" / corpus, chunks, self.setting.retrieval) as url:
+            with serve_index(self.data / "index" / corpus, chunks, retrieval) as url:
                 for name, questions in sets.items():
                     yield from self._rows_of_set(name, questions, url, gold)
 

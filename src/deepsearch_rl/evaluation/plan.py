@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, JsonValue
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.corpora.chunking import ChunkConfig
@@ -54,6 +54,7 @@ class EvaluateConfig(Record):
 
     split: NonEmpty = Field(description="questions of this split are answered")
     temperature: float = Field(gt=0, description="of the main figure")
+    agent: dict[str, JsonValue] = Field(description="fields of section agent that have other values in evaluation")
     sets: dict[str, SetPlan] = Field(min_length=1, description="question sets, by the name they have in datasets")
     variants: dict[VariantName, VariantPlan] = Field(description="rows beside the main ones, by their name")
     draws: int = Field(ge=100, description="bootstrap resamples per interval")
@@ -63,7 +64,8 @@ class EvaluateConfig(Record):
 class Evaluation:
     """Everything that decides how a model is evaluated: the params sections of these names.
 
-    ``variant`` is the variant's name, empty for the profile's own setting.
+    ``agent`` has the values that ``evaluate.agent`` gives it. ``variant`` is the name of a variant, empty for the
+    profile's own setting.
     """
 
     evaluate: EvaluateConfig
@@ -78,9 +80,11 @@ class Evaluation:
     @classmethod
     def of(cls, profile: Profile) -> "Evaluation":
         """Read the sections of a profile; :class:`ConfigError` if one is missing or does not fit."""
+        evaluate = profile.section("evaluate", EvaluateConfig)
+        changed = profile.with_overrides({f"agent.{name}": value for name, value in evaluate.agent.items()})
         return cls(
-            evaluate=profile.section("evaluate", EvaluateConfig),
-            agent=profile.section("agent", AgentConfig),
+            evaluate=evaluate,
+            agent=changed.section("agent", AgentConfig),
             retrieval=profile.section("retrieval", RetrievalConfig),
             serving=profile.section("serving", ServingConfig),
             datasets=profile.mapping("datasets", DatasetConfig),
@@ -95,18 +99,23 @@ class Evaluation:
             [list(self.datasets), self.seed, self.variant, *(section.model_dump(mode="json") for section in sections)]
         )
 
-    def rollout_fingerprint(self, served_here: bool) -> str:
-        """Return the SHA-256 of the settings that decide a rollout, given model, questions, chunks and index.
+    def rollout_fingerprint(self, dataset: str, served_here: bool) -> str:
+        """Return the SHA-256 of the settings that decide a rollout on a set, given model, questions, chunks and index.
 
         The number of questions, the concurrency and the scoring are not among them, so that finished rollouts stay
         valid when those change. Section ``serving`` counts where the model is ``served_here``, from weights.
         """
         served = self.serving.digest_of_answers() if served_here else None
-        return sha256_json([self.seed, self.agent.rollout_fingerprint(), self.retrieval.search_fingerprint(), served])
+        search = self.retrieval_of(dataset).search_fingerprint()
+        return sha256_json([self.seed, self.agent.rollout_fingerprint(), search, served])
 
     def corpus_of(self, dataset: str) -> str:
         """Return the corpus of a question set; :class:`UnknownNameError` if section ``datasets`` has no such set."""
         return look_up("dataset", dataset, self.datasets).corpus
+
+    def retrieval_of(self, dataset: str) -> RetrievalConfig:
+        """Return how passages are found for a question set; raises as :meth:`RetrievalConfig.for_dataset`."""
+        return self.retrieval.for_dataset(dataset, self.datasets)
 
 
 def settings_of(setting: Evaluation, model: str) -> Iterator[Evaluation]:
@@ -125,7 +134,7 @@ def settings_of(setting: Evaluation, model: str) -> Iterator[Evaluation]:
             own,
             evaluate=own.evaluate.model_copy(update={"sets": {plan.dataset: set_plan}}),
             agent=AgentConfig.model_validate(own.agent.model_dump() | prompt),  # a copy would not check the prompt
-            retrieval=own.retrieval.model_copy(update={"top_k": plan.top_k or own.retrieval.top_k}),
+            retrieval=own.retrieval_of(plan.dataset).model_copy(update={"top_k": plan.top_k or own.retrieval.top_k}),
             datasets={plan.dataset: DatasetConfig(corpus=plan.corpus or own.corpus_of(plan.dataset))},
             variant=name,
         )

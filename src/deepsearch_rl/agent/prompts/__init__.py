@@ -1,8 +1,9 @@
 """System prompts, chosen by name, and the chat template.
 
 ``multihoprag`` is for models that think on their own, ``multihoprag_nothink`` for those that do not,
-``multihoprag_thinking`` asks for written reasoning before every search; ``tiny`` is short enough for a model whose
-whole context is a thousand tokens.
+``multihoprag_thinking`` asks for written reasoning before every search. These search again where passages lack the
+answer; under ``multihoprag_published`` the model then gives up, as under the published prompt for models that think.
+``tiny`` is short enough for a model whose whole context is a thousand tokens.
 """
 
 from pathlib import Path

@@ -1,9 +1,11 @@
 """Settings of a retrieval server, for the command line and for stages."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import Field
 
+from deepsearch_rl.errors import look_up
 from deepsearch_rl.files import file_digests, sha256_file, sha256_json
 from deepsearch_rl.records import NonEmpty, Record, RetrieverName
 from deepsearch_rl.retrieval.rerank import RerankerConfig
@@ -13,6 +15,7 @@ class RetrievalConfig(Record):
     """Section ``retrieval``: how passages are found wherever a model searches."""
 
     retriever: RetrieverName
+    dataset_retrievers: dict[str, RetrieverName] = Field(description="in place of ``retriever``, by question set")
     top_k: int = Field(ge=1, description="passages per search where a request does not say")
     window_ms: float = Field(ge=0, description="how long a search waits for others to share it")
     max_batch: int = Field(ge=1, description="queries that share a search at most")
@@ -22,6 +25,16 @@ class RetrievalConfig(Record):
     reranker: RerankerConfig | None = Field(description="a cross-encoder behind the retriever; null for none")
     online: Path | None = Field(description="YAML file of a search endpoint, searched instead of the index")
     startup_timeout_s: float = Field(gt=0, description="for opening the index")
+
+    def for_dataset(self, name: str, datasets: Collection[str]) -> "RetrievalConfig":
+        """Return the settings that one of the question sets is answered with: its own retriever, where it has one.
+
+        Raise UnknownNameError if ``dataset_retrievers`` names a set that is not in ``datasets``.
+        """
+        for each in self.dataset_retrievers:
+            look_up("dataset in retrieval.dataset_retrievers", each, dict.fromkeys(datasets))
+        retriever = self.dataset_retrievers.get(name, self.retriever)
+        return self.model_copy(update={"retriever": retriever, "dataset_retrievers": {}})
 
     def search_fingerprint(self) -> str:
         """Return the SHA-256 of the settings that change what a search finds, and of the files they name."""
