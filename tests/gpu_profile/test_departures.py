@@ -57,13 +57,13 @@ PUBLISHED: dict[str, object] = {
     "sft.save_steps": 10,
     "sft.kept_checkpoints": 10,
     "serving.vllm.enforce_eager": True,
+    "rl.minibatches": None,
+    "rl.sampler.gpu_memory_utilization": 0.6,
     "evaluate.temperature": 0.7,
 }
 """Every published value that a field of params.yaml decides."""
 BEHAVIOURS = {
     "base weights while RL trains": "nf4",
-    "share of memory of the sampler": "0.6",
-    "optimizer steps of an RL step": "gradient accumulation 1",
     "RL checkpoint that is used": "step 103 from the base, step 99 from SFT",
     "first published RL runs": "2 groups a step, 1,178 steps",
     "thinking model": "10, 100, 600",
