@@ -26,6 +26,8 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, StalePolicyError
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.training.rl.checkpoints import kept_steps
+from deepsearch_rl.training.rl.heartbeat import begin
 from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
 from deepsearch_rl.training.rl.trainer import CanaryConfig, RlConfig, RlTask, RlTrainer, Sampling
 from deepsearch_rl.training.step_times import stamp
@@ -159,17 +161,20 @@ class _Run:
             with AppendLog(log_path) as log:  # cuts off a line that a kill left unfinished
                 lines = list(read_jsonl(log_path, RlLogLine))
                 done = max(0, len(lines) - 1)
+                begin("start", len(lines))
                 await self.trainer.start(done)
                 with ProgressBar(f"rl@{self.task.start_name}", steps, "steps", done=done) as bar:
                     for step in range(len(lines), steps + 1):
                         metrics = await self._update(step) if step else {}
                         evaluated = step % self.config.dev.every == 0 or step == steps
+                        begin("dev", step)
                         dev_f1 = await self._dev_f1() if evaluated else None
                         canary = await self.canary.check(self.trainer, step)
+                        begin("save", step)
                         lines.append(RlLogLine(step=step, dev_f1=dev_f1, canary=canary, **metrics))
                         log.append(lines[-1])
                         stamp(lines[-1].model_dump())
-                        self.trainer.keep_only({step, best_line(lines).step})
+                        self.trainer.keep_only(kept_steps(step, best_line(lines).step, self.config.keep))
                         bar.advance(min(step, 1), note=_note(lines[-1]))
         finally:
             await self.trainer.close()
@@ -180,7 +185,9 @@ class _Run:
         config, draw = self.config, step - 1
         questions = batch(self.task, draw, config.groups_per_step)
         sampling = Sampling(config.group_size, config.temperature, self._seed(draw), trained=True)
+        begin("roll out", step)
         rollouts_QG = await self.trainer.roll_out(questions, sampling)
+        begin("update", step)
         parts_QG = [
             [reward_parts(config.rewards, rollout.trajectory, question, self.policy) for rollout in rollouts_G]
             for question, rollouts_G in zip(questions, rollouts_QG, strict=True)

@@ -15,7 +15,9 @@ from pydantic import Field, FiniteFloat, field_validator
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.records import Question, Record, Trajectory
+from deepsearch_rl.training.rl.checkpoints import KeepConfig
 from deepsearch_rl.training.rl.rewards import REWARDS, ThinkLength
+from deepsearch_rl.training.rl.watchdog import WatchdogConfig
 
 
 class LossConfig(Record):
@@ -74,6 +76,8 @@ class RlConfig(Record):
     loss: LossConfig
     dev: DevConfig
     canary: CanaryConfig
+    keep: KeepConfig
+    watchdog: WatchdogConfig
 
     @field_validator("rewards")
     @classmethod
