@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import EndpointDownError, look_up
-from deepsearch_rl.files import read_jsonl, sha256_file, sha256_json
+from deepsearch_rl.files import read_jsonl, sha256_file, sha256_json, write_json
 from deepsearch_rl.processes import is_healthy
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Record
@@ -24,14 +24,19 @@ from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 from deepsearch_rl.training.rl.watchdog import watch
 from deepsearch_rl.training.step_times import step_times_path, timed_steps
 
+RUN_FILE = "run.json"
 HEALTH_CHECKS = 3  # of a server under load, two seconds each
 
 
 class RlRun(Record):
-    """All that a training process is told: the settings and paths of one run of the stage ``rl``."""
+    """All that a training process is told: the settings and paths of one run of the stage ``rl``.
+
+    It is kept as ``run.json`` in ``scratch``. ``weights`` is a digest of those in ``start``.
+    """
 
     start_name: str
     start: Path
+    weights: str
     questions: Path
     index: Path
     chunks: Path
@@ -60,13 +65,15 @@ def rl_run(profile: Profile, item: str) -> RlRun:
     )
     corpus = look_up("dataset", config.dataset, profile.mapping("datasets", DatasetConfig)).corpus
     index, chunks = profile.data / "index" / corpus, profile.data / "chunks" / f"{corpus}.jsonl"
-    inputs = [*weight_files(start), index / "manifest.json", questions / "train.jsonl", questions / "dev.jsonl"]
+    weights = [sha256_file(path) for path in weight_files(start)]
+    inputs = [index / "manifest.json", questions / "train.jsonl", questions / "dev.jsonl"]
     settings = config.model_dump(mode="json", exclude={"keep", "watchdog"})
     fingerprints = [settings, agent.rollout_fingerprint(), retrieval.search_fingerprint()]
-    key = sha256_json([seed, *fingerprints, *map(sha256_file, inputs)])
+    key = sha256_json([seed, *fingerprints, *weights, *map(sha256_file, inputs)])
     return RlRun(
         start_name=item,
         start=start,
+        weights=sha256_json(weights),
         questions=questions,
         index=index,
         chunks=chunks,
@@ -82,6 +89,7 @@ def rl_run(profile: Profile, item: str) -> RlRun:
 
 def train_watched(run: RlRun) -> None:
     """Train in a process of its own, which is started again where it hangs or dies; raises as ``watch``."""
+    write_json(run.scratch / RUN_FILE, run.model_dump(mode="json"))
     command = [sys.executable, "-m", "deepsearch_rl.training.rl_worker"]
     watch(f"rl@{run.start_name}", command, run.model_dump_json(), run.rl.watchdog, run.scratch)
 

@@ -26,7 +26,7 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, StalePolicyError
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.training.rl.checkpoints import kept_steps
+from deepsearch_rl.training.rl.checkpoints import kept_steps, origin
 from deepsearch_rl.training.rl.heartbeat import begin
 from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
 from deepsearch_rl.training.rl.trainer import CanaryConfig, RlConfig, RlTask, RlTrainer, Sampling
@@ -84,6 +84,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
         "backend": config.backend,
         **trainer.hardware,
         "seed": task.seed,
+        **origin(task.scratch),
     }
     with atomic_directory(output) as partial:
         trainer.save(best.step, partial)
