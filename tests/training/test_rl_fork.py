@@ -3,6 +3,8 @@
 The loop is the real one, the engine the one of a few lines. Its dev score is best from step 2 on.
 """
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.cli import app
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError
 from deepsearch_rl.files import file_digests, read_json, write_json, write_jsonl
 from deepsearch_rl.profile import Profile, load_profile
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
@@ -68,17 +70,44 @@ def train(run: RlRun) -> RlRun:
     return run
 
 
+def watch_loop(run: RlRun, kills: int) -> None:
+    """Train in a watched process, which is killed so often."""
+    command = [sys.executable, "-m", "tests.training.rl.killed_loop"]
+    limits = WatchdogConfig(start_s=120, rollout_s=60, update_s=60, restarts=kills)
+    settings = Killed(run=run, kills=kills, seconds=0.3)
+    watch("rl@base", command, settings.model_dump_json(), limits, run.scratch)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_run_killed_at_random_moments_leaves_the_bytes_of_one_that_was_not(make_run: MakeRun) -> None:
     undisturbed, killed = train(make_run("undisturbed", 600)), make_run("killed", 600)
-    command = [sys.executable, "-m", "tests.training.rl.killed_loop"]
-    limits = WatchdogConfig(start_s=120, rollout_s=60, update_s=60, restarts=3)
-    settings = Killed(run=killed, kills=3, seconds=0.3)
-    watch("rl@base", command, settings.model_dump_json(), limits, killed.scratch)
+    watch_loop(killed, kills=3)
     assert len((killed.scratch / "starts").read_text()) > 2
     assert file_digests(killed.output) == file_digests(undisturbed.output)
     assert checkpoints(killed.scratch).keys() == checkpoints(undisturbed.scratch).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_disk_that_gets_full_in_a_step_is_one_paragraph_and_with_more_space_the_run_continues(
+    make_run: MakeRun,
+) -> None:
+    undisturbed, full = train(make_run("undisturbed", 300)), make_run("full", 300)
+    full.scratch.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", full.scratch], check=True)
+    try:
+        with pytest.raises(DeepsearchError, match=r"^the disk is full \(.*\)\. Free some space") as caught:
+            watch_loop(full, kills=0)
+        assert "\n" not in str(caught.value)
+        done = len((full.scratch / "train_log.jsonl").read_bytes().splitlines())
+        assert 10 < done < 300
+        subprocess.run(["mount", "-o", "remount,size=1m", full.scratch], check=True)
+        watch_loop(full, kills=0)
+    finally:
+        subprocess.run(["umount", full.scratch], check=True)
+    assert file_digests(full.output) == file_digests(undisturbed.output)
 
 
 def test_a_fork_continues_as_the_run_would_have_whose_checkpoint_it_takes(make_run: MakeRun) -> None:

@@ -112,16 +112,16 @@ def _attempt(
     """Run one child to its end and return its failure, if it is one; raise an error that only a user can fix."""
     reading, writing = os.pipe()
     beats: queue.Queue[Beat | None] = queue.Queue()
-    with log_path.open("a", encoding="utf-8", buffering=1) as log:
+    with log_path.open("ab", buffering=0) as log:
         with ThreadPoolExecutor(2) as readers, ProcessGuard() as guard:
             process = guard.start([*command, str(writing)], settings=settings, inherited=[writing], kept=[lock])
             os.close(writing)
             readers.submit(_read_beats, reading, beats)
-            readers.submit(stream_lines, process, lambda line: _show(line, log))
+            readers.submit(stream_lines, process, lambda line: _write(line, log, sys.stderr))
             last, is_late = _follow(beats, Beat(step=step, phase="load"), config)
             if not is_late:
                 process.wait()  # before the guard is closed, for the child's own status
-        log.write(last.trace)
+        _write(last.trace, log)
     if last.is_final:
         error = DeepsearchError(last.error)
         error.add_note(last.trace)  # for --debug
@@ -143,11 +143,12 @@ def _read_beats(reading: int, beats: "queue.Queue[Beat | None]") -> None:
     beats.put(None)
 
 
-def _show(line: str, log: IO[str]) -> None:
-    """Show and log a line of output; what cannot be written, on a full disk, must not stop who writes it."""
-    for stream in (sys.stderr, log):
-        with contextlib.suppress(OSError):
-            stream.write(f"{line}\n")
+def _write(line: str, log: IO[bytes], stream: IO[str] | None = None) -> None:
+    """Log a line of output and show it on a stream; a full disk must not stop the process that wrote it."""
+    with contextlib.suppress(OSError):
+        log.write(f"{line}\n".encode())
+    if stream:
+        stream.write(f"{line}\n")
 
 
 def _follow(beats: "queue.Queue[Beat | None]", last: Beat, config: WatchdogConfig) -> tuple[Beat, bool]:
