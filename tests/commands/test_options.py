@@ -255,6 +255,15 @@ TRACK = Command(
     "deepsearch_rl.tracking.upload.upload_all",
     {"--to": ("http://127.0.0.1:9", "2", "http://127.0.0.1:9"), "--timeout-s": ("3", "3", 3.0)},
 )
+FORK = Command(
+    "rl fork sft 20",
+    "deepsearch_rl.training.rl_fork.fork_run",
+    {
+        "--profile": ("smoke", "0.name", "smoke"),
+        "--set-param": ("rl.steps.base=4", "0.values.rl.steps.base", 4),
+        "-S": ("rl.learning_rate=0.5", "0.values.rl.learning_rate", 0.5),
+    },
+)
 COMMANDS = (
     EVALUATE,
     BUILD,
@@ -275,6 +284,7 @@ COMMANDS = (
     IMPORT,
     STATS,
     TRACK,
+    FORK,
 )
 CASES = [(command, option) for command in COMMANDS for option in command.options]
 
@@ -381,7 +391,7 @@ def test_every_option_of_every_command_has_a_case() -> None:
 
 def named_options(command: Command) -> Iterator[tuple[list[str], str]]:
     words = command.line.split()
-    name = words[: 2 if words[0] in ("retrieve", "trajectories") else 1]
+    name = words[: 2 if words[0] in ("retrieve", "trajectories", "rl") else 1]
     return ((name, option) for option in command.options)
 
 

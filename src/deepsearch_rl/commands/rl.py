@@ -58,13 +58,10 @@ def fork_command(
         deepsearch rl fork sft 20 -S rl.learning_rate=5e-4
         deepsearch rl fork rl-sft-0123456789ab 40 -S rl.steps.sft=80
     """
-    from deepsearch_rl.training.rl_fork import find_run, fork, start_name  # noqa: PLC0415 - transformers
-    from deepsearch_rl.training.rl_worker import rl_run  # noqa: PLC0415
+    from deepsearch_rl.training.rl_fork import fork_run  # noqa: PLC0415 - transformers
 
     settings = find_profile(Path(), profile).with_overrides(dict(map(_change, changes or [])))
-    source = find_run(settings.work, run)
-    target = rl_run(settings, start_name(source))
-    fork(source, step, target)
+    source, target = fork_run(settings, run, step)
     typer.echo(f"{target.scratch.name} begins at step {step} of {source.name}. Train it with:\n")
     typer.echo(f"    {_train_command(profile, target.start_name, changes or [])}")
 

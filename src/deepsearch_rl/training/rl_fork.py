@@ -10,10 +10,11 @@ from pathlib import Path
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.files import atomic_directory, read_jsonl, read_record, write_json, write_jsonl
+from deepsearch_rl.profile import Profile
 from deepsearch_rl.training.rl.checkpoints import FORK_FILE, checkpoints
 from deepsearch_rl.training.rl.loop import TRAIN_LOG, RlLogLine, best_line
 from deepsearch_rl.training.rl.watchdog import OUTPUT_LOG
-from deepsearch_rl.training.rl_worker import RUN_FILE, RlRun
+from deepsearch_rl.training.rl_worker import RUN_FILE, RlRun, rl_run
 
 SAME = ("backend", "lora")
 """Fields of section ``rl`` that a checkpoint cannot change."""
@@ -25,14 +26,21 @@ def find_runs(work: Path) -> list[Path]:
     return [log.parent for log in sorted(logs, key=lambda log: log.stat().st_mtime, reverse=True)]
 
 
-def find_run(work: Path, name: str) -> Path:
-    """Return the run of this name, or else the newest one from the start of this name; raises UnknownNameError."""
-    runs = find_runs(work)
-    starts = {start_name(run): run for run in reversed(runs)}
-    return look_up(f"RL run of {work}", name, starts | {run.name: run for run in runs})
+def fork_run(settings: Profile, name: str, step: int) -> tuple[Path, RlRun]:
+    """Have a profile's next run continue after ``step`` of an earlier one; return that one's folder, and the run.
+
+    ``name`` is that of a run's folder, or of a start for the newest run from it. Raises UnknownNameError for any other
+    name, and as :func:`fork`.
+    """
+    runs = find_runs(settings.work)
+    starts = {_start_name(run): run for run in reversed(runs)}
+    source = look_up(f"RL run of {settings.work}", name, starts | {run.name: run for run in runs})
+    target = rl_run(settings, _start_name(source))
+    fork(source, step, target)
+    return source, target
 
 
-def start_name(scratch: Path) -> str:
+def _start_name(scratch: Path) -> str:
     """Return the start of a run, from its folder's name ``rl-<start>-<digest>``."""
     return scratch.name.removeprefix("rl-").rpartition("-")[0]
 

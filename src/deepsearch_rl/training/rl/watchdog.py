@@ -121,7 +121,8 @@ def _attempt(
             last, is_late = _follow(beats, Beat(step=step, phase="load"), config)
             if not is_late:
                 process.wait()  # before the guard is closed, for the child's own status
-        _write(last.trace, log)
+        if last.trace:
+            _write(last.trace, log)
     if last.is_final:
         error = DeepsearchError(last.error)
         error.add_note(last.trace)  # for --debug
