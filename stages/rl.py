@@ -1,12 +1,15 @@
 """Reinforcement learning from one start model: `python -m stages.rl params.yaml sft`."""
 
 from deepsearch_rl.profile import Profile
+from deepsearch_rl.training.backends.make import open_engine
+from deepsearch_rl.training.rl.trainer import RlConfig
 from deepsearch_rl.training.rl_worker import rl_run, train_watched
 from stages.entry import run_for_item
 
 
 def main(profile: Profile, item: str) -> None:
     """Train from ``models/<profile>/<item>`` into ``models/<profile>/rl_adapter/<item>``."""
+    open_engine(profile.section("rl", RlConfig).backend)
     train_watched(rl_run(profile, item))
 
 

@@ -96,7 +96,7 @@ def train_watched(run: RlRun) -> None:
 
 def train(run: RlRun) -> None:
     """Train in this process, with a retrieval server that is asked before every phase whether it still answers."""
-    from deepsearch_rl.training.backends.make import open_engine  # noqa: PLC0415 - imports torch
+    from deepsearch_rl.training.backends.make import open_engine  # noqa: PLC0415 - for this process alone
     from deepsearch_rl.training.rl.loop import train_policy  # noqa: PLC0415 - imports transformers
 
     make_trainer = open_engine(run.rl.backend)

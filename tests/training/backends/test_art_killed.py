@@ -37,7 +37,7 @@ def run(policy_folder: Path, world: Source, smoke: Profile, tmp_path: Path) -> R
         index=world.index,
         chunks=world.chunks,
         agent=smoke.section("agent", AgentConfig).model_copy(
-            update={"max_tokens": 8, "context_tokens": CONTEXT_TOKENS}
+            update={"max_tokens": 32, "context_tokens": CONTEXT_TOKENS}
         ),
         retrieval=smoke.section("retrieval", RetrievalConfig),
         rl=RlConfig.model_validate({**smoke.section("rl", RlConfig).model_dump(), **changes}),
