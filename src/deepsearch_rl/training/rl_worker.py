@@ -18,6 +18,7 @@ from deepsearch_rl.records import Question, Record
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
 from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.training.backends.make import open_engine
 from deepsearch_rl.training.model_folder import weight_files
 from deepsearch_rl.training.rl.heartbeat import checked, run_watched
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
@@ -96,7 +97,6 @@ def train_watched(run: RlRun) -> None:
 
 def train(run: RlRun) -> None:
     """Train in this process, with a retrieval server that is asked before every phase whether it still answers."""
-    from deepsearch_rl.training.backends.make import open_engine  # noqa: PLC0415 - for this process alone
     from deepsearch_rl.training.rl.loop import train_policy  # noqa: PLC0415 - imports transformers
 
     make_trainer = open_engine(run.rl.backend)
