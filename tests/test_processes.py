@@ -122,6 +122,15 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path, how: signal.Si
     assert gone(tmp_path / "server.pid")
 
 
+def test_a_command_whose_supervisor_is_killed_ends_with_the_guard(tmp_path: Path) -> None:
+    with ProcessGuard() as guard:
+        process = guard.start(["sh", "-c", "echo $$ > shell.pid; echo started; sleep 600"], folder=tmp_path)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.kill()
+    assert gone(tmp_path / "shell.pid")
+
+
 @pytest.mark.slow
 def test_a_command_that_ignores_sigterm_is_killed() -> None:
     started = time.monotonic()

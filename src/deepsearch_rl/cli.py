@@ -35,6 +35,7 @@ COMMANDS = {
     "compare": "First minus second, question by question, with 95 % intervals and permutation p-values.",
     "compare-runs": "Show what differs between two reports: settings, code, data, and F1 of every model and set.",
     "retrieve": "Build, search, serve and measure passage indexes.",
+    "rl": "Runs of RL, their checkpoints, and new runs that begin at one of them.",
     "trajectories": "What became of rollouts, and files for other trainers.",
 }
 MODULES = {"table": "summary", "track": "summary", "compare": "score"}

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -58,7 +59,9 @@ class ProcessGuard:
         with self._starting:
             self._open = False
         for process in self._processes:
-            process.wait()
+            if process.wait() < 0:  # the supervisor itself was killed: what it started is still in its group
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
         os.close(self._reading_end)
 
     def check_open(self) -> None:

@@ -271,6 +271,15 @@ PLAN = Command(
     "deepsearch_rl.commands.plan.make_plan",
     {"--slope": ("rollout_s=0.5 --slope copies=1", "1", {"rollout_s": 0.5, "copies": 1.0})},
 )
+FORK = Command(
+    "rl fork sft 20",
+    "deepsearch_rl.training.rl_fork.fork_run",
+    {
+        "--profile": ("smoke", "0.name", "smoke"),
+        "--set-param": ("rl.steps.base=4", "0.values.rl.steps.base", 4),
+        "-S": ("rl.learning_rate=0.5", "0.values.rl.learning_rate", 0.5),
+    },
+)
 COMMANDS = (
     PLAN,
     EVALUATE,
@@ -295,6 +304,7 @@ COMMANDS = (
     LIVE,
     LIVE_FOLLOWED,
     LIVE_STAGE,
+    FORK,
 )
 CASES = [(command, option) for command in COMMANDS for option in command.options]
 
@@ -402,7 +412,7 @@ def test_every_option_of_every_command_has_a_case() -> None:
 
 def named_options(command: Command) -> Iterator[tuple[list[str], str]]:
     words = command.line.split()
-    name = words[: 2 if words[0] in ("retrieve", "trajectories") else 1]
+    name = words[: 2 if words[0] in ("retrieve", "trajectories", "rl") else 1]
     return ((name, option) for option in command.options)
 
 

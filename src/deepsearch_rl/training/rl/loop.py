@@ -27,6 +27,8 @@ from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, StopReason, Trajectory
 from deepsearch_rl.training.curves import record_step
+from deepsearch_rl.training.rl.checkpoints import kept_steps, origin
+from deepsearch_rl.training.rl.heartbeat import begin
 from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollout, Sampling
 
@@ -92,6 +94,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
         "backend": config.backend.model_dump(),
         **trainer.hardware,
         "seed": task.seed,
+        **origin(task.scratch),
     }
     with atomic_directory(output) as partial:
         trainer.save(best.step, partial)
@@ -134,6 +137,7 @@ class _Run:
         AppendLog(log_path).close()  # cuts off a line that a kill left unfinished
         lines = list(read_jsonl(log_path, RlLogLine))
         try:
+            begin("start", len(lines))
             done = await self.trainer.start(max(0, len(lines) - 1))
             if done + 1 < len(lines):  # the newest checkpoints were damaged: their steps are made again
                 lines = lines[: done + 1]
@@ -147,11 +151,13 @@ class _Run:
                         break
                     metrics = await self._update(step) if step else {}
                     evaluated = step % self.config.dev.every == 0 or step == steps
+                    begin("dev", step)
                     dev_f1 = await self._dev_f1() if evaluated else None
+                    begin("save", step)
                     lines.append(RlLogLine(step=step, dev_f1=dev_f1, **metrics))
                     record_step(lines[-1].model_dump())
                     log.append(lines[-1])
-                    self.trainer.keep_only({step, max(step - 1, 0), best_line(lines).step})
+                    self.trainer.keep_only(kept_steps(step, best_line(lines).step, self.config.keep))
                     bar.advance(min(step, 1), note=_note(lines[-1]))
         finally:
             await self.trainer.close()
@@ -162,7 +168,9 @@ class _Run:
         config, draw = self.config, step - 1
         questions = batch(self.task, draw, config.groups_per_step)
         sampling = Sampling(config.group_size, config.temperature, self._seed(draw), trained=True)
+        begin("roll out", step)
         rollouts_QG = await self.trainer.roll_out(questions, sampling)
+        begin("update", step)
         parts_QG = [
             [reward_parts(config.rewards, rollout.trajectory, question, self.policy) for rollout in rollouts_G]
             for question, rollouts_G in zip(questions, rollouts_QG, strict=True)

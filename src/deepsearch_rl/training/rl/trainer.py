@@ -15,7 +15,9 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.records import NonEmpty, Question, Record, Trajectory
+from deepsearch_rl.training.rl.checkpoints import KeepConfig
 from deepsearch_rl.training.rl.rewards import REWARDS, ThinkLength
+from deepsearch_rl.training.rl.watchdog import WatchdogConfig
 
 
 class LossConfig(Record):
@@ -110,6 +112,8 @@ class RlConfig(Record):
     max_mismatch: float = Field(gt=0, description="mean |sampler - trainer| of a step's log-probabilities, in nats")
     dev: DevConfig
     sampler: SamplerConfig
+    keep: KeepConfig
+    watchdog: WatchdogConfig
 
     @field_validator("rewards")
     @classmethod

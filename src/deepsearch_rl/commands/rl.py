@@ -1,0 +1,84 @@
+"""``deepsearch rl``: runs of the stage rl with their checkpoints, and new runs that begin at one of them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from typer import Argument, Option
+
+from deepsearch_rl.commands.terminal import print_table
+from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.profile import PARAMS, dvc_file, find_profile, require_profile
+
+app = typer.Typer(no_args_is_help=True, help="Runs of RL, their checkpoints, and new runs that begin at one of them.")
+
+
+@app.command("runs")
+def runs_command(
+    profile: Annotated[str, Argument(help="`tiny` (the root params.yaml) or a folder of profiles/.")] = "tiny",
+) -> None:
+    """List what has trained: steps, the best score on dev, and the steps whose checkpoints are kept.
+
+    A run is a folder of `work/<profile>/`; the one that trained last comes first. A folder that nobody wants to
+    continue or fork can be removed.
+
+        deepsearch rl runs
+    """
+    from deepsearch_rl.files import read_jsonl  # noqa: PLC0415
+    from deepsearch_rl.training.rl.checkpoints import checkpoints  # noqa: PLC0415
+    from deepsearch_rl.training.rl.loop import TRAIN_LOG, RlLogLine, best_line  # noqa: PLC0415 - transformers
+    from deepsearch_rl.training.rl_fork import find_runs  # noqa: PLC0415
+
+    require_profile(Path(), profile)
+    rows = []
+    for run in find_runs(Path("work", profile)):
+        lines = list(read_jsonl(run / TRAIN_LOG, RlLogLine))
+        size_mb = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) / 1e6
+        best = best_line(lines)
+        kept = " ".join(map(str, checkpoints(run)))
+        rows.append([run.name, str(lines[-1].step), f"{best.dev_f1:.3f} ({best.step})", kept, f"{size_mb:.0f} MB"])
+    print_table("", ["run", "steps", "best dev F1 (step)", "checkpoints", "size"], rows)
+
+
+@app.command("fork")
+def fork_command(
+    run: Annotated[str, Argument(help="A run of `deepsearch rl runs`, or a start for the newest run from it.")],
+    step: Annotated[int, Argument(min=0, help="A step whose checkpoint is kept.")],
+    profile: Annotated[str, Option(help="`tiny` (the root params.yaml) or a folder of profiles/.")] = "tiny",
+    changes: Annotated[
+        list[str] | None, Option("--set-param", "-S", help="field=value, as for `dvc exp run`.", show_default="none")
+    ] = None,
+) -> None:
+    """Have the next run of the stage rl with other params begin at a checkpoint of an earlier run.
+
+    The params are those of the profile with the changes of -S. They get a folder of their own with weights, optimizer
+    and log up to the step; the command that then trains is printed. The model's manifest says where it was forked from.
+
+        deepsearch rl fork sft 20 -S rl.learning_rate=5e-4
+        deepsearch rl fork rl-sft-0123456789ab 40 -S rl.steps.sft=80
+    """
+    from deepsearch_rl.training.rl_fork import fork_run  # noqa: PLC0415 - transformers
+
+    settings = find_profile(Path(), profile).with_overrides(dict(map(_change, changes or [])))
+    source, target = fork_run(settings, run, step)
+    typer.echo(f"{target.scratch.name} begins at step {step} of {source.name}. Train it with:\n")
+    typer.echo(f"    {_train_command(profile, target.start_name, changes or [])}")
+
+
+def _change(text: str) -> tuple[str, object]:
+    """Return name and value of ``field=value``."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"-S {text} is no change of a field; write field=value, e.g. -S rl.learning_rate=5e-4.")
+    return name, yaml.safe_load(value)
+
+
+def _train_command(profile: str, start: str, changes: list[str]) -> str:
+    """Return the command that runs the stage with these changes."""
+    graph = dvc_file(profile)
+    stage = f"rl@{start}" if profile == "tiny" else f"{graph}:rl@{start}"
+    if not changes:
+        return f"dvc repro {stage}"
+    file = "" if profile == "tiny" else f"{Path(graph).with_name(PARAMS).as_posix()}:"
+    return " ".join(["dvc exp run", *(f"-S {file}{change}" for change in changes), stage])

@@ -1,0 +1,90 @@
+"""What a training process tells its watchdog (:mod:`deepsearch_rl.training.rl.watchdog`): phases and its last error.
+
+It writes JSON lines to a pipe, which no full disk can silence.
+"""
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from deepsearch_rl.errors import DeepsearchError, EndpointError, full_disk_named
+from deepsearch_rl.records import Record
+
+Phase: TypeAlias = Literal["load", "start", "roll out", "update", "dev", "save"]
+
+
+class Beat(Record):
+    """A line of the pipe: a phase of a step begins, or the error that ends the process in it."""
+
+    step: int
+    phase: Phase
+    error: str = ""
+    trace: str = ""
+    is_final: bool = False
+
+
+@dataclass
+class _Heart:
+    pipe: int
+    beat: Beat
+    check: Callable[[], None] = lambda: None
+
+    def send(self, beat: Beat) -> None:
+        self.beat = beat
+        with open(self.pipe, "w", encoding="utf-8", closefd=False) as pipe:
+            pipe.write(beat.model_dump_json() + "\n")
+
+
+_HEART: ContextVar[_Heart | None] = ContextVar("heart", default=None)
+
+
+def begin(phase: Phase, step: int) -> None:
+    """Tell the watchdog, if there is one, that a phase begins; first raise what :func:`checked` finds."""
+    if heart := _HEART.get():
+        heart.check()
+        heart.send(Beat(step=step, phase=phase))
+
+
+@contextlib.contextmanager
+def checked(check: Callable[[], None]) -> Iterator[None]:
+    """Call ``check`` before every phase of this block: what it raises ends the training."""
+    heart = _HEART.get()
+    assert heart is not None, "only a watched training is checked"
+    heart.check = check
+    try:
+        yield
+    finally:
+        heart.check = lambda: None
+
+
+def run_watched(work: Callable[[], None], pipe: int) -> int:
+    """Do the work of a watched process, whose pipe has this number; send its error and return the exit status.
+
+    The pipe is open until the process ends, so that one that hangs in its last line is seen.
+    """
+    heart = _Heart(pipe, Beat(step=0, phase="load"))
+    _HEART.set(heart)
+    try:
+        with full_disk_named("while writing"):
+            work()
+    except Exception as error:  # noqa: BLE001 - the watchdog raises it
+        is_told = isinstance(error, DeepsearchError | OSError)
+        change = {
+            "error": str(error) if is_told else f"{type(error).__name__}: {error}",
+            "trace": traceback.format_exc(),
+            "is_final": _is_final(error, heart.beat.phase),
+        }
+        heart.send(heart.beat.model_copy(update=change))
+        return 1
+    return 0
+
+
+def _is_final(error: Exception, phase: Phase) -> bool:
+    """Return whether another attempt would end the same: errors of files and params, a server that never came up."""
+    if isinstance(error, EndpointError):
+        return phase == "load"
+    of_system = isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)
+    return of_system or isinstance(error, DeepsearchError)

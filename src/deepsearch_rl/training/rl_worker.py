@@ -1,0 +1,138 @@
+"""The process in which RL trains, under a watchdog (stage ``rl``).
+
+    python -m deepsearch_rl.training.rl_worker PIPE     (started by train_watched, with an RlRun on standard input)
+
+Torch and the engine are imported in that process alone; the watching one stays small.
+"""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.errors import EndpointDownError, look_up
+from deepsearch_rl.files import read_jsonl, sha256_file, sha256_json, write_json
+from deepsearch_rl.processes import is_healthy
+from deepsearch_rl.profile import Profile
+from deepsearch_rl.records import Question, Record
+from deepsearch_rl.retrieval.quality import DatasetConfig
+from deepsearch_rl.retrieval.server.config import RetrievalConfig
+from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.training.backends.make import open_engine
+from deepsearch_rl.training.curves import curve_path, recorded_curve
+from deepsearch_rl.training.model_folder import weight_files
+from deepsearch_rl.training.rl.heartbeat import checked, run_watched
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
+from deepsearch_rl.training.rl.watchdog import watch
+
+RUN_FILE = "run.json"
+HEALTH_CHECKS = 3  # of a server under load, two seconds each
+
+
+class RlRun(Record):
+    """All that a training process is told: the settings and paths of one run of the stage ``rl``.
+
+    It is kept as ``run.json`` in ``scratch``. ``weights`` is a digest of those in ``start``.
+    """
+
+    start_name: str
+    start: Path
+    weights: str
+    questions: Path
+    index: Path
+    chunks: Path
+    agent: AgentConfig
+    retrieval: RetrievalConfig
+    rl: RlConfig
+    seed: int
+    scratch: Path
+    curve: Path
+    output: Path
+
+
+def rl_run(profile: Profile, item: str) -> RlRun:
+    """Return the run of a profile from the start ``item``; its scratch folder is named by a digest of all inputs.
+
+    How often checkpoints are kept and when a run counts as hung are no inputs: to change them continues the run.
+    Raises UnknownNameError for an unknown start or corpus, ArtifactError where an input is missing.
+    """
+    config = profile.section("rl", RlConfig)
+    look_up("start", item, config.steps)
+    agent = profile.section("agent", AgentConfig)
+    seed, start, questions = (
+        profile.value("seed"),
+        profile.models / item,
+        profile.data / "questions" / config.dataset,
+    )
+    datasets = profile.mapping("datasets", DatasetConfig)
+    corpus = look_up("dataset", config.dataset, datasets).corpus
+    retrieval = profile.section("retrieval", RetrievalConfig).for_dataset(config.dataset, datasets)
+    index, chunks = profile.data / "index" / corpus, profile.data / "chunks" / f"{corpus}.jsonl"
+    weights = [sha256_file(path) for path in weight_files(start)]
+    inputs = [index / "manifest.json", questions / "train.jsonl", questions / "dev.jsonl"]
+    settings = config.model_dump(mode="json", exclude={"keep", "watchdog"})
+    fingerprints = [settings, agent.rollout_fingerprint(), retrieval.search_fingerprint()]
+    key = sha256_json([seed, *fingerprints, *weights, *map(sha256_file, inputs)])
+    scratch = profile.work / f"rl-{item}-{key[:12]}"
+    return RlRun(
+        start_name=item,
+        start=start,
+        weights=sha256_json(weights),
+        questions=questions,
+        index=index,
+        chunks=chunks,
+        agent=agent,
+        retrieval=retrieval,
+        rl=config,
+        seed=seed,
+        scratch=scratch,
+        curve=curve_path(profile.work, scratch.name),
+        output=profile.models / "rl_adapter" / item,
+    )
+
+
+def train_watched(run: RlRun) -> None:
+    """Train in a process of its own, which is started again where it hangs or dies; raises as ``watch``."""
+    write_json(run.scratch / RUN_FILE, run.model_dump(mode="json"))
+    command = [sys.executable, "-m", "deepsearch_rl.training.rl_worker"]
+    watch(f"rl@{run.start_name}", command, run.model_dump_json(), run.rl.watchdog, run.scratch)
+
+
+def train(run: RlRun) -> None:
+    """Train in this process, with a retrieval server that is asked before every phase whether it still answers."""
+    from deepsearch_rl.training.rl.loop import train_policy  # noqa: PLC0415 - imports transformers
+
+    make_trainer = open_engine(run.rl.backend)
+    with serve_index(run.index, run.chunks, run.retrieval) as url, recorded_curve(run.curve):
+        task = RlTask(
+            start=run.start,
+            start_name=run.start_name,
+            train=list(read_jsonl(run.questions / "train.jsonl", Question)),
+            dev=list(read_jsonl(run.questions / "dev.jsonl", Question)),
+            agent=run.agent,
+            retrieval_url=url,
+            scratch=run.scratch,
+            seed=run.seed,
+        )
+        with checked(_RetrievalCheck(url)):
+            train_policy(task, run.rl, make_trainer(task, run.rl), run.output)
+
+
+class _RetrievalCheck:
+    """Raises EndpointDownError where the retrieval server does not answer, so that no step learns from its silence."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._answered = url, datetime.now()
+
+    def __call__(self) -> None:
+        if not any(is_healthy(f"{self._url}/healthz") for _ in range(HEALTH_CHECKS)):
+            raise EndpointDownError(
+                f"the retrieval server at {self._url} does not answer; it did at {self._answered:%d %b %H:%M:%S}. The "
+                "rollouts since then are not used."
+            )
+        self._answered = datetime.now()
+
+
+if __name__ == "__main__":
+    work = RlRun.model_validate_json(sys.stdin.buffer.read())
+    sys.exit(run_watched(lambda: train(work), int(sys.argv[1])))

@@ -1,0 +1,204 @@
+"""Runs that are killed at random moments, and runs that begin at a checkpoint of another, against undisturbed ones.
+
+The loop is the real one, the engine the one of a few lines. Its dev score is best from step 2 on.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.cli import app
+from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError
+from deepsearch_rl.files import file_digests, read_json, write_json, write_jsonl
+from deepsearch_rl.profile import Profile, load_profile
+from deepsearch_rl.retrieval.server.config import RetrievalConfig
+from deepsearch_rl.training.rl.checkpoints import checkpoints
+from deepsearch_rl.training.rl.loop import train_policy
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTrainer
+from deepsearch_rl.training.rl.watchdog import WatchdogConfig, watch
+from deepsearch_rl.training.rl_fork import fork
+from deepsearch_rl.training.rl_worker import RlRun, rl_run
+from tests.training.rl.killed_loop import QUESTIONS, Killed, task
+from tests.training.rl.tiny_trainer import TinyTrainer
+
+MakeRun = Callable[..., RlRun]
+
+
+@pytest.fixture
+def make_run(policy_folder: Path, smoke: Profile, tmp_path: Path) -> MakeRun:
+    """Return a run in a folder of its own; all train alike but for ``changes`` of section rl."""
+
+    def make(name: str, steps: int, **changes: object) -> RlRun:
+        fields = {
+            "groups_per_step": 2,
+            "group_size": 8,
+            "rewards": {"f1": 2.0},
+            "dev": {"every": 2, "questions": 2, "temperature": 0.7},
+            "keep": {"last": 1, "every": 4},
+        }
+        rl = {**smoke.section("rl", RlConfig).model_dump(), **fields, "steps": {"base": steps}, **changes}
+        return RlRun(
+            start_name="base",
+            start=policy_folder,
+            weights="0",
+            questions=tmp_path,
+            index=tmp_path,
+            chunks=tmp_path,
+            agent=smoke.section("agent", AgentConfig),
+            retrieval=smoke.section("retrieval", RetrievalConfig),
+            rl=RlConfig.model_validate(rl),
+            seed=0,
+            scratch=tmp_path / name,
+            step_times=tmp_path / "times.jsonl",
+            output=tmp_path / f"{name}-adapter",
+        )
+
+    return make
+
+
+def train(run: RlRun) -> RlRun:
+    """Train in this process, without a watchdog."""
+    write_json(run.scratch / "run.json", run.model_dump(mode="json"))
+    trainer: RlTrainer = TinyTrainer(run.scratch / "checkpoints")
+    train_policy(task(run), run.rl, trainer, run.output)
+    return run
+
+
+def watch_loop(run: RlRun, kills: int) -> None:
+    """Train in a watched process, which is killed so often."""
+    command = [sys.executable, "-m", "tests.training.rl.killed_loop"]
+    limits = WatchdogConfig(start_s=120, rollout_s=60, update_s=60, restarts=kills)
+    settings = Killed(run=run, kills=kills, seconds=0.3)
+    watch("rl@base", command, settings.model_dump_json(), limits, run.scratch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_killed_at_random_moments_leaves_the_bytes_of_one_that_was_not(make_run: MakeRun) -> None:
+    undisturbed, killed = train(make_run("undisturbed", 600)), make_run("killed", 600)
+    watch_loop(killed, kills=3)
+    assert len((killed.scratch / "starts").read_text()) > 2
+    assert file_digests(killed.output) == file_digests(undisturbed.output)
+    assert checkpoints(killed.scratch).keys() == checkpoints(undisturbed.scratch).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_disk_that_gets_full_in_a_step_is_one_paragraph_and_with_more_space_the_run_continues(
+    make_run: MakeRun,
+) -> None:
+    undisturbed, full = train(make_run("undisturbed", 300)), make_run("full", 300)
+    full.scratch.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", full.scratch], check=True)
+    try:
+        with pytest.raises(DeepsearchError, match=r"^the disk is full \(.*\)\. Free some space") as caught:
+            watch_loop(full, kills=0)
+        assert "\n" not in str(caught.value)
+        done = len((full.scratch / "train_log.jsonl").read_bytes().splitlines())
+        assert 10 < done < 300
+        subprocess.run(["mount", "-o", "remount,size=1m", full.scratch], check=True)
+        watch_loop(full, kills=0)
+    finally:
+        subprocess.run(["umount", full.scratch], check=True)
+    assert file_digests(full.output) == file_digests(undisturbed.output)
+
+
+def test_a_fork_continues_as_the_run_would_have_whose_checkpoint_it_takes(make_run: MakeRun) -> None:
+    source, target = train(make_run("rl-base-1", 6)), make_run("rl-base-2", 8)
+    assert [*checkpoints(source.scratch)] == [2, 4, 6], "the best, a multiple of four, the last"
+    before = file_digests(source.scratch)
+    fork(source.scratch, 4, target)
+    assert file_digests(source.scratch) == before
+    assert [*checkpoints(target.scratch)] == [2, 4]
+    straight = train(make_run("rl-base-3", 8))
+    train(target)
+    assert (target.output / "train_log.jsonl").read_bytes() == (straight.output / "train_log.jsonl").read_bytes()
+    assert (target.output / "adapter").read_bytes() == (straight.output / "adapter").read_bytes()
+    manifest, other = (read_json(run.output / "manifest.json") for run in (target, straight))
+    assert manifest.pop("forked_from") == {"run": "rl-base-1", "step": 4}
+    assert manifest == other
+
+
+def test_a_fork_chooses_among_the_checkpoints_that_it_has(make_run: MakeRun) -> None:
+    source, target = train(make_run("rl-base-1", 6)), make_run("rl-base-2", 8)
+    (source.scratch / "checkpoints" / "2").unlink()
+    fork(source.scratch, 4, target)
+    assert read_json(train(target).output / "manifest.json")["best_step"] == 4
+    (source.scratch / "checkpoints" / "3").write_text("1.0")
+    (source.scratch / "checkpoints" / "4").unlink()
+    with pytest.raises(ArtifactError, match="no checkpoint up to step 3 with a score on dev"):
+        fork(source.scratch, 3, make_run("rl-base-3", 9))
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "steps", "changes", "error", "message"),
+    [
+        (3, "rl-base-2", 8, {}, ArtifactError, r"no checkpoint of step 3; it has: 2, 4, 6"),
+        (4, "rl-base-1", 6, {}, ConfigError, "the stage continues rl-base-1 itself"),
+        (6, "rl-base-2", 6, {}, ConfigError, r"rl\.steps\.base is 6, so nothing is left after step 6"),
+        (4, "rl-base-2", 8, {"lora": {"rank": 3, "alpha": 1}}, ConfigError, r"with another rl\.lora"),
+    ],
+)
+def test_a_fork_that_could_not_be_trained_is_refused(
+    make_run: MakeRun,
+    step: int,
+    name: str,
+    steps: int,
+    changes: dict[str, object],
+    error: type[Exception],
+    message: str,
+) -> None:
+    source, target = train(make_run("rl-base-1", 6)), make_run(name, steps, **changes)
+    with pytest.raises(error, match=message):
+        fork(source.scratch, step, target)
+
+
+def test_a_fork_of_other_weights_or_over_a_run_is_refused(make_run: MakeRun) -> None:
+    source, target = train(make_run("rl-base-1", 6)), train(make_run("rl-base-2", 8))
+    with pytest.raises(ConfigError, match="rl-base-2 has trained with these params"):
+        fork(source.scratch, 4, target)
+    other = make_run("rl-base-3", 8).model_copy(update={"weights": "1"})
+    with pytest.raises(ConfigError, match="changed other weights than those in"):
+        fork(source.scratch, 4, other)
+
+
+@pytest.fixture
+def project(policy_folder: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which the stage rl of the smoke profile could run, as far as files go."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "profiles" / "smoke"
+    folder.mkdir(parents=True)
+    (folder / "params.yaml").write_bytes((root / "profiles/smoke/params.yaml").read_bytes())
+    (tmp_path / "models" / "smoke").mkdir(parents=True)
+    (tmp_path / "models" / "smoke" / "base").symlink_to(policy_folder)
+    write_json(tmp_path / "data/smoke/index/world/manifest.json", {})
+    for split in ("train", "dev"):
+        write_jsonl(tmp_path / f"data/smoke/questions/multihoprag/{split}.jsonl", QUESTIONS)
+    return tmp_path
+
+
+def test_the_commands_list_runs_and_say_how_a_fork_is_trained(project: Path) -> None:
+    profile = load_profile(project / "profiles/smoke/params.yaml").with_overrides({"rl.keep.every": 1})
+    source = train(rl_run(profile.with_overrides({"rl.steps.base": 3}), "base"))
+    listed = CliRunner().invoke(app, ["rl", "runs", "smoke"], catch_exceptions=False)
+    assert source.scratch.name in listed.output
+    assert "1.000 (2)" in listed.output
+    assert "1 2 3" in listed.output
+    changes = ["-S", "rl.steps.base=4", "-S", "rl.learning_rate=5e-4"]
+    forked = CliRunner().invoke(
+        app, ["rl", "fork", "base", "2", "--profile", "smoke", *changes], catch_exceptions=False
+    )
+    target = rl_run(profile.with_overrides({"rl.steps.base": 4, "rl.learning_rate": 0.0005}), "base")
+    assert [*checkpoints(target.scratch)] == [2]
+    assert f"{target.scratch.name} begins at step 2 of {source.scratch.name}" in forked.output
+    assert (
+        "dvc exp run -S profiles/smoke/params.yaml:rl.steps.base=4 "
+        "-S profiles/smoke/params.yaml:rl.learning_rate=5e-4 profiles/smoke/dvc.yaml:rl@base" in forked.output
+    )
