@@ -12,6 +12,9 @@ MakeTrainer = Callable[[RlTask, RlConfig], RlTrainer]
 
 def _unsloth() -> MakeTrainer:
     require_gpu("rl with the unsloth backend", packages=["unsloth", "bitsandbytes", "trl"])
+    from deepsearch_rl.training.backends.art.runtime import require_runtime  # noqa: PLC0415 - for this engine alone
+
+    require_runtime()
     from deepsearch_rl.training.backends.art.unsloth import make_unsloth_trainer  # noqa: PLC0415 - imports trl
 
     return make_unsloth_trainer
