@@ -160,7 +160,7 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
         CommandError: ``swift sft`` failed.
     """
     if config.device == "cuda":
-        require_gpu("sft", packages=["swift", "flash_attn"] if config.attention == "flash_attn" else ["swift"])
+        require_gpu("sft", packages=["swift", "flash_attn|kernels"] if config.attention == "flash_attn" else ["swift"])
     count = sum(1 for _ in read_jsonl(rows, SwiftRow)) if rows.is_file() else 0
     if not count:
         raise ArtifactError(f"{rows} holds no rows to train on; look at the drop counts of the filter stage.")
