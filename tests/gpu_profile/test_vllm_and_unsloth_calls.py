@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deepsearch_rl.serving.adapters import Adapter
 from deepsearch_rl.serving.launch import VllmConfig, vllm_serve_command
 from deepsearch_rl.training.backends.art.unsloth import unsloth_settings
 from deepsearch_rl.training.merge import AdapterMergeConfig, unsloth_load_arguments, unsloth_save_arguments
@@ -72,6 +73,16 @@ def test_vllm_reads_our_serve_call_as_we_mean_it(gpu: dict[str, Any]) -> None:
         "seed": config.seed,
     }
     assert {name: read["values"].get(name) for name in expected} == expected
+
+
+def test_vllm_reads_the_call_with_adapters_as_we_mean_it(gpu: dict[str, Any]) -> None:
+    config = VllmConfig.model_validate(gpu["serving"]["vllm"])
+    base, folder = Path("models/gpu/sft"), Path("models/gpu/rl_adapter/sft")
+    for rank, served in ((8, 8), (9, 16), (512, 512)):
+        adapters = {name: Adapter(folder, base, rank) for name in ("policy", "other")}
+        read = read_by_vllm(vllm_serve_command(base, config, 8123, adapters))
+        names = ("enable_lora", "max_lora_rank", "max_loras")
+        assert (read["unknown"], [read["values"][name] for name in names]) == ([], [True, served, 2])
 
 
 def arguments_of(file: str, owner: str | None, function: str) -> set[str]:
