@@ -37,7 +37,7 @@ def tokens_of(folder: Path) -> list[str]:
     """What the served folder writes greedily, token by token."""
     with serve_model(folder, ServingConfig.model_validate(CPU)) as endpoint:
         body = {**REQUEST, "model": endpoint.model}
-        answer = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, timeout=60).json()
+        answer: Any = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, timeout=60).json()
     return [token["token"] for token in answer["choices"][0]["logprobs"]["content"]]
 
 
@@ -45,7 +45,8 @@ def tokens_of(folder: Path) -> list[str]:
 def test_an_adapter_writes_what_the_merged_model_writes(adapter: Path, policy_folder: Path, tmp_path: Path) -> None:
     merged = shutil.copytree(policy_folder, tmp_path / "merged")
     base: Any = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
-    peft.PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().save_pretrained(str(merged))
+    adapted: Any = peft.PeftModel.from_pretrained(base, str(adapter))
+    adapted.merge_and_unload().save_pretrained(str(merged))
     assert tokens_of(adapter) == tokens_of(merged) != tokens_of(policy_folder)
 
 
@@ -54,9 +55,8 @@ def test_an_adapter_names_its_base_and_vllm_is_started_for_its_rank(adapter: Pat
     assert read_adapter(policy_folder) is None
     gpu = load_profile(ROOT / "profiles" / "gpu" / "params.yaml").section("serving", ServingConfig).vllm
     assert isinstance(gpu, VllmConfig)
-    command = vllm_serve_command(
-        policy_folder, gpu, 8000, {"policy": read, "other": Adapter(adapter, policy_folder, 9)}
-    )
+    adapters = {"policy": Adapter(adapter, policy_folder, 4), "other": Adapter(adapter, policy_folder, 9)}
+    command = vllm_serve_command(policy_folder, gpu, 8000, adapters)
     assert command[command.index("--served-model-name") + 1] == "base"
     assert command[command.index("--max-lora-rank") + 1] == "16"
     assert command[-3:] == ["--lora-modules", f"policy={adapter}", f"other={adapter}"]

@@ -136,7 +136,8 @@ def main() -> None:
     for adapter in adapters:
         from peft import PeftModel  # noqa: PLC0415 - takes seconds, and whole models do not need it
 
-        model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+        adapted: Any = PeftModel.from_pretrained(model, adapter)
+        model = adapted.merge_and_unload()
     app = chat_app(Engine(model.eval(), int(slots), int(context_tokens)), load_chat_format(Path(folder)), lambda: name)
     with socket.socket(fileno=int(descriptor)) as listener:
         _server(app).run([listener])
