@@ -77,13 +77,14 @@ params: environment  ## every params.yaml, from profiles/*/profile.yaml and the 
 deps: environment  ## each stage's source files, from their imports, into dvc.yaml
 	@$(BIN)/python -m scripts.deps
 
-gpu-environments: environment  ## .venvs/{core,sft,rl,serve}, the interpreters of the gpu profile
-	@for family in core sft rl serve; do \
+gpu-environments: environment  ## .venvs/{core,index,sft,rl,serve}, the interpreters of the gpu profile, and ART's vLLM
+	@for family in core index sft rl serve; do \
 	  $(UV) venv -q --allow-existing --python 3.11 .venvs/$$family && \
 	  $(UV) pip sync --python .venvs/$$family/bin/python profiles/gpu/requirements/$$family.txt && \
 	  $(UV) pip install --python .venvs/$$family/bin/python --no-deps -e . || exit 1; \
 	done
+	PATH="$(abspath .venvs/uv/bin):$$PATH" .venvs/rl/bin/python -m deepsearch_rl.training.backends.art.runtime
 
-check-gpu-calls: environment  ## the gpu profile's vllm and unsloth calls, read by those tools in a throw-away environment
+check-gpu-calls: environment  ## the gpu profile's calls of vllm, unsloth and faiss-gpu, read by those tools in throw-away environments
 	@$(BIN)/python -m tests.gpu_profile.check_environment
 	@$(BIN)/python -m pytest tests/gpu_profile

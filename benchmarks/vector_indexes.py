@@ -244,7 +244,7 @@ def main() -> None:
     if not (truth := work / "truth.npy").exists():
         np.save(truth, np.stack(exact_rows(open_vector_file(vectors), np.load(queries), TOP_K)))
     true_QK, cells = np.load(truth), cells_of(options.rows)
-    codes = {"nlist": cells, "m": 96, "nbits": 8, "train_rows": TRAIN_ROWS, "device": "cpu"}
+    codes = {"nlist": cells, "m": 96, "nbits": 8, "train_rows": TRAIN_ROWS, "device": "cpu", "search_device": "cpu"}
     plain = IvfPqConfig(kind="ivf_pq", nprobe=16, **codes)  # the published index, its cells scaled to the rows
     refined = codes | {"kind": "ivf_pq_refine", "refine_factor": REFINE_FACTOR}
     same_codes = IvfPqRefineConfig.model_validate(refined | {"nprobe": min(32, cells)})

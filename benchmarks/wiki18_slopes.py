@@ -52,7 +52,8 @@ ROWS_PER_NEW_WORD = 4
 CHANGES = {
     "encoding": {"engine": "local", "dtype": "float16", "block_rows": 4096, "ray": None},
     "vectors": {
-        "kind": "ivf_pq_refine", "m": 96, "nbits": 8, "nprobe": 16, "refine_factor": 10, "device": "cpu", "nlist": 1024,
+        "kind": "ivf_pq_refine", "m": 96, "nbits": 8, "nprobe": 16, "refine_factor": 10, "device": "cpu",
+        "search_device": "cpu", "nlist": 1024,
         "train_rows": 65_536,
     },
 }  # fmt: skip

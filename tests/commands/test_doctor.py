@@ -6,7 +6,16 @@ from typer.testing import CliRunner, Result
 
 from deepsearch_rl.cli import app
 from deepsearch_rl.commands import doctor
-from deepsearch_rl.commands.doctor import Machine, Package, Report, Requirements, missing_on_machine, render
+from deepsearch_rl.commands.doctor import (
+    Machine,
+    Package,
+    Report,
+    Requirements,
+    missing_in_environments,
+    missing_on_machine,
+    render,
+)
+from deepsearch_rl.profile import find_profile
 
 LAPTOP = Machine(cores=2, memory_gib=8, free_disk_gib=50, gpus_gib=(), java="")
 SERVER = Machine(cores=64, memory_gib=512, free_disk_gib=2000, gpus_gib=(80.0, 80.0), java="openjdk 21")
@@ -45,6 +54,22 @@ def test_every_missing_requirement_is_named_with_the_way_to_get_it(monkeypatch: 
         "export DEEPSEARCH_TEST_KEY=...",
     ):
         assert line in text
+
+
+def test_what_the_backends_of_a_profile_need_is_looked_for_in_its_environments(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ART_VLLM_RUNTIME_CACHE_DIR", str(tmp_path / "art"))
+    gpu = find_profile(root, "gpu").with_overrides({"index.vectors": {"kind": "ivf_flat", "device": "cuda"}})
+    assert list(missing_in_environments(root, find_profile(root, "tiny"))) == []
+    missing = list(missing_in_environments(tmp_path, gpu))
+    assert [what.partition(" ")[0] for what in missing] == ["flash", "faiss-gpu", "ART's"]
+    files = {"sft": "kernels/__init__.py", "index": "faiss/_gpu_build.py"}
+    paths = [tmp_path / f".venvs/{family}/lib/python3.11/site-packages/{file}" for family, file in files.items()]
+    for path in (*paths, tmp_path / "art/0a/install.json"):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert list(missing_in_environments(tmp_path, gpu)) == []
 
 
 def test_a_machine_that_has_everything_misses_nothing_and_an_old_java_is_missing(

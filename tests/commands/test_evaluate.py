@@ -15,6 +15,7 @@ from deepsearch_rl.cli import app
 from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError, EndpointError, UnknownNameError
 from deepsearch_rl.files import read_json, read_jsonl
 from deepsearch_rl.records import Trajectory
+from deepsearch_rl.serving import launch
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.policies import policy_folder
 
@@ -199,6 +200,69 @@ def test_a_folder_with_weights_is_served_and_evaluated(folder: Path, policy_fold
     assert result.exit_code == 0, result.output
     [row] = json.loads(result.stdout)["rows"]
     assert (row["checkpoint"], row["n"]) == (policy_folder.as_posix(), 2)
+
+
+RECORDED_VLLM = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+flags = dict(zip(sys.argv, sys.argv[1:]))
+open({log!r}, "w").write(json.dumps(sys.argv[1:]))
+
+class Vllm(BaseHTTPRequestHandler):
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def do_GET(self):
+        self.answer({{}})
+
+    def do_POST(self):
+        model = json.loads(self.rfile.read(int(self.headers["content-length"])))["model"]
+        message = {{"role": "assistant", "content": "<answer> Stoke</answer>"}}
+        usage = {{"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}}
+        choices = [{{"index": 0, "finish_reason": "stop", "message": message}}]
+        self.answer({{"id": "c", "object": "chat.completion", "created": 0, "model": model, "choices": choices,
+                     "usage": usage}})
+
+HTTPServer((flags["--host"], int(flags["--port"])), Vllm).serve_forever()
+"""
+"""Stands in for vLLM, which needs a GPU: it notes its arguments and answers every chat with one town."""
+
+
+@pytest.fixture
+def vllm_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An interpreter with the stand-in beside it, on a machine that seems to have a GPU; the log of its arguments."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    scripts = {
+        "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
+        "vllm": RECORDED_VLLM.format(python=sys.executable, log=str(tmp_path / "vllm.json")),
+    }
+    for name, text in scripts.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setattr(launch, "require_gpu", lambda *_, **__: None)
+    return tmp_path / "vllm.json"
+
+
+@pytest.mark.slow
+def test_a_folder_with_weights_is_served_by_vllm_where_the_backend_says_so(
+    folder: Path, policy_folder: Path, vllm_log: Path
+) -> None:
+    options = ["--backend", "vllm", "--context-tokens", "4096", "--retriever", "bm25", "--json"]
+    command = ["evaluate", "--model", str(policy_folder), "--dataset", "musique", "--data", str(folder), *options]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    [row] = json.loads(result.stdout)["rows"]
+    assert (row["checkpoint"], row["n"], row["f1"]) == (policy_folder.as_posix(), 4, 0.25)
+    arguments = read_json(vllm_log)
+    assert arguments[:2] == ["serve", str(policy_folder)]
+    assert arguments[arguments.index("--max-model-len") + 1] == "4096"
+    assert "--reasoning-parser" not in arguments
 
 
 @pytest.mark.slow

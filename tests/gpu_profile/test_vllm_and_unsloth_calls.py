@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deepsearch_rl.serving.adapters import Adapter
 from deepsearch_rl.serving.launch import VllmConfig, vllm_serve_command
 from deepsearch_rl.training.backends.art.samplers import lora_serve_command
 from deepsearch_rl.training.backends.art.unsloth import unsloth_settings
@@ -86,6 +87,16 @@ def test_vllm_reads_rls_serve_call_as_we_mean_it(gpu: dict[str, Any]) -> None:
     assert not read["unknown"]
     expected = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "enable_sleep_mode": True, "max_num_seqs": 128}
     assert {name: read["values"].get(name) for name in expected} == expected
+
+
+def test_vllm_reads_the_call_with_adapters_as_we_mean_it(gpu: dict[str, Any]) -> None:
+    config = VllmConfig.model_validate(gpu["serving"]["vllm"])
+    base, folder = Path("models/gpu/sft"), Path("models/gpu/rl_adapter/sft")
+    for rank, served in ((8, 8), (9, 16), (512, 512)):
+        adapters = {name: Adapter(folder, base, rank) for name in ("policy", "other")}
+        read = read_by_vllm(vllm_serve_command(base, config, 8123, adapters))
+        names = ("enable_lora", "max_lora_rank", "max_loras")
+        assert (read["unknown"], [read["values"][name] for name in names]) == ([], [True, served, 2])
 
 
 def arguments_of(file: str, owner: str | None, function: str) -> set[str]:

@@ -127,7 +127,7 @@ def test_every_corpus_gets_its_own_index_and_kind_of_vectors(
     chunks_root.mkdir()
     for name in ("one", "two"):
         (chunks_root / f"{name}.jsonl").write_bytes(chunks_path.read_bytes())
-    cells = IvfPqConfig(kind="ivf_pq", nlist=1, m=1, nbits=2, nprobe=1, train_rows=5, device="cpu")
+    cells = IvfPqConfig(kind="ivf_pq", nlist=1, m=1, nbits=2, nprobe=1, train_rows=5, device="cpu", search_device="cpu")
     mixed = section.model_copy(update={"corpus_vectors": {"two": cells}})
     build_indexes(chunks_root, tmp_path / "index", mixed, seed=0, work=tmp_path / "work", questions={})
     kinds = {name: read_manifest(tmp_path / "index" / name).config.vectors.kind for name in ("one", "two")}

@@ -10,13 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, UnavailableError
+from deepsearch_rl.errors import ArtifactError, CheckFailedError, CommandError, ConfigError, UnavailableError
 from deepsearch_rl.files import sha256_file
 from deepsearch_rl.training.merge import (
     AdapterMergeConfig,
     GreedyAnswer,
     MergeConfig,
+    answers_of_new_process,
     fixed_prompts,
     greedy_answers,
     merge_adapter,
@@ -26,7 +28,13 @@ from deepsearch_rl.training.merge import (
 from deepsearch_rl.training.model_folder import complete_folder
 
 PEFT_MERGE = AdapterMergeConfig(
-    backend="peft", dtype="float32", max_sequence_tokens=512, prompts=4, max_tokens=8, tie_tolerance=0.0
+    backend="peft",
+    dtype="float32",
+    max_sequence_tokens=512,
+    prompts=4,
+    max_tokens=8,
+    tie_tolerance=0.0,
+    check_timeout_s=60,
 )
 SWIFT_MERGE = MergeConfig(device="cpu", dtype="float32", model_type="qwen3", template="qwen3_nothinking")
 
@@ -60,6 +68,29 @@ def test_a_merge_that_loses_the_adapter_fails_and_keeps_nothing(
     with pytest.raises(CheckFailedError, match="does not write what the unmerged one does"):
         merge_rl_adapter(PEFT_MERGE, policy_folder, adapter_folder, tmp_path / "merged")
     assert not list(tmp_path.iterdir())
+
+
+def test_classes_that_a_library_patched_here_do_not_reach_the_check_of_the_merged_model(
+    policy_folder: Path, adapter_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Unsloth leaves them: the class's forward reads an attribute that only its own instances have."""
+    config = PEFT_MERGE.model_copy(update={"max_tokens": 2})
+    merge_rl_adapter(config, policy_folder, adapter_folder, tmp_path / "merged")
+    prompts = fixed_prompts(tmp_path / "merged", 4)
+    expected = answers_of_new_process(tmp_path / "merged", config, prompts)
+    monkeypatch.setattr(Qwen3Attention, "forward", lambda self, *args, **_: self.apply_qkv(self, *args))
+    with pytest.raises(AttributeError, match="apply_qkv"):
+        greedy_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"), prompts, 2)
+    assert answers_of_new_process(tmp_path / "merged", config, prompts) == expected
+
+
+def test_a_check_that_dies_or_hangs_is_named(policy_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{broken")
+    with pytest.raises(CommandError, match=r"exit code 1\.[\s\S]*config\.json"):
+        answers_of_new_process(tmp_path, PEFT_MERGE, [[1]])
+    hanging = PEFT_MERGE.model_copy(update={"check_timeout_s": 0.01})
+    with pytest.raises(CommandError, match=r"not kept: .* within 0\.01 s"):
+        answers_of_new_process(policy_folder, hanging, [[1]])
 
 
 def test_a_merged_folder_serves_as_its_base_does_and_uses_the_cache(
@@ -119,14 +150,14 @@ def test_gpu_merges_without_a_gpu_stop_before_anything_is_read(tmp_path: Path) -
 def test_answers_may_part_at_a_tie_and_nowhere_else() -> None:
     logits = torch.tensor([[0.0, 3.0, 2.9], [0.0, 3.0, 1.0]])
     ours = [GreedyAnswer([1, 1], logits)]
-    require_same_answers(ours, [GreedyAnswer([1, 1], logits)], tie_tolerance=0.0)
-    require_same_answers(ours, [GreedyAnswer([2, 0], logits)], tie_tolerance=0.2)
+    require_same_answers(ours, [[1, 1]], tie_tolerance=0.0)
+    require_same_answers(ours, [[2, 0]], tie_tolerance=0.2)
     with pytest.raises(CheckFailedError, match="from token 0 on"):
-        require_same_answers(ours, [GreedyAnswer([2, 0], logits)], tie_tolerance=0.0)
+        require_same_answers(ours, [[2, 0]], tie_tolerance=0.0)
     with pytest.raises(CheckFailedError, match="from token 1 on"):
-        require_same_answers(ours, [GreedyAnswer([1, 2], logits)], tie_tolerance=0.2)
+        require_same_answers(ours, [[1, 2]], tie_tolerance=0.2)
     with pytest.raises(CheckFailedError, match="prompt 1 of 1"):
-        require_same_answers(ours, [GreedyAnswer([1], logits[:1])], tie_tolerance=0.2)
+        require_same_answers(ours, [[1]], tie_tolerance=0.2)
 
 
 @pytest.mark.slow

@@ -185,10 +185,14 @@ def test_search_r1_rows_begin_as_the_agents_conversations_of_its_protocol(questi
     ]
 
 
-def test_rlinf_lines_have_prompt_and_solutions(questions: Path, tmp_path: Path) -> None:
-    export_rows(questions, tmp_path / "out.jsonl", "rlinf", **SOURCE)
+def test_rlinf_lines_hold_the_message_that_says_how_to_search_and_the_solutions(
+    questions: Path, tmp_path: Path
+) -> None:
+    export_rows(questions, tmp_path / "out.jsonl", "rlinf", **SOURCE | {"prompt": None})
     lines = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(lines[1]) == {"prompt": "Wo liegt Zürich?", "solutions": ["Switzerland"]}
+    opening = SearchTags(load_prompt("search_tags")).opening("Wo liegt Zürich?")
+    prompt = [{"role": "user", "content": opening[0].content}]
+    assert json.loads(lines[1]) == {"prompt": prompt, "solutions": ["Switzerland"]}
 
 
 def test_rows_that_a_trainer_would_refuse_are_refused_before_the_file_appears(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from pydantic import Field
 from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.planning.estimate import make_plan
 from deepsearch_rl.processes import free_port
-from deepsearch_rl.profile import dvc_file, find_profile, profile_names
+from deepsearch_rl.profile import Profile, dvc_file, find_profile, profile_names
 from deepsearch_rl.records import Record
 
 OURS = "deepsearch-rl"
@@ -184,11 +184,32 @@ def _missing_for_profile(root: Path, name: str, machine: Machine, parts: Parts) 
         if not (root / interpreter).exists():
             target = "environment" if interpreter.startswith(".venv/") else "gpu-environments"
             yield MissingRequirement(f"interpreter {interpreter}", f"make {target}")
+    for what in missing_in_environments(root, profile):
+        yield MissingRequirement(what, "make gpu-environments")
     needs = profile.section("requires", Requirements)
     yield from missing_on_machine(needs, machine)
     if needs.gpu_memory_gib and needs.max_hours and (hours := make_plan(profile, {}).hours) > needs.max_hours:
         planned = f"time: {hours:.0f} hours are planned, requires.max_hours is {needs.max_hours:g}"
         yield MissingRequirement(planned, f"deepsearch plan {name}")
+
+
+def missing_in_environments(root: Path, profile: Profile) -> Iterator[str]:
+    """Yield what a profile's backends need besides packages that every environment has, looked up, not imported."""
+    python = profile.mapping("python", str)
+
+    def has(family: str, *files: str) -> bool:
+        packages = (root / python[family]).parent.parent
+        return any(any(packages.glob(f"lib/python3*/site-packages/{file}")) for file in files)
+
+    if profile.value("sft")["packing"] and not has("sft", "flash_attn", "kernels"):
+        yield "flash attention for packed rows, in python.sft"
+    index = profile.value("index")
+    devices = {vectors.get("device") for vectors in (index["vectors"], *index["corpus_vectors"].values())}
+    if "cuda" in devices and not has("index", "faiss/_gpu_build.py"):
+        yield "faiss-gpu for vectors with device: cuda, in python.index"
+    runtimes = Path(os.environ.get("ART_VLLM_RUNTIME_CACHE_DIR") or "~/.cache/art/vllm_runtime").expanduser()
+    if profile.value("rl")["backend"]["service"] == "unsloth" and not any(runtimes.glob("*/install.json")):
+        yield f"ART's vLLM, below {runtimes}"
 
 
 def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[MissingRequirement]:

@@ -31,7 +31,7 @@ def convert_command(
     split: Annotated[str, Option(help="search-r1, verl: split of the questions.")] = "train",
     prompt: Annotated[
         str | None,
-        Option(help="A file of agent/prompts.", show_default="search-r1: search_tags, verl: multihoprag_nothink"),
+        Option(help="A file of agent/prompts.", show_default="verl: multihoprag_nothink; else search_tags"),
     ] = None,
     model: Annotated[str, Option(help="trajectories: the model that made the results.")] = "imported",
 ) -> None:

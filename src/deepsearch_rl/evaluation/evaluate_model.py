@@ -30,6 +30,7 @@ from deepsearch_rl.files import (
 from deepsearch_rl.records import Chunk, Question, RetrieverName
 from deepsearch_rl.retrieval.manifest import digest_index, read_manifest
 from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.serving.adapters import read_adapter
 from deepsearch_rl.serving.launch import require_backend, serve_model
 from deepsearch_rl.serving.remote import read_remote, resolve_endpoint, shown_address
 from deepsearch_rl.trajectories.collect import TrajectoryFile, collect
@@ -64,8 +65,9 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
         require_backend(setting.serving)
     checkpoint = checkpoint_name(folder)  # first: its error names the missing environment variable
     settings = [(each, _read_questions(data, each)) for each in settings_of(setting, model)]
-    files = file_digests(folder)
-    weights = sha256_json([files, checkpoint] if remote else files)
+    files, adapter = file_digests(folder), None if remote else read_adapter(folder)
+    parts = [files, checkpoint] if remote else [files, file_digests(adapter.base)] if adapter else files
+    weights = sha256_json(parts)
     inputs = {"model": weights}
     rows: list[F1TableRow] = []
     with atomic_directory(out) as partial, serve_model(folder, setting.serving) as endpoint:

@@ -28,6 +28,7 @@ from deepsearch_rl.retrieval.sparse.lucene import LuceneIndex
 from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 from deepsearch_rl.retrieval.vectors.flat import open_vector_file
+from deepsearch_rl.retrieval.vectors.gpu import require_device
 
 LIBRARIES = ("PyStemmer", "numpy", "scikit-learn")
 
@@ -57,12 +58,15 @@ def build_indexes(
     Raises:
         ArtifactError: there are no chunk files, or one is empty.
         UnknownNameError: ``corpus_vectors`` names a corpus that has no chunks.
+        UnavailableError: a GPU is asked for and missing; nothing has been encoded then.
     """
     corpora = {path.stem: path for path in sorted(chunks_root.glob("*.jsonl"))}
     if not corpora:
         raise ArtifactError(f"{chunks_root} holds no chunk files; run the chunk stage first (`dvc repro`).")
     for name in section.corpus_vectors:
         look_up("corpus", name, corpora)
+    for name in corpora:
+        require_device(section.of(name).vectors)
     for name, path in corpora.items():
         build_index(path, index_root / name, section.of(name), seed, work / name, questions.get(name, ()))
 
@@ -87,6 +91,7 @@ def build_index(
         ConfigError: another process builds this folder, or works in ``work``; ``index_dir`` holds files that no build
             wrote; or a parameter does not fit the corpus.
     """
+    require_device(config.vectors)  # before the vectors, which can take hours
     index_dir = index_dir.resolve()
     if chunks_path.resolve().is_relative_to(index_dir):
         raise ConfigError(f"{chunks_path} lies in {index_dir}, which the index would replace; name another folder.")

@@ -4,7 +4,7 @@
     GET  /v1/models             the one name that is served
     GET  /health                200 once requests are answered
 
-    python -m deepsearch_rl.serving.chat_server SOCKET FOLDER NAME SLOTS CONTEXT_TOKENS     (started by `launch`)
+    python -m deepsearch_rl.serving.chat_server SOCKET FOLDER NAME SLOTS CONTEXT_TOKENS [ADAPTER]   (for `launch`)
 
 Every sampled token is reported as ``token_id:N``, so that a trainer reads the very tokens that were sampled.
 """
@@ -130,10 +130,15 @@ def serve_in_thread(app: FastAPI) -> Iterator[int]:
 
 
 def main() -> None:
-    """Serve a model folder on the inherited socket until told to stop."""
-    descriptor, folder, name, slots, context_tokens = sys.argv[1:]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    app = chat_app(Engine(model, int(slots), int(context_tokens)), load_chat_format(Path(folder)), lambda: name)
+    """Serve a model folder, with an adapter added to its weights, on the inherited socket until told to stop."""
+    descriptor, folder, name, slots, context_tokens, *adapters = sys.argv[1:]
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for adapter in adapters:
+        from peft import PeftModel  # noqa: PLC0415 - takes seconds, and whole models do not need it
+
+        adapted: Any = PeftModel.from_pretrained(model, adapter)
+        model = adapted.merge_and_unload()
+    app = chat_app(Engine(model.eval(), int(slots), int(context_tokens)), load_chat_format(Path(folder)), lambda: name)
     with socket.socket(fileno=int(descriptor)) as listener:
         _server(app).run([listener])
 

@@ -3,6 +3,8 @@
     with serve_model(folder, config) as endpoint:
         ...  # OpenAI-compatible, stopped at the end of the block
 
+The folder holds a model, or an adapter that names its base (:mod:`deepsearch_rl.serving.adapters`).
+
 Backends: ``cpu`` (our own engine over transformers' models) and ``vllm`` (GPU), each a program in a process of its own.
 A folder that describes a server which runs already (:mod:`deepsearch_rl.serving.remote`) needs neither.
 """
@@ -10,7 +12,7 @@ A folder that describes a server which runs already (:mod:`deepsearch_rl.serving
 import contextlib
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import Field
@@ -20,10 +22,12 @@ from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import sha256_json
 from deepsearch_rl.processes import LOOPBACK, free_port, running_server
 from deepsearch_rl.records import NonEmpty, Record, ServingBackend
+from deepsearch_rl.serving.adapters import Adapter, read_adapter
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.serving.remote import open_endpoint, read_remote
 
 SERVED_NAME = "policy"
+BASE_NAME = "base"  # of a base that is served below its adapters
 
 
 class CpuConfig(Record):
@@ -81,40 +85,48 @@ def require_backend(config: ServingConfig) -> CpuConfig | VllmConfig:
 def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
     """Serve a model folder, or reach the server that it describes, and yield where the model answers.
 
-    Raises as :func:`require_backend` and :func:`open_endpoint`; ArtifactError if ``folder`` holds no model;
-    EndpointError, with the server's last lines, if it ended or did not answer in time.
+    Raises as :func:`require_backend`, :func:`read_adapter` and :func:`open_endpoint`; ArtifactError if ``folder`` holds
+    no model; EndpointError, with the server's last lines, if it ended or did not answer in time.
     """
     remote = read_remote(folder)
     if remote is not None:
         yield open_endpoint(remote)
         return
     settings = require_backend(config)
-    if not (folder / "config.json").is_file():
+    adapter = read_adapter(folder)
+    base = adapter.base if adapter else folder
+    if not (base / "config.json").is_file():
         raise ArtifactError(f"{folder} holds no model (config.json is missing); run the stage that makes it first.")
     listener = None
     if isinstance(settings, CpuConfig):
         listener = socket.create_server((LOOPBACK, 0))
         port = listener.getsockname()[1]
-        arguments = [listener.fileno(), folder, SERVED_NAME, settings.slots, settings.context_tokens]
+        arguments = [listener.fileno(), base, SERVED_NAME, settings.slots, settings.context_tokens]
+        arguments += [adapter.folder] if adapter else []
         command = [sys.executable, "-m", "deepsearch_rl.serving.chat_server", *map(str, arguments)]
     else:
         port = free_port()  # vLLM takes no open socket
-        command = vllm_serve_command(folder, settings, port)
+        command = vllm_serve_command(base, settings, port, {SERVED_NAME: adapter} if adapter else {})
         command[0] = str(Path(sys.executable).with_name("vllm"))  # the one installed beside this interpreter
     url, timeout_s = f"http://{LOOPBACK}:{port}", settings.start_timeout_s
     with running_server("the model server", command, url, "/health", timeout_s, listener=listener):
         yield Endpoint(base_url=f"{url}/v1", model=SERVED_NAME, api_key="EMPTY")
 
 
-def vllm_serve_command(folder: Path, config: VllmConfig, port: int) -> list[str]:
-    """Return the ``vllm serve`` call for a merged 16-bit model folder on a loopback port (vLLM 0.32; LoRA stays off).
+def vllm_serve_command(
+    folder: Path, config: VllmConfig, port: int, adapters: Mapping[str, Adapter] | None = None
+) -> list[str]:
+    """Return the ``vllm serve`` call for a 16-bit model folder on a loopback port (vLLM 0.32).
+
+    ``adapters`` of this base are served beside it, each under its name; the base is then called ``base``. Raises
+    ConfigError for a rank that vLLM does not serve.
 
     Departures from vLLM's defaults: ``--generation-config vllm``, because the model folder's own file would add top-k
     and top-p to every request; token ids in the log-probabilities, so that a trainer reads the very tokens that were
     sampled.
     """
-    flags = {
-        "served-model-name": SERVED_NAME,
+    flags: dict[str, object] = {
+        "served-model-name": BASE_NAME if adapters else SERVED_NAME,
         "host": LOOPBACK,
         "port": port,
         "dtype": config.dtype,
@@ -127,7 +139,13 @@ def vllm_serve_command(folder: Path, config: VllmConfig, port: int) -> list[str]
     }
     if config.reasoning_parser is not None:
         flags["reasoning-parser"] = config.reasoning_parser
-    switches = ["enable-auto-tool-choice", "return-tokens-as-token-ids", "no-enable-lora"]
+    switches = ["enable-auto-tool-choice", "return-tokens-as-token-ids"]
     switches += ["enforce-eager"] if config.enforce_eager else []
+    switches += ["enable-lora" if adapters else "no-enable-lora"]
+    modules = [f"{name}={adapter.folder}" for name, adapter in (adapters or {}).items()]
+    if adapters:
+        flags["max-lora-rank"] = max(adapter.served_rank for adapter in adapters.values())
+        flags["max-loras"] = len(adapters)
     pairs = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    return ["vllm", "serve", str(folder), *pairs, *(f"--{name}" for name in switches)]
+    command = ["vllm", "serve", str(folder), *pairs, *(f"--{name}" for name in switches)]
+    return [*command, "--lora-modules", *modules] if modules else command

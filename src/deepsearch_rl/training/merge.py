@@ -1,14 +1,21 @@
 """Merging adapters into their base: the SFT adapter by ms-swift, the RL adapter by PEFT or Unsloth, with a proof.
 
+    python -m deepsearch_rl.training.merge     (what the merged model writes; started by merge_rl_adapter)
+
 RL backends: ``peft`` adds the adapter to the base in the base's own 16- or 32-bit weights; ``unsloth`` (GPU) does the
 same from its own loader, ``save_pretrained_merged(..., save_method="merged_16bit")``. Neither ever merges into a base
 that was loaded in 4 bits, although the adapter may have been trained beside one: the rounded base would be kept.
 
 The proof that the merged model is the trained one: both write the same greedy answers to a fixed set of prompts,
-compared token by token.
+compared token by token. The merged folder answers in a process of its own, as every later reader of it will: Unsloth
+replaces methods of transformers' classes (``models/llama.py``, ``pre_patch``) by ones that only its own instances have
+the attributes for.
 """
 
+import contextlib
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from importlib import import_module
@@ -22,8 +29,9 @@ from pydantic import Field
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.errors import CheckFailedError, ConfigError
+from deepsearch_rl.errors import CheckFailedError, CommandError, ConfigError
 from deepsearch_rl.files import atomic_directory, read_json, write_json
+from deepsearch_rl.processes import LAST_LINES, ProcessGuard
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, CONFIG, complete_folder, require_files
@@ -94,6 +102,7 @@ class AdapterMergeConfig(Record):
     prompts: int = Field(ge=1, le=len(QUESTIONS), description="fixed prompts that both models answer greedily")
     max_tokens: int = Field(ge=1, description="longest of those answers")
     tie_tolerance: float = Field(ge=0, description="logit difference at which answers may part; 0 in float32")
+    check_timeout_s: float = Field(gt=0, description="how long the merged model may take to load and answer")
 
 
 def unsloth_load_arguments(adapter: Path, config: AdapterMergeConfig) -> dict[str, Any]:
@@ -144,13 +153,45 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
         complete_folder(start, partial)
         if (adapter / MANIFEST).is_file():  # names the training step that was kept
             shutil.copyfile(adapter / MANIFEST, partial / MANIFEST)
-        merged = greedy_answers(_load(partial, config), prompts, config.max_tokens)
+        merged = answers_of_new_process(partial, config, prompts)
         require_same_answers(expected, merged, config.tie_tolerance)
 
 
 def _load(folder: Path, config: AdapterMergeConfig) -> Any:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, config.dtype))
     return model.to("cuda") if config.backend == "unsloth" else model
+
+
+class AnswersTask(Record):
+    """What the process that checks a merged folder reads from its standard input."""
+
+    folder: Path
+    config: AdapterMergeConfig
+    prompts: list[list[int]]
+    output: Path = Field(description="JSON file for the tokens of every answer")
+
+
+def answers_of_new_process(folder: Path, config: AdapterMergeConfig, prompts: list[list[int]]) -> list[list[int]]:
+    """Return the tokens that a model folder writes after each prompt, loaded by plain transformers in a new process.
+
+    Raises CommandError, with the process's last lines, if it failed or took longer than ``check_timeout_s``.
+    """
+    with tempfile.TemporaryDirectory(prefix="deepsearch-") as scratch, ProcessGuard() as guard:
+        log, output = Path(scratch, "output.log"), Path(scratch, "answers.json")
+        task = AnswersTask(folder=folder.absolute(), config=config, prompts=prompts, output=output)
+        with log.open("w", encoding="utf-8") as lines:
+            command = [sys.executable, "-P", "-m", "deepsearch_rl.training.merge"]
+            process = guard.start(command, output=lines, settings=task.model_dump_json())
+        problem = f"did not end within {config.check_timeout_s:g} s"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            problem = f"ended with exit code {process.wait(config.check_timeout_s)}"
+        if process.returncode == 0:
+            return read_json(output)
+        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
+        raise CommandError(
+            f"the merged model could not be checked, and is not kept: the process that loads it {problem}. Its output "
+            f"ends:\n{tail}"
+        )
 
 
 def fixed_prompts(folder: Path, count: int) -> list[list[int]]:
@@ -189,24 +230,30 @@ def greedy_answers(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int
     return answers
 
 
-def require_same_answers(ours: Sequence[GreedyAnswer], theirs: Sequence[GreedyAnswer], tie_tolerance: float) -> None:
-    """Check that the unmerged model (``ours``) and the merged one (``theirs``) answer the same prompts alike.
+def require_same_answers(ours: Sequence[GreedyAnswer], theirs: Sequence[list[int]], tie_tolerance: float) -> None:
+    """Check that the unmerged model (``ours``) and the merged one (tokens, ``theirs``) answer the same prompts alike.
 
     Rounding to 16 bits can decide between two tokens that the model holds for equally likely, and everything after
     them; answers may part where two logits of ``ours`` differ by at most ``tie_tolerance``. Where they part elsewhere,
     CheckFailedError names the first prompt.
     """
     for number, (own, other) in enumerate(zip(ours, theirs, strict=True), 1):
-        pairs = enumerate(zip_longest(own.tokens, other.tokens))
+        pairs = enumerate(zip_longest(own.tokens, other))
         place = next((place for place, (token, merged) in pairs if token != merged), None)
         if place is None:
             continue
-        if place < min(len(own.tokens), len(other.tokens)):
+        if place < min(len(own.tokens), len(other)):
             logits_V = own.logits_TV[place]
-            if float(logits_V[own.tokens[place]] - logits_V[other.tokens[place]]) <= tie_tolerance:
+            if float(logits_V[own.tokens[place]] - logits_V[other[place]]) <= tie_tolerance:
                 continue
         raise CheckFailedError(
             f"the merged model does not write what the unmerged one does: greedy answers to prompt {number} of "
-            f"{len(ours)} differ from token {place} on ({own.tokens[:16]} unmerged, {other.tokens[:16]} merged). The "
+            f"{len(ours)} differ from token {place} on ({own.tokens[:16]} unmerged, {other[:16]} merged). The "
             "merged model is not kept."
         )
+
+
+if __name__ == "__main__":
+    request = AnswersTask.model_validate_json(sys.stdin.read())
+    answered = greedy_answers(_load(request.folder, request.config), request.prompts, request.config.max_tokens)
+    write_json(request.output, [answer.tokens for answer in answered])

@@ -40,7 +40,7 @@ from deepsearch_rl.training.swift_run import run_swift, swift_command
 from deepsearch_rl.trajectories.convert import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
-ATTENTION_PACKAGES = {"sdpa": (), "flash_attn": ("flash_attn",), "flash_attention_3": ("flash_attn_interface",)}
+ATTENTION_PACKAGES = {"sdpa": (), "flash_attn": ("flash_attn|kernels",), "flash_attention_3": ("flash_attn_interface",)}
 TRAINER_STATE = "trainer_state.json"  # the last file that a checkpoint gets
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 

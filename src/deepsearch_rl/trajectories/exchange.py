@@ -61,11 +61,15 @@ SCHEMAS: Mapping[str, pa.DataFrameSchema] = {
         "trl": {"tools": _ANYTHING, "messages": _CONVERSATION},
         "search-r1": {**_RL, "prompt": _checked(_roles_are("user"), "one user message")},
         "verl": {**_RL, "prompt": _checked(_roles_are("system", "user"), "system, then user")},
-        "rlinf": {"prompt": _TEXT, "solutions": pa.Column(object, _NOT_EMPTY)},
+        "rlinf": {
+            "prompt": _checked(_roles_are("user"), "one user message"),
+            "solutions": pa.Column(object, _NOT_EMPTY),
+        },
     }.items()
 }
 FORMATS = (*SCHEMAS, "trajectories")
-PROMPTS: Mapping[str, str] = {"search-r1": "search_tags", "verl": "multihoprag_nothink"}
+PARQUET = ("search-r1", "verl")
+PROMPTS: Mapping[str, str] = {"search-r1": "search_tags", "rlinf": "search_tags", "verl": "multihoprag_nothink"}
 """The prompt that fits how a trainer's model searches: by tags in its text, or by tool calls."""
 
 
@@ -88,7 +92,7 @@ def export_rows(source: Path, out: Path, to: str, dataset: str, split: str, prom
     if not rows:
         raise CheckFailedError(f"{source} gives no rows for {to}.")
     frame = check_frame(pd.DataFrame([row.model_dump(mode="json") for row in rows]), SCHEMAS[to], out.name)
-    if to not in PROMPTS:
+    if to not in PARQUET:
         return write_jsonl(out, rows)
     with atomic_file(out) as partial:
         frame.to_parquet(partial, index=False)
@@ -143,16 +147,16 @@ def _trl_row(trajectory: Trajectory) -> ExportRow:
 
 
 def _rl_rows(path: Path, to: str, dataset: str, split: str, prompt: str | None) -> Iterator[ExportRow]:
-    instruction = load_prompt(prompt or PROMPTS[to]) if to in PROMPTS else ""
+    instruction = load_prompt(prompt or PROMPTS[to])
     for index, question in enumerate(read_distinct(path, Question)):
-        if to == "rlinf":
-            yield ExportRow({"prompt": question.question, "solutions": [*question.golden_answers]})
-            continue
         text, ground_truth = question.question, {"target": [*question.golden_answers]}
+        asking = [{"role": "user", "content": f"{instruction}\n\nQuestion: {text}"}]
+        if to == "rlinf":
+            yield ExportRow({"prompt": asking, "solutions": ground_truth["target"]})
+            continue
         extra_info: dict[str, Any] = {"split": split, "index": index}
         if to == "search-r1":
-            data_source = dataset
-            messages = [{"role": "user", "content": f"{instruction}\n\nQuestion: {text}"}]
+            data_source, messages = dataset, asking
         else:  # veRL calls its tool `search`, so the instruction does too, and the tool takes these arguments
             data_source = f"searchR1_{dataset}"
             renamed = instruction.replace(f"`{RETRIEVE_TOOL_NAME}`", "`search`")

@@ -10,7 +10,7 @@ from deepsearch_rl.retrieval.vectors.building import build_vector_index
 from deepsearch_rl.retrieval.vectors.config import IvfPqConfig, IvfPqRefineConfig
 
 ROWS, DIMENSION = 60_000, 128
-CELLS = {"nlist": 8, "nprobe": 8, "train_rows": 2000, "device": "cpu", "m": 64, "nbits": 6}
+CELLS = {"nlist": 8, "nprobe": 8, "train_rows": 2000, "device": "cpu", "search_device": "cpu", "m": 64, "nbits": 6}
 REFINED = IvfPqRefineConfig.model_validate({"kind": "ivf_pq_refine", "refine_factor": 20, **CELLS})
 
 

@@ -2,10 +2,13 @@
 
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import faiss
 import numpy as np
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.files import sha256_file
@@ -19,7 +22,7 @@ from deepsearch_rl.retrieval.vectors.flat import BLOCK_ROWS, as_float32
 ROWS, DIMENSION, QUERIES = 2000, 16, 40
 TWINS = (11, 700, 1999)
 """Rows with the same vector."""
-CELLS = {"nlist": 16, "nprobe": 8, "train_rows": 1500, "device": "cpu"}
+CELLS = {"nlist": 16, "nprobe": 8, "train_rows": 1500, "device": "cpu", "search_device": "cpu"}
 CODES = {**CELLS, "m": 8, "nbits": 6}
 KINDS = {
     "flat": {},
@@ -239,7 +242,6 @@ def test_a_missing_or_damaged_file_is_refused(folder: Path, kind: str, tmp_path:
         ("ivf_pq", {"m": 3}, "does not divide"),
         ("ivf_pq_refine", {"nbits": 11}, "too few"),
         ("ivf_flat", {"nlist": 1501}, "too few"),
-        ("fast_scan", {"device": "cuda"}, "on a GPU"),
     ],
 )
 def test_parameters_that_do_not_fit_the_vectors_are_refused(
@@ -250,13 +252,105 @@ def test_parameters_that_do_not_fit_the_vectors_are_refused(
         build_vector_index(vectors, tmp_path / "index", config_of(kind, **changes), 0)
 
 
-def test_cuda_without_a_gpu_says_what_to_install(
-    vectors_ND: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "changes", "complaint"),
+    [
+        ("fast_scan", {"device": "cuda"}, "no codes of 16 x 4 bits on a GPU"),
+        ("ivf_pq", {"search_device": "cuda", "nbits": 8, "m": 128}, "no codes of 128 x 8 bits on a GPU"),
+        ("ivf_flat", {"search_device": "cuda", "nlist": 4096, "nprobe": 2049}, "at most 2048 cells on a GPU"),
+    ],
+)
+def test_what_a_gpu_cannot_hold_is_refused_with_the_params(
+    kind: str, changes: dict[str, object], complaint: str
 ) -> None:
-    monkeypatch.setattr(building.faiss, "get_num_gpus", lambda: 0)
+    with pytest.raises(ValidationError, match=complaint):
+        config_of(kind, **changes)
+    assert config_of("ivf_pq", device="cuda", nbits=8, m=96).kind == "ivf_pq"  # the published codes
+
+
+@pytest.mark.skipif(hasattr(faiss, "GpuClonerOptions"), reason="this is faiss-gpu")
+@pytest.mark.parametrize("field", ["device", "search_device"])
+def test_cuda_without_faiss_gpu_says_what_to_install(vectors_ND: np.ndarray, tmp_path: Path, field: str) -> None:
     vectors = write_vectors(tmp_path / "encoded.npy", vectors_ND)
-    with pytest.raises(UnavailableError, match="faiss-gpu"):
-        build_vector_index(vectors, tmp_path / "index", config_of("ivf_pq", device="cuda", nbits=8), 0)
+    config = config_of("ivf_pq", nbits=8, **{field: "cuda"})
+    with pytest.raises(UnavailableError, match=r"is faiss-cpu: .*python\.index"):
+        build_vector_index(vectors, tmp_path / "index", config, 0)
+    with pytest.raises(UnavailableError, match="is faiss-cpu"):
+        open_vector_index(tmp_path, config)
+    assert [path.name for path in tmp_path.iterdir()] == ["encoded.npy"]
+
+
+class GpuCopy:
+    """An index as faiss-gpu copies it: with FAISS's own seed of the cells, and with the limits of its searches."""
+
+    def __init__(self, index: Any) -> None:
+        self.index = faiss.clone_index(index)
+        self.cp = self.index.cp
+        self.cp.seed = 1234
+        self.train, self.add = self.index.train, self.index.add
+        self.searches = 0
+
+    def search(self, queries_QD: np.ndarray, depth: int, params: Any) -> Any:
+        assert depth <= 2048
+        assert params.sel is None
+        self.searches += 1
+        return self.index.search(queries_QD, depth, params=params)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[GpuCopy]:
+    """What a machine with faiss-gpu and a GPU has; the copies that were made there."""
+    made: list[GpuCopy] = []
+
+    def copy(_resources: object, _device: int, index: Any, options: Any) -> GpuCopy:
+        assert options.useFloat16
+        made.append(GpuCopy(index))
+        return made[-1]
+
+    names = {"GpuClonerOptions": SimpleNamespace, "StandardGpuResources": object, "index_cpu_to_gpu": copy}
+    names |= {"index_gpu_to_cpu": lambda worker: worker.index, "get_num_gpus": lambda: 1}
+    for name, value in names.items():
+        monkeypatch.setattr(faiss, name, value, raising=False)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["ivf_flat", "ivf_pq", "ivf_pq_refine"])
+def test_an_index_that_a_gpu_filled_is_a_cpu_index_of_the_same_seed(
+    vectors_ND: np.ndarray, tmp_path: Path, kind: str, copies: list[GpuCopy]
+) -> None:
+    vectors = write_vectors(tmp_path / "encoded.npy", vectors_ND)
+    codes = {} if kind == "ivf_flat" else {"nbits": 8}
+    for device in ("cpu", "cuda"):
+        build_vector_index(vectors, tmp_path / device, config_of(kind, device=device, **codes), 7)
+    assert len(copies) == 1
+    assert sha256_file(tmp_path / "cuda" / INDEX_FILE) == sha256_file(tmp_path / "cpu" / INDEX_FILE)
+
+
+def test_a_gpu_searches_what_it_can_and_the_mapped_index_the_rest(
+    vectors_ND: np.ndarray, queries_QD: np.ndarray, tmp_path: Path, copies: list[GpuCopy]
+) -> None:
+    vectors = write_vectors(tmp_path / "encoded.npy", np.concatenate([vectors_ND, vectors_ND]))
+    build_vector_index(vectors, tmp_path, config_of("ivf_flat"), 0)
+    here, there = (open_vector_index(tmp_path, config_of("ivf_flat", search_device=name)) for name in ("cpu", "cuda"))
+    allowed_N = np.arange(2 * ROWS) % 2 == 0
+    for top_k, allowed, searches in ((5, None, 1), (5, allowed_N, 1), (2100, None, 1), (2000, None, 2)):
+        for ranking, other in zip(
+            here.search(queries_QD, top_k, allowed), there.search(queries_QD, top_k, allowed), strict=True
+        ):
+            assert np.array_equal(ranking.rows_K, other.rows_K)
+        assert copies[0].searches == searches
+
+
+@pytest.mark.usefixtures("copies")
+def test_a_full_gpu_is_named(vectors_ND: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_vectors: object) -> None:
+        raise RuntimeError("StandardGpuResources: alloc fail")
+
+    copy = SimpleNamespace(cp=SimpleNamespace(), train=full)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda *_: copy)
+    vectors = write_vectors(tmp_path / "encoded.npy", vectors_ND)
+    with pytest.raises(UnavailableError, match=r"alloc fail.*free memory"):
+        build_vector_index(vectors, tmp_path / "index", config_of("ivf_flat", device="cuda"), 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

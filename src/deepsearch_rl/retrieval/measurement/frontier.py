@@ -109,7 +109,12 @@ def sweeps(rows: int, dimension: int, kinds: Sequence[str], nlist: int | None) -
     for kind in kinds:
         look_up("kind of vector index", kind, KINDS)
     train_rows = min(rows, TRAIN_ROWS)
-    cells = {"nlist": min(nlist or round(rows**0.5), train_rows), "train_rows": train_rows, "device": "cpu"}
+    cells = {
+        "nlist": min(nlist or round(rows**0.5), train_rows),
+        "train_rows": train_rows,
+        "device": "cpu",
+        "search_device": "cpu",
+    }
     visits = [{"nprobe": nprobe, **cells} for nprobe in NPROBES if nprobe < cells["nlist"]]
     visits.append({"nprobe": cells["nlist"], **cells})
     builds: list[list[dict[str, Any]]] = [[{"kind": "flat"}], [{"kind": "ivf_flat", **visit} for visit in visits]]

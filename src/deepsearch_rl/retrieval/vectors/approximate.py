@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.retrieval.ranking import Ranking, rank
-from deepsearch_rl.retrieval.vectors.config import HnswConfig, IvfFlatConfig, IvfPqConfig, IvfPqRefineConfig
+from deepsearch_rl.retrieval.vectors.config import (
+    GPU_CANDIDATES,
+    HnswConfig,
+    IvfFlatConfig,
+    IvfPqConfig,
+    IvfPqRefineConfig,
+)
 from deepsearch_rl.retrieval.vectors.flat import VectorFile
 
 TIE_SLACK = 16  # hits beyond top_k that FAISS is asked for: it cuts equal scores in any order, ours is by row
@@ -42,6 +48,7 @@ class ApproximateIndex:
 
     index: faiss.Index
     config: ApproximateConfig
+    gpu_index: faiss.Index | None = None  # a copy for searches without a filter, of at most GPU_CANDIDATES hits
 
     @property
     def dimension(self) -> int:
@@ -53,7 +60,9 @@ class ApproximateIndex:
     ) -> list[Ranking]:
         """See :meth:`VectorIndex.search`; a row that is not looked at is not found."""
         depth = min(top_k + TIE_SLACK, self.index.ntotal)
-        scores_QC, rows_QC = self.index.search(queries_QD, depth, params=self._parameters(depth, allowed_N))
+        fits_gpu = allowed_N is None and depth <= GPU_CANDIDATES
+        index = self.gpu_index if self.gpu_index is not None and fits_gpu else self.index
+        scores_QC, rows_QC = index.search(queries_QD, depth, params=self._parameters(depth, allowed_N))
         hits_QC = (rows_QC >= 0) & queries_QD.any(axis=1, keepdims=True)  # FAISS pads with row -1
         return [
             rank(rows_C[hits_C], scores_C[hits_C], top_k)

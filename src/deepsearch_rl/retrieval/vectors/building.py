@@ -11,7 +11,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
+from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.retrieval.vectors.config import (
     FlatConfig,
@@ -22,11 +22,11 @@ from deepsearch_rl.retrieval.vectors.config import (
     VectorsConfig,
 )
 from deepsearch_rl.retrieval.vectors.flat import VectorFile, link_or_copy, open_vector_file
+from deepsearch_rl.retrieval.vectors.gpu import copy_to_gpu, gpu_failed, require_device
 
 VECTORS_FILE = "vectors.npy"
 INDEX_FILE = "index.faiss"
 FAST_SCAN_BITS = 4
-GPU_BITS = 8
 
 _IvfConfig = IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig
 
@@ -40,8 +40,9 @@ def build_vector_index(vectors: Path, folder: Path, config: VectorsConfig, seed:
     Raises:
         ArtifactError: the vectors file is missing or damaged, or the disk is full.
         ConfigError: the parameters do not fit the number or the dimension of the vectors.
-        UnavailableError: ``device: cuda`` without faiss-gpu or without a GPU.
+        UnavailableError: ``device: cuda`` without faiss-gpu or without a GPU, or its memory is full.
     """
+    require_device(config)
     file = open_vector_file(vectors)
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(config, FlatConfig):
@@ -79,11 +80,20 @@ def _ivf(file: VectorFile, config: _IvfConfig, seed: int) -> faiss.Index:
     if not isinstance(config, IvfFlatConfig):
         index.pq.cp.seed = seed
     index.nprobe = config.nprobe
-    worker = _on_gpus(index) if config.device == "cuda" else index
     rows_M = np.sort(np.random.default_rng(seed).choice(file.rows, sample, replace=False))
-    worker.train(file.vectors_ND[rows_M].astype(np.float32, copy=False))
-    _add(worker, file)
-    return faiss.index_gpu_to_cpu(worker) if config.device == "cuda" else index
+    sample_MD = file.vectors_ND[rows_M].astype(np.float32, copy=False)
+    if config.device == "cpu":
+        index.train(sample_MD)
+        _add(index, file)
+        return index
+    worker: Any = copy_to_gpu(index, file.rows)
+    worker.cp.seed = seed  # FAISS copies that of the codes alone
+    try:
+        worker.train(sample_MD)
+        _add(worker, file)
+    except RuntimeError as error:
+        raise gpu_failed(error) from error
+    return faiss.index_gpu_to_cpu(worker)  # pyright: ignore[reportAttributeAccessIssue] - faiss-gpu alone has it
 
 
 def _check(dimension: int, sample: int, config: _IvfConfig) -> None:
@@ -97,30 +107,11 @@ def _check(dimension: int, sample: int, config: _IvfConfig) -> None:
         return
     if dimension % config.m:
         raise ConfigError(f"{config.kind}: m = {config.m} does not divide the encoder's dimension {dimension}.")
-    if config.device == "cuda" and config.nbits != GPU_BITS:
-        raise ConfigError(
-            f"{config.kind}: FAISS builds no codes of {config.nbits} bits on a GPU; set nbits: {GPU_BITS}, or device: "
-            f"cpu, which is quick for 4 bits."
-        )
     if sample < 2**config.nbits:
         raise ConfigError(
             f"{config.kind}: {sample} training vectors are too few for {2**config.nbits} codes per sub-quantizer; "
             f"lower nbits or raise train_rows."
         )
-
-
-def _on_gpus(index: faiss.Index) -> faiss.Index:
-    if not hasattr(faiss, "index_cpu_to_all_gpus") or not hasattr(faiss, "get_num_gpus") or not faiss.get_num_gpus():
-        raise UnavailableError(
-            "device: cuda needs faiss-gpu and a GPU: install faiss-gpu in place of faiss-cpu (they overwrite each "
-            "other's files), or set device: cpu; the files are the same."
-        )
-    options = faiss.GpuMultipleClonerOptions()  # pyright: ignore[reportAttributeAccessIssue] - faiss-gpu alone has it
-    options.useFloat16 = True  # of lookup tables: a block's 48 KB of shared memory hold 96 of 2-byte entries, 48 of 4
-    try:
-        return faiss.index_cpu_to_all_gpus(index, co=options)
-    except RuntimeError as error:
-        raise ConfigError(f"FAISS cannot build this index on a GPU ({error}); set device: cpu.") from error
 
 
 def _add(index: faiss.Index, file: VectorFile) -> None:

@@ -8,11 +8,17 @@ Codes of 4 bits are laid out for SIMD registers ("fast scan": Andre, Kermarrec a
 times as fast as codes of 8.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from deepsearch_rl.records import Device, Record
+
+CODE_LENGTHS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
+"""Bytes of a code that faiss-gpu can search; retrieval/vectors/gpu.py has the sources of its limits."""
+GPU_BITS = 8
+GPU_CANDIDATES = 2048
+"""Most cells, and most hits, of one search on a GPU."""
 
 
 class FlatConfig(Record):
@@ -28,6 +34,18 @@ class _Cells(Record):
     nprobe: int = Field(ge=1, description="cells visited per query")
     train_rows: int = Field(ge=1, description="vectors that cells and codes are learnt from, drawn by seed")
     device: Device = Field(description="where it is trained and filled; cuda needs faiss-gpu")
+    search_device: Device = Field(description="where it is searched; on cuda, filtered searches stay on the CPU")
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is built or searched on a GPU."""
+        return "cuda" in (self.device, self.search_device)
+
+    @model_validator(mode="after")
+    def _cells_fit_a_gpu(self) -> Self:
+        if self.on_gpu and self.nprobe > GPU_CANDIDATES:
+            raise ValueError(f"FAISS visits at most {GPU_CANDIDATES} cells on a GPU; lower nprobe, or set device: cpu")
+        return self
 
 
 class _Codes(_Cells):
@@ -35,6 +53,15 @@ class _Codes(_Cells):
 
     m: int = Field(ge=1, description="sub-quantizers; divides the encoder's dimension")
     nbits: int = Field(ge=1, le=16, description="bits per sub-quantizer; 4 is scanned in registers, and held in memory")
+
+    @model_validator(mode="after")
+    def _codes_fit_a_gpu(self) -> Self:
+        if self.on_gpu and (self.nbits != GPU_BITS or self.m not in CODE_LENGTHS):
+            raise ValueError(
+                f"FAISS has no codes of {self.m} x {self.nbits} bits on a GPU; set nbits: {GPU_BITS} and m to one of "
+                f"{', '.join(map(str, CODE_LENGTHS))}, or device and search_device to cpu (4 bits are quick there)"
+            )
+        return self
 
 
 class IvfFlatConfig(_Cells):

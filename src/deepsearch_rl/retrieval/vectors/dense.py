@@ -17,8 +17,15 @@ from deepsearch_rl.retrieval.encoders.encoder import Encoder
 from deepsearch_rl.retrieval.ranking import Ranking
 from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex, RefinedIndex, read_faiss
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE
-from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig, IvfPqRefineConfig, VectorsConfig
+from deepsearch_rl.retrieval.vectors.config import (
+    FlatConfig,
+    HnswConfig,
+    IvfPqConfig,
+    IvfPqRefineConfig,
+    VectorsConfig,
+)
 from deepsearch_rl.retrieval.vectors.flat import FlatIndex, open_vector_file
+from deepsearch_rl.retrieval.vectors.gpu import copy_to_gpu, require_device
 
 
 class VectorIndex(Protocol):
@@ -46,13 +53,17 @@ def open_vector_index(folder: Path, config: VectorsConfig) -> VectorIndex:
 
     Raises:
         ArtifactError: a file is missing or damaged, or the two do not belong together.
+        UnavailableError: ``search_device: cuda`` without faiss-gpu or without a GPU, or its memory is full.
     """
+    require_device(config)
     if isinstance(config, FlatConfig):
         return FlatIndex(open_vector_file(folder / VECTORS_FILE))
     if isinstance(config, IvfPqConfig | IvfPqRefineConfig) and (folder / INDEX_FILE).is_file():
         with (folder / INDEX_FILE).open("rb") as codes:  # small, and most searches run through a part of them
             os.posix_fadvise(codes.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-    first = ApproximateIndex(read_faiss(folder / INDEX_FILE), config)
+    index = read_faiss(folder / INDEX_FILE)
+    on_gpu = not isinstance(config, HnswConfig) and config.search_device == "cuda"
+    first = ApproximateIndex(index, config, copy_to_gpu(index) if on_gpu else None)
     if not isinstance(config, IvfPqRefineConfig):
         return first
     file = open_vector_file(folder / VECTORS_FILE, random_access=True)

@@ -24,6 +24,9 @@ def _make_unsloth(task: RlTask, config: RlConfig) -> RlTrainer:
 def _art(backend: BackendConfig) -> MakeTrainer:
     if backend.service == "unsloth":
         require_gpu("rl with service: unsloth", packages=["unsloth", "bitsandbytes", "trl"])
+        from deepsearch_rl.training.backends.art.runtime import require_runtime  # noqa: PLC0415 - for this service alone
+
+        require_runtime()
         return _make_unsloth
     if backend.device == "cuda":
         require_gpu("rl with device: cuda")

@@ -1,0 +1,84 @@
+"""LoRA adapters that are served beside their base, without a merge.
+
+A model folder may hold an adapter as PEFT writes it, in place of whole weights: its ``adapter_config.json`` names the
+folder of the base, relative to the working directory. vLLM loads both and adds the adapter to every product; the CPU
+engine's server adds it to the weights when it starts. Prompts and templates are the base's.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.files import read_json
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # PEFT's, before a base's own names
+SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as --max-lora-rank (``MaxLoRARanks`` in its config/lora.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter's folder, its base's and the largest rank among its matrices."""
+
+    folder: Path
+    base: Path
+    rank: int
+
+    @property
+    def served_rank(self) -> int:
+        """The smallest rank that vLLM can be started for and that holds this adapter."""
+        rank = next((each for each in SERVED_RANKS if each >= self.rank), None)
+        if rank is None:
+            raise ConfigError(
+                f"{self.folder} is of rank {self.rank}, and vLLM serves adapters up to rank {SERVED_RANKS[-1]}; merge "
+                "it into its base (unsloth_merge) and evaluate the merged folder."
+            )
+        return rank
+
+
+def read_adapter(folder: Path) -> Adapter | None:
+    """Return the adapter of a folder that holds one, None for any other folder.
+
+    Raises ArtifactError where its weights or its base are missing, or the weights are those of another model.
+    """
+    if not (folder / CONFIG).is_file():
+        return None
+    config = read_json(folder / CONFIG)
+    base = Path(config.get("base_model_name_or_path") or "")
+    for path in (folder / WEIGHTS, base / "config.json"):
+        if not path.is_file():
+            raise ArtifactError(
+                f"{folder} holds an adapter of the base {str(base)!r} (base_model_name_or_path in {CONFIG}), and "
+                f"{path} does not exist; run the stage that makes it, or correct the base's folder."
+            )
+    adapter = Adapter(folder, base, max([config["r"], *(config.get("rank_pattern") or {}).values()]))
+    _require_fit(adapter)
+    return adapter
+
+
+def _require_fit(adapter: Adapter) -> None:
+    """Compare the shape of every low-rank pair with that of the base's matrix."""
+    base = {name: shape for path in sorted(adapter.base.glob("*.safetensors")) for name, shape in _shapes(path).items()}
+    pairs = _shapes(adapter.folder / WEIGHTS)
+    for name, down in pairs.items():
+        if not name.endswith(".lora_A.weight"):
+            continue
+        module = name.removesuffix(".lora_A.weight")
+        matrix = f"{module.removeprefix(PREFIX)}.weight"
+        expected = [pairs.get(f"{module}.lora_B.weight", [0])[0], down[-1]]
+        if base.get(matrix) != expected:
+            raise ArtifactError(
+                f"the adapter in {adapter.folder} does not fit the weights in {adapter.base}: {matrix} is "
+                f"{base.get(matrix, 'missing')} there and {expected} here; it was trained from another model."
+            )
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
+    """Return the shape of every tensor of a file, from its header."""
+    from safetensors import safe_open  # noqa: PLC0415 - imports torch with a file
+
+    handle: Any
+    with safe_open(path, framework="numpy") as handle:
+        return {name: handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118 - no mapping
