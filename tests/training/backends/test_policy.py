@@ -126,12 +126,9 @@ def test_a_resumed_policy_goes_on_to_the_same_bytes(
     policy_folder: Path, config: RlConfig, packed: PackedTensors, tmp_path: Path, lora: LoraConfig | None
 ) -> None:
     config = config.model_copy(update={"lora": lora})
-    policy = Policy(policy_folder, config, 0, None)
-    for name, checkpoint in (("1", None), ("2", tmp_path / "1"), ("2 without a break", None)):
-        if checkpoint is not None:
-            policy, kept = Policy(policy_folder, config, 0, checkpoint), policy
-        elif name != "1":
-            policy = kept
+    undisturbed = Policy(policy_folder, config, 0, None)
+    for name in ("1", "2", "2 without a break"):
+        policy = Policy(policy_folder, config, 0, tmp_path / "1") if name == "2" else undisturbed
         rows = Rows(packed)
         policy.score(rows)
         policy.update(rows, torch.arange(len(LENGTHS)), LOSS)

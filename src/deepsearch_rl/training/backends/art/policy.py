@@ -26,8 +26,9 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import atomic_directory
+from deepsearch_rl.files import atomic_directory, read_json, write_json
 from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
+from deepsearch_rl.training.model_folder import ADAPTER_FILES
 from deepsearch_rl.training.rl.agreement import agreement, mean_difference, outside_clip
 from deepsearch_rl.training.rl.trainer import LossConfig, RlConfig
 
@@ -118,6 +119,10 @@ class Policy:
         """Write weights and optimizer and seal them; ``folder`` appears by one rename."""
         with atomic_directory(folder) as partial:
             self._trained.save_pretrained(str(partial))
+            if self._adapter is not None:  # PEFT writes a set, whose order changes from process to process
+                settings = read_json(partial / ADAPTER_FILES[0])
+                settings["target_modules"].sort()
+                write_json(partial / ADAPTER_FILES[0], settings)
             torch.save(self.optimizer.state_dict(), partial / OPTIMIZER_FILE)
             seal(partial, start)
 

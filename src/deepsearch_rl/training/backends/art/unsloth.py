@@ -171,6 +171,7 @@ def measured(config: RlConfig) -> Iterator[dict[str, float]]:
         train: types.TrainConfig,
         art: dev.TrainConfig,
     ) -> torch.Tensor:
+        """Return what ART's function does, having compared it with the sampler and the start model."""
         trained_BS = score(context, packed, train, art).float()
         with context.peft_model.disable_adapter():
             reference_BS = score(context, packed, train, art).float()
@@ -181,6 +182,7 @@ def measured(config: RlConfig) -> Iterator[dict[str, float]]:
         return trained_BS
 
     def loss_and_clips(inputs: Any, new_logprobs: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        """Return what ART's function does, having counted what it clips."""
         mask_BS = shift_tensor(inputs["assistant_mask"], False)
         metrics["loss/clip_fraction"] = float(clipped(inputs, new_logprobs.detach(), config.loss)[mask_BS].mean())
         return compute_loss(inputs, new_logprobs, *rest, **named)
