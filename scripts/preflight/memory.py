@@ -1,10 +1,9 @@
-"""Peak memory of what a phase starts: of the GPU where there is one, otherwise of this process's descendants."""
+"""Peak memory of a process and all that it starts, or of the GPU where there is one."""
 
 import contextlib
 import shutil
 import subprocess
 import threading
-from types import TracebackType
 
 import psutil
 
@@ -13,27 +12,25 @@ INTERVAL_S = 0.5
 
 
 class MemoryMeter:
-    """A context manager that looks every :data:`INTERVAL_S`; ``peak_gib`` is the most that it saw."""
+    """A context manager that looks at a process every :data:`INTERVAL_S`; ``peak_gib`` is the most that it saw."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int) -> None:
         self.peak_gib = 0.0
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="memory-meter", daemon=True)
-        self._measure = gpu_memory_gib if shutil.which("nvidia-smi") else descendants_memory_gib
+        self._thread = threading.Thread(target=self._watch, args=[pid], name="memory-meter", daemon=True)
 
     def __enter__(self) -> "MemoryMeter":
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._done.set()
         self._thread.join()
 
-    def _watch(self) -> None:
+    def _watch(self, pid: int) -> None:
+        has_gpu = shutil.which("nvidia-smi") is not None
         while not self._done.wait(INTERVAL_S):
-            self.peak_gib = max(self.peak_gib, round(self._measure(), 2))
+            self.peak_gib = max(self.peak_gib, round(gpu_memory_gib() if has_gpu else memory_gib(pid), 2))
 
 
 def gpu_memory_gib() -> float:
@@ -43,10 +40,12 @@ def gpu_memory_gib() -> float:
     return max((float(line) / 1024 for line in result.stdout.split("\n") if line.strip().isdigit()), default=0.0)
 
 
-def descendants_memory_gib() -> float:
-    """Return the resident memory of all processes below this one; pages that they share count for each."""
+def memory_gib(pid: int) -> float:
+    """Return the resident memory of a process and all below it; pages that they share count for each."""
     total = 0
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += process.memory_info().rss
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in [process, *process.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += each.memory_info().rss
     return total / GIB

@@ -24,11 +24,12 @@ PROMPTS, MAX_TOKENS = 4, 24
 def main() -> None:
     """Compare the two models in the merged model's own dtype."""
     _, start, adapter, merged, result = sys.argv[1:]
+    load: Any = AutoModelForCausalLM.from_pretrained
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, load_profile(Path(sys.argv[1])).values["unsloth_merge"]["dtype"])
-    base: Any = AutoModelForCausalLM.from_pretrained(start, dtype=dtype).to(device)
-    models = [PeftModel.from_pretrained(base, adapter), AutoModelForCausalLM.from_pretrained(merged, dtype=dtype)]
+    base, whole = (load(folder, dtype=dtype) for folder in (start, merged))
     prompts = fixed_prompts(Path(start), PROMPTS)
+    models = (PeftModel.from_pretrained(base, adapter), whole)
     ours, theirs = (greedy_answers(model.to(device), prompts, MAX_TOKENS) for model in models)
     pairs = list(zip(ours, theirs, strict=True))
     differences = [float((own.logits_TV[0] - other.logits_TV[0]).abs().max()) for own, other in pairs]

@@ -8,24 +8,23 @@ are the profile's own, with sizes cut (:func:`cut_values`).
 import copy
 import os
 import shutil
-import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
 from deepsearch_rl.errors import CommandError
 from deepsearch_rl.files import read_json
 from deepsearch_rl.processes import ProcessGuard
-from deepsearch_rl.profile import PARAMS, Profile, find_profile
+from deepsearch_rl.profile import PARAMS, Profile, find_profile, load_profile
+from scripts.preflight.runner import kill
 
 DATA_SECTIONS = ("datasets", "download", "chunk", "index", "retrieval", "synthesize")
 DATASET, START = "multihoprag", "base"
-LINKED = ("src", "stages", "scripts")
+LINKED = ("src", "stages", "scripts", ".venv", ".venvs")
 LAST_LINES = 12
 _POLL_S = 0.05
 
@@ -53,9 +52,14 @@ class Project:
         """Where the copy's stages keep what they resume from."""
         return self.folder / "work" / self.name
 
-    def interpreter(self, family: str) -> Path:
-        """Return the interpreter of a stage family."""
-        return self.root / self.profile.values["python"][family]
+    @property
+    def data(self) -> Path:
+        """Where the copy's data are."""
+        return self.folder / "data" / self.name
+
+    def files(self, pattern: str) -> list[Path]:
+        """Return the files and folders below :attr:`work` that fit a pattern."""
+        return sorted(self.work.glob(pattern))
 
     def read(self, path: str) -> Any:
         """Return a JSON file of the copy; ``{}`` in its path is the profile's name."""
@@ -67,14 +71,15 @@ class Project:
         (self.folder / file).write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
         return file
 
-    def run(self, family: str, module: str, *arguments: object, params: str = PARAMS) -> str:
-        """Run a module as DVC runs a stage and return its output; raise CommandError with its own error."""
+    def run(self, family: str, module: str, *arguments: object, params: str = PARAMS) -> float:
+        """Run a module as DVC runs a stage and return its seconds; raise CommandError with its own error."""
+        started = time.monotonic()
         with ProcessGuard() as guard:
             process, log = self._start(guard, family, module, arguments, params)
             status = process.wait()
         if status:
             raise CommandError(f"`{module} {' '.join(map(str, arguments))}` failed: {_error(log)} (its output: {log})")
-        return log.read_text(encoding="utf-8", errors="replace")
+        return time.monotonic() - started
 
     def kill_when(
         self, condition: Callable[[], bool], family: str, module: str, *arguments: object, params: str = PARAMS
@@ -86,19 +91,16 @@ class Project:
                 if process.poll() is not None:
                     raise CommandError(f"`{module}` ended before it could be killed: {_error(log)} (its output: {log})")
                 time.sleep(_POLL_S)
-            for child in psutil.Process(process.pid).children():
-                child.send_signal(signal.SIGKILL)
-            process.wait()
+            kill(process)
 
     def _start(
         self, guard: ProcessGuard, family: str, module: str, arguments: tuple[object, ...], params: str
     ) -> tuple[Any, Path]:
-        logs = self.folder / "logs"
-        log = logs / f"{len(list(logs.glob('*'))):02d}-{module.rpartition('.')[2]}.log"
-        logs.mkdir(exist_ok=True)
+        log = self.folder / "logs" / f"{module.rpartition('.')[2]}-{Path(params).stem}.log"
+        log.parent.mkdir(exist_ok=True)
         command = ["scripts/python", self.profile.values["python"][family], "-m", module, params, *map(str, arguments)]
         environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{self.folder}/mlflow.db"}
-        with log.open("w", encoding="utf-8") as output:
+        with log.open("a", encoding="utf-8") as output:
             return guard.start(command, folder=self.folder, environment=environment, output=output), log
 
     def remove(self) -> None:
@@ -116,6 +118,11 @@ def cut_copy(root: Path, name: str, folder: Path) -> Project:
     project = Project(root, Profile(folder / PARAMS, cut_values(profile.values, smoke.values)), folder)
     project.write_params({})
     return project
+
+
+def open_copy(root: Path, folder: Path) -> Project:
+    """Return the copy that :func:`cut_copy` made in a folder."""
+    return Project(root, load_profile(folder / PARAMS), folder)
 
 
 def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str, Any]:

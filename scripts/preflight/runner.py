@@ -1,59 +1,54 @@
-"""Phases: run in order, each under a time-out; a phase whose needs failed is skipped, the others go on."""
+"""Phases: programs that run as soon as those they need have passed, each under a time-out; the others go on.
+
+A phase's program ends its output with a line of JSON: ``{"status": ..., "message": ..., "figures": {...}}``.
+"""
 
 import json
-import signal
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
-from deepsearch_rl.errors import DeepsearchError
+import psutil
+from pydantic import Field, ValidationError
+
 from deepsearch_rl.files import write_json
+from deepsearch_rl.processes import LAST_LINES, ProcessGuard
+from deepsearch_rl.records import Record
 from scripts.preflight.memory import MemoryMeter
 
-Figures = Mapping[str, float]
-"""What a phase measured, by name; those of :data:`COLUMNS` have a column in the table."""
 COLUMNS = ("tokens_per_s", "padding", "peak_gib", "parity")
+"""Figures that have a column in the table."""
+SLOPES = ("swift_start_s", "sft_token_s", "serve_start_s", "merge_s", "adapter_merge_s")
+"""Figures that `deepsearch plan` reads, by its own names for them."""
 
 
-class SkippedError(Exception):
-    """A phase has nothing to do here; the text says why."""
-
-
-class _LateError(Exception):
-    """A phase was not done in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One check: ``run`` returns its figures, or raises DeepsearchError with what to do, or SkippedError.
-
-    It runs after the phases that it ``needs``, and for ``timeout_s`` at most.
-    """
+class Phase(Record):
+    """One check: its program, run after those of the phases that it ``needs``, for ``timeout_s`` at most."""
 
     name: str
-    run: Callable[[], Figures]
-    timeout_s: float
+    purpose: str
+    command: tuple[str, ...]
+    timeout_s: float = Field(gt=0)
     needs: tuple[str, ...] = ()
 
-    @property
-    def purpose(self) -> str:
-        """The first line of the function's docstring."""
-        return (self.run.__doc__ or "").strip().partition("\n")[0]
+
+class Result(Record):
+    """How a phase ended, in its own words; ``message`` says what to do, or why it was skipped."""
+
+    status: Literal["passed", "failed", "skipped"]
+    message: str = ""
+    figures: Mapping[str, float] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a phase ended; ``message`` says what to do, or why it was skipped."""
+class Outcome(Result):
+    """How a phase ended, and after how many seconds."""
 
     phase: str
-    status: Literal["passed", "failed", "skipped"]
     seconds: float
-    message: str = ""
-    figures: Figures = field(default_factory=dict)
 
 
 def chosen_phases(phases: Sequence[Phase], only: str | None) -> list[Phase]:
@@ -67,54 +62,80 @@ def chosen_phases(phases: Sequence[Phase], only: str | None) -> list[Phase]:
     return [phase for phase in phases if phase.name in names]
 
 
-def run_phases(phases: Sequence[Phase], on_outcome: Callable[[Outcome], object] = lambda _: None) -> list[Outcome]:
-    """Run the phases in their order and return how each ended; ``on_outcome`` gets each as soon as it has."""
+def run_phases(
+    phases: Sequence[Phase], jobs: int = 1, on_outcome: Callable[[Outcome], object] = lambda _: None
+) -> list[Outcome]:
+    """Run the phases, ``jobs`` at once, and return how each ended, in their order.
+
+    ``on_outcome`` gets each outcome as soon as it is known. Every phase stands behind those that it needs.
+    """
     outcomes: dict[str, Outcome] = {}
-    for phase in phases:
-        blocked = [name for name in phase.needs if outcomes[name].status != "passed"]
-        outcome = Outcome(phase.name, "skipped", 0.0, f"needs {', '.join(blocked)}") if blocked else _run(phase)
-        outcomes[phase.name] = outcome
+    waiting, running = list(phases), set[Future[Outcome]]()
+
+    def keep(outcome: Outcome) -> None:
+        """Note an outcome and tell it."""
+        outcomes[outcome.phase] = outcome
         on_outcome(outcome)
-    return list(outcomes.values())
+
+    with ThreadPoolExecutor(jobs) as pool, ProcessGuard() as guard:
+        while waiting or running:
+            for phase in list(waiting):
+                if not set(phase.needs) <= outcomes.keys() or len(running) == jobs:
+                    continue
+                waiting.remove(phase)
+                blocked = [name for name in phase.needs if outcomes[name].status != "passed"]
+                if blocked:
+                    reason = f"needs {', '.join(blocked)}"
+                    keep(Outcome(phase=phase.name, status="skipped", seconds=0.0, message=reason))
+                else:
+                    running.add(pool.submit(run_phase, phase, guard))
+            done, running = wait(running, return_when=FIRST_COMPLETED) if running else (set(), running)
+            for future in done:
+                keep(future.result())
+    return [outcomes[phase.name] for phase in phases]
 
 
-def _run(phase: Phase) -> Outcome:
+def run_phase(phase: Phase, guard: ProcessGuard) -> Outcome:
+    """Run one phase under a guard and return how it ended."""
     started = time.monotonic()
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = guard.start(phase.command, output=output)
+        with MemoryMeter(process.pid) as meter:
+            try:
+                process.wait(phase.timeout_s)
+            except subprocess.TimeoutExpired:
+                kill(process)
+                text = f"was not done after {phase.timeout_s:g} s, and was ended with all that it had started."
+                result = Result(status="failed", message=text)
+            else:
+                output.seek(0)
+                result = parse_result(output.read(), process.returncode)
+    figures = {"peak_gib": meter.peak_gib, **result.figures} if result.status == "passed" else result.figures
+    seconds = round(time.monotonic() - started, 1)
+    return Outcome(phase=phase.name, status=result.status, message=result.message, figures=figures, seconds=seconds)
 
-    def outcome(status: Literal["passed", "failed", "skipped"], message: str = "", figures: Figures = {}) -> Outcome:  # noqa: B006
-        return Outcome(phase.name, status, round(time.monotonic() - started, 1), message, figures)
 
+def kill(process: "subprocess.Popen[str]") -> None:
+    """Kill (SIGKILL) the command of a guard's supervisor, which then ends all that the command had started."""
+    for command in psutil.Process(process.pid).children():
+        command.kill()
+    process.wait()
+
+
+def parse_result(output: str, status: int) -> Result:
+    """Return the result in a program's last line, or a failure with its last lines."""
+    lines = output.splitlines()
     try:
-        with MemoryMeter() as meter, time_limit(phase.timeout_s):
-            figures = dict(phase.run())
-    except SkippedError as reason:
-        return outcome("skipped", str(reason))
-    except (_LateError, DeepsearchError, OSError) as error:
-        return outcome("failed", str(error))
-    return outcome("passed", figures={"peak_gib": meter.peak_gib, **figures})
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt the block, wherever it waits, after ``seconds``; works in the main thread only."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise _LateError(f"was not done after {seconds:g} s, and was ended with all that it had started.")
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        return Result.model_validate_json(lines[-1] if lines else "")
+    except ValidationError:
+        return Result(status="failed", message="\n".join([f"ended with status {status}:", *lines[-LAST_LINES:]]))
 
 
 def table_row(outcome: Outcome) -> list[str]:
     """Return the cells of a phase: name, status, seconds, :data:`COLUMNS`, and what to do or what else it measured."""
-    shown = [_number(outcome.figures.get(name)) for name in COLUMNS]
+    columns = [_number(outcome.figures.get(name)) for name in COLUMNS]
     others = ", ".join(f"{name} {_number(value)}" for name, value in outcome.figures.items() if name not in COLUMNS)
-    return [outcome.phase, outcome.status, f"{outcome.seconds:.1f}", *shown, outcome.message or others]
+    return [outcome.phase, outcome.status, f"{outcome.seconds:.1f}", *columns, outcome.message or others]
 
 
 def _number(value: float | None) -> str:
@@ -122,13 +143,8 @@ def _number(value: float | None) -> str:
 
 
 def write_report(folder: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write ``report.json``, every outcome, and ``slopes.json``, the figures of passed phases as ``phase.figure``."""
+    """Write ``report.json``, every outcome, and ``slopes.json``, what `deepsearch plan` reads: ``{name: value}``."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "report.json", json.loads(json.dumps([asdict(outcome) for outcome in outcomes])))
-    slopes = {
-        f"{outcome.phase}.{name}": value
-        for outcome in outcomes
-        for name, value in {"seconds": outcome.seconds, **outcome.figures}.items()
-        if outcome.status == "passed"
-    }
-    write_json(folder / "slopes.json", slopes)
+    write_json(folder / "report.json", [json.loads(outcome.model_dump_json()) for outcome in outcomes])
+    figures = {name: value for outcome in outcomes for name, value in outcome.figures.items()}
+    write_json(folder / "slopes.json", {name: figures[name] for name in SLOPES if name in figures})

@@ -27,7 +27,7 @@ from deepsearch_rl.records import Question
 from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 
-PROMPTS, REQUESTS, MAX_TOKENS = 8, 64, 48
+PROMPTS, REQUESTS, MAX_TOKENS = 8, 32, 40
 TOKEN_PREFIX = "token_id:"
 
 
@@ -40,9 +40,10 @@ class Answer(BaseModel):
 
 
 class Probe(BaseModel):
-    """The greedy answers to fixed prompts, tokens per second of many requests at once, and the largest difference."""
+    """What a server did; ``parity`` is the mean difference of log-probabilities of the greedy answers."""
 
     answers: list[Answer]
+    start_s: float
     tokens_per_s: float
     parity: float
 
@@ -68,14 +69,17 @@ def probe(profile: Profile, folder: Path) -> Probe:
     system = {"role": "system", "content": load_prompt(profile.values["agent"]["prompt"])}
     prompts = [[system, {"role": "user", "content": question.question}] for question in questions]
     config = profile.section("serving", ServingConfig)
+    started = time.monotonic()
     with serve_model(folder, config) as endpoint, ThreadPoolExecutor(REQUESTS) as pool:
+        start_s = time.monotonic() - started
         answers = list(pool.map(lambda prompt: ask(endpoint, prompt, 0.0, 0), prompts))
         started = time.monotonic()
         sampled = list(pool.map(lambda n: ask(endpoint, prompts[n % PROMPTS], 1.0, n), range(REQUESTS)))
         tokens = sum(len(answer.tokens) for answer in sampled)
         tokens_per_s = tokens / (time.monotonic() - started)
     dtype = config.vllm.dtype if config.backend == "vllm" and config.vllm else "float32"
-    return Probe(answers=answers, tokens_per_s=tokens_per_s, parity=_parity(folder, dtype, prompts, answers))
+    parity = _parity(folder, dtype, prompts, answers)
+    return Probe(answers=answers, start_s=start_s, tokens_per_s=tokens_per_s, parity=parity)
 
 
 def _parity(folder: Path, dtype: str, prompts: Sequence[Any], answers: Sequence[Answer]) -> float:
