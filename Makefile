@@ -38,7 +38,7 @@ multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OP
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
 	@$(BIN)/deepsearch table multihoprag
 
-preflight: environment  ## PROFILE's training path on a small model: what works, what to do, how fast; before it costs hours
+preflight: environment  ## PROFILE's training path on a small model: what works, what to do; before it costs hours
 	@$(BIN)/python -m scripts.preflight $(PROFILE)
 
 ui: environment  ## Prefect and MLflow on loopback until Ctrl-C; HOST=0.0.0.0 for other machines, with a login

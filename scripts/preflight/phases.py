@@ -1,6 +1,7 @@
 """What each phase does: the graph's own stages in the cut copy of a profile, and a look at what they wrote."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -22,8 +23,9 @@ PROBE = (
     "c = 'torch' not in sys.argv or 'torch' in m or __import__('torch').cuda.is_available();"
     "print(json.dumps([m, c]))"
 )
-STEPS = 4  # of SFT
+STEPS = 6  # of SFT, about: rows are packed
 STALE_LEARNING_RATE = 0.05  # one step of it moves a policy further than any rounding
+ROUNDING, ROUNDING_16_BIT = 1e-3, 0.1  # largest mean differences of log-probabilities, and logits, that it explains
 FULL = "full"  # name of the profile at full size, inside the copy
 
 
@@ -43,17 +45,17 @@ class Preflight:
     def phases(self) -> list[Phase]:
         """Return all phases in their order."""
         return [
-            self._phase("machine", 60),
+            self._phase("machine", 120),
             self._phase("environment", 300),
             self._phase("prepare", 600, "environment"),
             self._phase("sft", 600, "prepare"),
             self._phase("rl", 1200, "prepare"),
-            self._phase("merge", 300, "sft"),
+            self._phase("merge", 600, "sft"),
             self._phase("stale", 900, "prepare"),
             self._phase("serve", 1800, "prepare"),
-            self._phase("rl_merge", 300, "rl"),
+            self._phase("rl_merge", 600, "rl"),
             self._phase("evaluate", 900, "rl_merge"),
-            self._phase("longest", 300, "prepare"),
+            self._phase("longest", 600, "prepare"),
             self._phase("full_sft", 900, "longest"),
             self._phase("full_rl", 1200, "longest", "rl"),
         ]
@@ -121,23 +123,28 @@ class Preflight:
         return {"rows": project.read("reports/{}/filter.json")["rows"]}
 
     def sft(self) -> Figures:
-        """Four steps of `swift sft`, killed after the second and resumed."""
+        """Some six steps of `swift sft`, killed after the second and resumed."""
         project, report = self.project, self.project.read("reports/{}/filter.json")
         settings, tokens = project.profile.values["sft"], report["rows"] * report["tokens"]["mean"]
-        units = tokens / settings["max_length"] if settings["packing"] else report["rows"]
+        length = settings["max_length"]
+        if settings["packing"]:
+            length = min(length, max(report["tokens"]["max"], math.ceil(tokens / STEPS)))
+        units = math.ceil(tokens / length) if settings["packing"] else report["rows"]
         forwards = max(1, round(units / settings["rows_per_forward"] / STEPS))
-        params = project.write_params({"sft.forwards_per_step": forwards}, "sft.yaml")
-        is_half_done = "sft-*/checkpoint-2/trainer_state.json"
-        project.kill_when(lambda: bool(project.files(is_half_done)), "sft", "stages.sft", params=params)
+        changes = {"sft.forwards_per_step": forwards, "sft.max_length": length}
+        params = project.write_params(changes, "sft.yaml")
+        checkpoints = "sft-*/checkpoint-*/trainer_state.json"
+        project.kill_when(lambda: bool(project.files(checkpoints)), "sft", "stages.sft", params=params)
+        done = max(int(path.parent.name.rpartition("-")[2]) for path in project.files(checkpoints))
         seconds = project.run("sft", "stages.sft", params=params)
         (scratch,) = project.files("sft-*")
         summary = last_summary(scratch / "logging.jsonl")
         step, steps = map(int, summary["global_step/max_steps"].split("/"))
-        if step != steps or summary["train_loss"] == 0:
+        if not done < step == steps:
             raise CheckFailedError(
-                f"`swift sft` ended at step {step} of {steps}; its output is in {scratch}/swift.log."
+                f"`swift sft`, killed after step {done}, ended at {step} of {steps}; look at {scratch}/swift.log."
             )
-        token_s = summary["train_speed(s/it)"] * steps / tokens
+        token_s = summary["train_runtime"] / (tokens * (steps - done) / steps)
         slopes = {} if self.is_cut else {"sft_token_s": token_s, "swift_start_s": seconds - summary["train_runtime"]}
         return {"tokens_per_s": 1 / token_s, "steps": steps, **slopes}
 
@@ -156,7 +163,14 @@ class Preflight:
         result = self.project.work / f"{merged}.json"
         folders = [self.project.models / name for name in (start, adapter, merged)]
         self.project.run("sft", "scripts.preflight.merge_probe", *folders, result)
-        return read_json(result)
+        figures = read_json(result)
+        limit = max(ROUNDING, 4 * self.project.profile.values["unsloth_merge"]["tie_tolerance"])
+        if not figures["parity"] <= limit:
+            raise CheckFailedError(
+                f"logits of {folders[2]} differ by {figures['parity']:.2g} from those of its start with the adapter, "
+                f"more than {limit:g}: the merge lost something."
+            )
+        return figures
 
     def serve(self) -> Figures:
         """The profile's server: a parsed tool call, tokens per second, log-probabilities against transformers'."""
@@ -181,6 +195,12 @@ class Preflight:
             raise CheckFailedError(
                 f"the server parsed no tool call in {len(probe['answers'])} answers of a model that writes them; check "
                 f"serving's tool_call_parser and the model's chat template. The answers are in {result}."
+            )
+        limit = ROUNDING if probe["dtype"] == "float32" else ROUNDING_16_BIT
+        if not probe["parity"] <= limit:
+            raise CheckFailedError(
+                f"the server's log-probabilities differ from transformers' by {probe['parity']:.2g} nats on average, "
+                f"more than {limit:g} in {probe['dtype']}: the two render prompts or compute in different ways."
             )
         return probe
 

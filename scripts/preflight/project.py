@@ -142,6 +142,9 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
     values["rl"]["dev"].update(every=10, questions=4)
     sets = {DATASET: {"questions": 4, "samples": 1, "greedy": 2, "controls": 2}}
     values["evaluate"].update(sets=sets, variants={}, draws=100)
+    values["models"] = {"rl": f"models/{profile['profile']}/rl_merged/{START}"}
+    if values["evaluate"].get("agent"):  # evaluation's own limits are as large as the profile's model
+        values["evaluate"]["agent"] = {}
     return values
 
 

@@ -43,6 +43,7 @@ class Probe(BaseModel):
     """What a server did; ``parity`` is the mean difference of log-probabilities of the greedy answers."""
 
     answers: list[Answer]
+    dtype: str
     start_s: float
     tokens_per_s: float
     parity: float
@@ -79,7 +80,7 @@ def probe(profile: Profile, folder: Path) -> Probe:
         tokens_per_s = tokens / (time.monotonic() - started)
     dtype = config.vllm.dtype if config.backend == "vllm" and config.vllm else "float32"
     parity = _parity(folder, dtype, prompts, answers)
-    return Probe(answers=answers, start_s=start_s, tokens_per_s=tokens_per_s, parity=parity)
+    return Probe(answers=answers, dtype=dtype, start_s=start_s, tokens_per_s=tokens_per_s, parity=parity)
 
 
 def _parity(folder: Path, dtype: str, prompts: Sequence[Any], answers: Sequence[Answer]) -> float:

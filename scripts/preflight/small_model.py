@@ -75,7 +75,7 @@ def _of_architecture(profile: Profile, source: Path, full_size: bool) -> tuple[A
     return model, AutoTokenizer.from_pretrained(source)
 
 
-def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory]) -> None:
+def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int = STEPS) -> None:
     """Train on the teacher's conversations until the model writes calls like them."""
     device, parameters = model.device, list(model.train().named_parameters())
     examples = [encode(tokenizer, chat_messages(trajectory.messages)) for trajectory in trajectories]
@@ -85,7 +85,7 @@ def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory]) -> None:
     others = [weight for name, weight in parameters if weight.ndim != 2 or "layers" not in name]
     adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
     rng = random.Random(0)
-    for batch in itertools.islice(batches(_forever(examples, rng), BATCH_TOKENS, POOL, rng), STEPS):
+    for batch in itertools.islice(batches(_forever(examples, rng), BATCH_TOKENS, POOL, rng), steps):
         backward(model, batch)
         muon.step(0.02)
         adam.step()
