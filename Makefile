@@ -11,7 +11,7 @@ GRAPH := $(if $(filter tiny,$(PROFILE)),dvc.yaml,profiles/$(PROFILE)/dvc.yaml)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro flow multihoprag ui experiments deploy worker worker-service test unit lint gpu-environments check-gpu-calls readme deps params
+.PHONY: help environment repro flow preflight multihoprag ui experiments deploy worker worker-service test unit lint gpu-environments check-gpu-calls readme deps params
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
@@ -37,6 +37,9 @@ multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OP
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
 	@$(BIN)/deepsearch table multihoprag
+
+preflight: environment  ## PROFILE's training path on a small model: what works, what to do; before it costs hours
+	@$(BIN)/python -m scripts.preflight $(PROFILE)
 
 ui: environment  ## Prefect and MLflow on loopback until Ctrl-C; HOST=0.0.0.0 for other machines, with a login
 	@$(BIN)/python -m flows.ui $(if $(HOST),--host $(HOST))

@@ -1,0 +1,94 @@
+"""The stage rl with arranged rewards and a failed tool, and with ``--stale`` a sampler that is one step behind.
+
+    python -m scripts.preflight.arranged_rl PARAMS START [--stale]
+
+The first group's rewards are equal, those of the others differ, and one rollout's tool has failed, so that an update
+does not depend on what a model of random weights answers. A stale sampler must end the run with StalePolicyError. The
+engine is the profile's own.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from deepsearch_rl.errors import CheckFailedError, DeepsearchError, StalePolicyError
+from deepsearch_rl.profile import load_profile
+from deepsearch_rl.records import Question, StopReason
+from deepsearch_rl.training.backends import make
+from deepsearch_rl.training.rl.trainer import Rollout, Sampling
+from stages import rl
+
+
+class ArrangedTrainer:
+    """An engine's trainer with other rewards; if ``is_stale``, it samples from the start model for ever."""
+
+    def __init__(self, trainer: Any, is_stale: bool) -> None:
+        self._trainer, self._is_stale = trainer, is_stale
+        self._first: list[list[Rollout]] = []
+        self._greedy: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+    async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
+        """Roll out; the last group's first rollout counts as failed."""
+        if self._first and sampling.trained and self._is_stale:
+            return self._first
+        rollouts_QG = await self._trainer.roll_out(questions, sampling)
+        if sampling.trained:
+            rollout = rollouts_QG[-1][0]
+            failed = rollout.trajectory.model_copy(update={"stop_reason": StopReason.TOOL_ERROR, "answer": None})
+            rollouts_QG[-1][0] = Rollout(failed, rollout.capture)
+            self._first = rollouts_QG
+        return rollouts_QG
+
+    async def sample_greedily(self, *arguments: Any) -> Any:
+        """Answer, if stale always as the start model did."""
+        if self._greedy is None or not self._is_stale:
+            self._greedy = await self._trainer.sample_greedily(*arguments)
+        return self._greedy
+
+    async def update(
+        self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
+        """Update from rewards that are equal in the first group and rise in the others."""
+        rewards = [[float(place * (group > 0)) for place, _ in enumerate(row)] for group, row in enumerate(rewards_QG)]
+        return await self._trainer.update(rollouts_QG, rewards)
+
+
+def arrange(is_stale: bool) -> None:
+    """Have every engine make an :class:`ArrangedTrainer`."""
+
+    def arranged(open_engine: Any) -> Any:
+        return lambda *names: lambda task, config: ArrangedTrainer(open_engine(*names)(task, config), is_stale)
+
+    make.ENGINES = {name: arranged(open_engine) for name, open_engine in make.ENGINES.items()}
+
+
+def main() -> None:
+    """Command line; an error, and a stale sampler that was not noticed, end it with status 1 and one paragraph."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("params", type=Path)
+    parser.add_argument("start")
+    parser.add_argument("--stale", action="store_true")
+    arguments = parser.parse_args()
+    arrange(arguments.stale)
+    try:
+        rl.main(load_profile(arguments.params), arguments.start)
+        if arguments.stale:
+            raise CheckFailedError(
+                "a sampler that is one step behind was not noticed. The check of sampler against trainer (section rl) "
+                "is too wide, or does not see what was sampled."
+            )
+    except StalePolicyError as error:
+        if not arguments.stale:
+            sys.exit(f"error: {error}")
+        sys.stderr.write(f"noticed: {error}\n")
+    except DeepsearchError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""What each phase does: the graph's own stages in the cut copy of a profile, and a look at what they wrote."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deepsearch_rl.commands.doctor import inspect
+from deepsearch_rl.errors import CheckFailedError, UnavailableError
+from deepsearch_rl.files import read_json
+from scripts.preflight.project import START, Project
+from scripts.preflight.runner import Phase
+
+IMPORTS = {"core": ("torch", "mcp"), "sft": ("swift", "peft"), "rl": ("art", "peft"), "serve": ("transformers", "mcp")}
+"""What the stages of a family import whatever the profile's settings are."""
+PROBE = (
+    "import importlib.util as u, json, sys; m = [n for n in sys.argv[1:] if u.find_spec(n) is None];"
+    "c = 'torch' not in sys.argv or 'torch' in m or __import__('torch').cuda.is_available();"
+    "print(json.dumps([m, c]))"
+)
+STEPS = 6  # of SFT, about: rows are packed
+STALE_LEARNING_RATE = 0.05  # one step of it moves a policy further than any rounding
+ROUNDING, ROUNDING_16_BIT = 1e-3, 0.1  # largest mean differences of log-probabilities, and logits, that it explains
+FULL = "full"  # name of the profile at full size, inside the copy
+
+
+class SkippedError(Exception):
+    """A phase has nothing to do for this profile; the text says why."""
+
+
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """The phases of one copy; each method returns what it measured, by name, or raises what to do."""
+
+    project: Project
+
+    def phases(self) -> list[Phase]:
+        """Return all phases in their order."""
+        return [
+            self._phase("machine", 120),
+            self._phase("environment", 300),
+            self._phase("prepare", 600, "environment"),
+            self._phase("sft", 600, "prepare"),
+            self._phase("rl", 1200, "prepare"),
+            self._phase("merge", 600, "sft"),
+            self._phase("stale", 900, "prepare"),
+            self._phase("serve", 1800, "prepare"),
+            self._phase("rl_merge", 600, "rl"),
+            self._phase("evaluate", 900, "rl_merge"),
+            self._phase("longest", 600, "prepare"),
+            self._phase("full_sft", 900, "longest"),
+            self._phase("full_rl", 1200, "longest", "rl"),
+        ]
+
+    def _phase(self, name: str, timeout_s: float, *needs: str) -> Phase:
+        purpose = (getattr(self, name).__doc__ or "").partition("\n")[0].rstrip(".")
+        command = (sys.executable, "-m", "scripts.preflight", self.project.name, "--phase", name)
+        return Phase(name=name, purpose=purpose, command=command, timeout_s=timeout_s, needs=needs)
+
+    def machine(self) -> Figures:
+        """Memory, disk, GPU, keys and packages that the profile requires, as `deepsearch doctor` sees them."""
+        missing = inspect(self.project.root).missing[self.project.name]
+        lines = [f"missing: {each.what}; {each.fix}." for each in missing if not each.what.startswith("interpreter ")]
+        if lines:
+            raise UnavailableError("\n".join(lines))
+        return {}
+
+    def environment(self) -> Figures:
+        """Interpreters, what they import, and where a GPU is used its driver, uv and ART's own vLLM."""
+        values, problems = self.project.profile.values, list[str]()
+        for family, interpreter in values["python"].items():
+            problems += self._interpreter_problems(family, interpreter)
+        if self.has_gpu and not shutil.which("nvidia-smi"):
+            problems.append("nvidia-smi is not installed: install NVIDIA's driver.")
+        if "unsloth" in str(values["rl"]["backend"]):
+            runtime = Path.home() / ".cache" / "art" / "vllm_runtime"
+            if not any(runtime.glob("[!.]*")) and not shutil.which("uv"):
+                problems.append(f"ART installs its own vLLM into {runtime} with uv, which is not on PATH: install uv.")
+        if problems:
+            raise UnavailableError("\n".join(problems))
+        return {}
+
+    def _interpreter_problems(self, family: str, interpreter: str) -> list[str]:
+        path = self.project.root / interpreter
+        fix = f"run `make {'gpu-environments' if interpreter.startswith('.venvs/') else 'environment'}`"
+        if not path.exists():
+            return [f"the interpreter {interpreter} (python.{family}) does not exist: {fix}."]
+        names = [*IMPORTS.get(family, ()), *packages(self.project.profile.values, family)]
+        needs_gpu = self.has_gpu and family in ("sft", "rl", "serve")
+        command = [path, "-c", PROBE, *names, *(["torch"] if needs_gpu else [])]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            return [f"the interpreter {interpreter} (python.{family}) fails: {result.stderr.strip()[-500:]} {fix}."]
+        missing, sees_gpu = json.loads(result.stdout)
+        problems = [f"{interpreter} (python.{family}) has no package {name}: {fix}." for name in missing]
+        if needs_gpu and not sees_gpu:
+            problems.append(
+                f"{interpreter} (python.{family}) sees no CUDA GPU: attach one, with a driver as new as its torch "
+                "needs (`nvidia-smi` shows both)."
+            )
+        return problems
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether the profile's settings use a GPU."""
+        return self.project.profile.values["sft"]["device"] == "cuda"
+
+    def prepare(self) -> Figures:
+        """A generated world, its index, a teacher's answers, and a small model that learns to call the tool."""
+        project = self.project
+        for stage in ("download", "chunk", "index", "synthesize"):
+            project.run("core", f"stages.{stage}")
+        project.run("sft", "scripts.preflight.small_model", project.root / "models" / project.name / "base")
+        project.run("sft", "stages.filter")
+        return {"rows": project.read("reports/{}/filter.json")["rows"]}
+
+    def sft(self) -> Figures:
+        """Some six steps of `swift sft`, killed after the second and resumed."""
+        project, report = self.project, self.project.read("reports/{}/filter.json")
+        settings, tokens = project.profile.values["sft"], report["rows"] * report["tokens"]["mean"]
+        length = settings["max_length"]
+        if settings["packing"]:
+            length = min(length, max(report["tokens"]["max"], math.ceil(tokens / STEPS)))
+        units = math.ceil(tokens / length) if settings["packing"] else report["rows"]
+        forwards = max(1, round(units / settings["rows_per_forward"] / STEPS))
+        changes = {"sft.forwards_per_step": forwards, "sft.max_length": length}
+        params = project.write_params(changes, "sft.yaml")
+        checkpoints = "sft-*/checkpoint-*/trainer_state.json"
+        project.kill_when(lambda: bool(project.files(checkpoints)), "sft", "stages.sft", params=params)
+        done = max(int(path.parent.name.rpartition("-")[2]) for path in project.files(checkpoints))
+        seconds = project.run("sft", "stages.sft", params=params)
+        (scratch,) = project.files("sft-*")
+        summary = last_summary(scratch / "logging.jsonl")
+        step, steps = map(int, summary["global_step/max_steps"].split("/"))
+        if not done < step == steps:
+            raise CheckFailedError(
+                f"`swift sft`, killed after step {done}, ended at {step} of {steps}; look at {scratch}/swift.log."
+            )
+        token_s = summary["train_runtime"] / (tokens * (steps - done) / steps)
+        slopes = {} if self.is_cut else {"sft_token_s": token_s, "swift_start_s": seconds - summary["train_runtime"]}
+        return {"tokens_per_s": 1 / token_s, "steps": steps, **slopes}
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the small model is smaller than the profile's."""
+        return self.project.profile.values["prepare_model"]["source"] != "pretrain"
+
+    def merge(self) -> Figures:
+        """The SFT adapter merged into its base by `swift export`, and compared in a fresh process."""
+        seconds = self.project.run("sft", "stages.merge")
+        slopes = {} if self.is_cut else {"merge_s": seconds}
+        return {**self._merge_figures("base", "sft_adapter", "sft"), **slopes}
+
+    def _merge_figures(self, start: str, adapter: str, merged: str) -> Figures:
+        result = self.project.work / f"{merged}.json"
+        folders = [self.project.models / name for name in (start, adapter, merged)]
+        self.project.run("sft", "scripts.preflight.merge_probe", *folders, result)
+        figures = read_json(result)
+        limit = max(ROUNDING, 4 * self.project.profile.values["unsloth_merge"]["tie_tolerance"])
+        if not figures["parity"] <= limit:
+            raise CheckFailedError(
+                f"logits of {folders[2]} differ by {figures['parity']:.2g} from those of its start with the adapter, "
+                f"more than {limit:g}: the merge lost something."
+            )
+        return figures
+
+    def serve(self) -> Figures:
+        """The profile's server: a parsed tool call, tokens per second, log-probabilities against transformers'."""
+        serving = self.project.profile.values["serving"]
+        if serving["backend"] != "vllm":
+            probe = self._probe("serve", {})
+            return {**serve_figures(probe), **({} if self.is_cut else {"serve_start_s": probe["start_s"]})}
+        eager, graphs = (self._probe(f"eager-{on}", {"serving.vllm.enforce_eager": on}) for on in (True, False))
+        return {
+            **serve_figures(eager if serving["vllm"]["enforce_eager"] else graphs),
+            "eager_tokens_per_s": eager["tokens_per_s"],
+            "graphs_tokens_per_s": graphs["tokens_per_s"],
+            "eager_to_graphs": difference(eager["answers"], graphs["answers"]),
+        }
+
+    def _probe(self, name: str, overrides: Mapping[str, object]) -> Any:
+        project, result = self.project, self.project.work / f"{name}.json"
+        params = project.write_params(overrides, f"{name}.yaml")
+        project.run("serve", "scripts.preflight.serve_probe", project.models / "base", result, params=params)
+        probe = read_json(result)
+        if not any(answer["called"] for answer in probe["answers"]):
+            raise CheckFailedError(
+                f"the server parsed no tool call in {len(probe['answers'])} answers of a model that writes them; check "
+                f"serving's tool_call_parser and the model's chat template. The answers are in {result}."
+            )
+        limit = ROUNDING if probe["dtype"] == "float32" else ROUNDING_16_BIT
+        if not probe["parity"] <= limit:
+            raise CheckFailedError(
+                f"the server's log-probabilities differ from transformers' by {probe['parity']:.2g} nats on average, "
+                f"more than {limit:g} in {probe['dtype']}: the two render prompts or compute in different ways."
+            )
+        return probe
+
+    def rl(self) -> Figures:
+        """Three steps of 2 x 4 rollouts, killed after the first and resumed with the optimizer's state."""
+        project, pattern = self.project, f"rl-{START}-*/train_log.jsonl"
+        project.kill_when(lambda: any(steps_of(log) for log in project.files(pattern)), "rl", "stages.rl", START)
+        (log,) = project.files(pattern)
+        before = log.read_text().splitlines()[:2]
+        project.run("rl", "stages.rl", START)
+        lines = (project.models / "rl_adapter" / START / "train_log.jsonl").read_text().splitlines()
+        steps = [json.loads(line) for line in lines]
+        if lines[:2] != before or [step["step"] for step in steps] != [0, 1, 2, 3]:
+            raise CheckFailedError(f"RL did not go on after the step that it was killed behind; its log is {log}.")
+        if not project.files(f"rl-{START}-*/**/optimizer.pt"):
+            raise CheckFailedError(f"no checkpoint below {log.parent} has the optimizer's state, so a resume loses it.")
+        if not any(step.get("trainable_groups") for step in steps):
+            raise CheckFailedError(f"all rewards of all steps were equal, so nothing was trained; its log is {log}.")
+        return rl_figures(steps)
+
+    def stale(self) -> Figures:
+        """A group of equal rewards and a failed tool; then a sampler that is a step behind, which must be noticed."""
+        changes = {"rl.learning_rate": STALE_LEARNING_RATE, "rl.steps": {START: 2}}
+        params = self.project.write_params(changes, "stale.yaml")
+        self.project.run("rl", "scripts.preflight.arranged_rl", START, "--stale", params=params)
+        (step,) = (
+            steps for log in self.project.files(f"rl-{START}-*/train_log.jsonl") if len(steps := steps_of(log)) == 1
+        )
+        if step[0].get("trainable_groups") != 1 or not step[0].get("failures/tool_error"):
+            raise CheckFailedError(f"of a group with equal rewards and one with a failed tool, RL logged {step[0]}.")
+        return {}
+
+    def rl_merge(self) -> Figures:
+        """The RL adapter merged, proved by the stage, and compared in a fresh process."""
+        seconds = self.project.run("rl", "stages.unsloth_merge", START)
+        slopes = {} if self.is_cut else {"adapter_merge_s": seconds}
+        return {**self._merge_figures(START, f"rl_adapter/{START}", f"rl_merged/{START}"), **slopes}
+
+    def evaluate(self) -> Figures:
+        """The merged model evaluated on a few questions."""
+        self.project.run("serve", "stages.evaluate", "rl")
+        return {}
+
+    def longest(self) -> Figures:
+        """A row of almost `sft.max_length` tokens through forward and backward."""
+        project = replace(self.project, profile=self.project.profile.with_overrides({"profile": "longest"}))
+        project.models.mkdir(parents=True, exist_ok=True)
+        (project.models / "base").symlink_to(self.project.models / "base")
+        return self._train_longest(project)
+
+    def _train_longest(self, project: Project) -> Figures:
+        """Train on one long row with the small model's data, in the profile ``project`` of the copy."""
+        tokens = self.project.profile.values["sft"]["max_length"]
+        report, rows = self.project.read("reports/{}/filter.json"), self.project.data / "sft" / "train.jsonl"
+        (project.data / "sft").mkdir(parents=True, exist_ok=True)
+        lines = rows.read_text(encoding="utf-8").splitlines()
+        row = long_row(lines, report["rows"] * report["tokens"]["mean"], tokens)
+        (project.data / "sft" / "train.jsonl").write_text(f"{row}\n", encoding="utf-8")
+        params = project.write_params({"sft.forwards_per_step": 1, "sft.save_steps": 1}, f"{project.name}.yaml")
+        project.run("sft", "stages.sft", params=params)
+        (scratch,) = project.files("sft-*")
+        return {"tokens_per_s": tokens / last_summary(scratch / "logging.jsonl")["train_runtime"]}
+
+    def full_sft(self) -> Figures:
+        """The longest row with a model of full size and random weights: peak memory of SFT."""
+        project = self._full()
+        base = project.root / "models" / self.project.name / "base"
+        params = project.write_params({}, f"{FULL}.yaml")
+        project.run("sft", "scripts.preflight.small_model", base, "--full-size", params=params)
+        return self._train_longest(project)
+
+    def full_rl(self) -> Figures:
+        """A step of 2 x 4 rollouts as long as they may be, with the model of full size: peak memory of RL."""
+        project = self._full()
+        if not (project.models / "base").is_dir():
+            raise SkippedError("the model of full size was not made")
+        for part in ("questions", "index", "chunks"):
+            (project.data / part).symlink_to(self.project.data / part)
+        sizes = project.profile.values["rl"]["max_sequence_tokens"], project.profile.values["agent"]["context_tokens"]
+        changes = {"rl.steps": {START: 1}, "rl.dev.questions": 1, "agent.max_tokens": min(sizes) - 2048}
+        params = project.write_params(changes, f"{FULL}.yaml")
+        project.run("rl", "scripts.preflight.arranged_rl", START, params=params)
+        lines = (project.models / "rl_adapter" / START / "train_log.jsonl").read_text().splitlines()
+        return rl_figures([json.loads(line) for line in lines])
+
+    def _full(self) -> Project:
+        if not self.has_gpu:
+            raise SkippedError("only where a GPU is used; the small model has the full size already")
+        return replace(self.project, profile=self.project.profile.with_overrides({"profile": FULL}))
+
+
+def packages(values: Mapping[str, Any], family: str) -> list[str]:
+    """Return what a stage family imports because of the profile's settings."""
+    attention = {"flash_attn": ["flash_attn"], "flash_attention_3": ["flash_attn_interface"]}
+    names = {
+        "sft": attention.get(values["sft"]["attention"], []),
+        "rl": ["unsloth", "trl", "bitsandbytes"] if "unsloth" in str(values["rl"]["backend"]) else [],
+        "serve": ["vllm"] if values["serving"]["backend"] == "vllm" else [],
+    }
+    return names.get(family, [])
+
+
+def steps_of(log: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a running RL's log after that of step 0."""
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines[1:] if line.endswith("\n")]
+
+
+def rl_figures(steps: list[dict[str, Any]]) -> Figures:
+    """Return what the lines of an RL log say of all steps."""
+    tokens = sum(step.get("trained_tokens", 0) for step in steps)
+    mismatch = [step["mismatch_mean"] for step in steps if "mismatch_mean" in step]
+    return {"trained_tokens": tokens, **({"parity": max(mismatch)} if mismatch else {})}
+
+
+def last_summary(log: Path) -> dict[str, Any]:
+    """Return the summary that ms-swift writes into its log at the end of a run."""
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    return next(line for line in reversed(lines) if "train_runtime" in line)
+
+
+def long_row(lines: list[str], tokens: float, wanted: int) -> str:
+    """Return the first row with a search, its passages repeated up to about nine tenths of the ``wanted`` tokens.
+
+    ``tokens`` is how many all ``lines`` have.
+    """
+    row = next(json.loads(line) for line in lines if '"tool_response"' in line)
+    size = 0.9 * wanted / tokens * sum(map(len, lines)) - len(json.dumps(row))
+    answer = next(message for message in row["messages"] if message["role"] == "tool_response")
+    answer["content"] *= max(1, int(size / len(answer["content"])))
+    return json.dumps(row, ensure_ascii=False)
+
+
+def serve_figures(probe: Any) -> Figures:
+    """Return the figures of a server's probe."""
+    return {name: probe[name] for name in ("tokens_per_s", "parity")}
+
+
+def difference(ours: list[Any], theirs: list[Any]) -> float:
+    """Return the mean difference of two servers' log-probabilities over the tokens that both wrote."""
+    differences = list[float]()
+    for own, other in zip(ours, theirs, strict=True):
+        tokens = zip(own["tokens"], other["tokens"], own["logprobs"], other["logprobs"], strict=False)
+        for token, same, left, right in tokens:
+            if token != same:
+                break
+            differences.append(abs(left - right))
+    return sum(differences) / max(1, len(differences))

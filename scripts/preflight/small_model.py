@@ -1,0 +1,124 @@
+"""A model of a profile's architecture that calls the tool: random weights, and a few steps on the teacher's answers.
+
+    python -m scripts.preflight.small_model PARAMS BASE [--full-size]
+
+A pretrained model keeps its size. Of a hub's model, which is in the folder BASE or at the hub, everything stays that
+kernels, parsers and templates depend on: architecture, size of a head, vocabulary, chat template. Depth and width are
+cut, unless ``--full-size``; such a model is not trained.
+"""
+
+import argparse
+import itertools
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from deepsearch_rl.agent.chat_messages import chat_messages
+from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.errors import DeepsearchError, EndpointError
+from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.profile import Profile, load_profile
+from deepsearch_rl.records import Trajectory
+from deepsearch_rl.training.pretrain.model import build_model, world_tokenizer
+from deepsearch_rl.training.pretrain.prepare import HUB_FILES, ModelHubConfig, PrepareModelConfig
+from deepsearch_rl.training.pretrain.trainer import Example, Muon, backward, batches, encode
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+STEPS, BATCH_TOKENS, POOL = 60, 1500, 16
+
+
+def empty_model(profile: Profile, base: Path, full_size: bool) -> tuple[Any, Any]:
+    """Return a model of random weights, and its tokenizer; raise EndpointError if the hub is needed and silent."""
+    seed, source = profile.value("seed"), profile.section("prepare_model", PrepareModelConfig)
+    if source.pretrain is not None:
+        shape = source.pretrain.model
+        tokenizer = world_tokenizer(load_prompt(source.pretrain.prompt), source.pretrain.subwords, shape.context_tokens)
+        return build_model(shape, tokenizer, seed), tokenizer
+    return _of_architecture(profile, base if (base / "config.json").is_file() else _hub_folder(source.hub), full_size)
+
+
+def _hub_folder(hub: ModelHubConfig | None) -> Path:
+    """Fetch a repository's configs and tokenizer, without the weights."""
+    assert hub is not None
+    patterns = [pattern for pattern in HUB_FILES if "safetensors" not in pattern]
+    try:
+        return Path(snapshot_download(hub.repository, revision=hub.revision, allow_patterns=patterns))
+    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError) as error:
+        raise EndpointError(
+            f"the hub did not answer for the tokenizer of {hub.repository}. Check the network (HF_ENDPOINT names a "
+            "mirror), or run the stage prepare_model first, whose model is then taken."
+        ) from error
+
+
+def _of_architecture(profile: Profile, source: Path, full_size: bool) -> tuple[Any, Any]:
+    settings = AutoConfig.from_pretrained(source)
+    if not full_size:
+        for name, size in SMALL.items():
+            setattr(settings, name, min(size, getattr(settings, name)))
+        settings.num_key_value_heads = min(2, settings.num_key_value_heads)
+        if getattr(settings, "layer_types", None):
+            settings.layer_types = settings.layer_types[: settings.num_hidden_layers]
+    torch.manual_seed(profile.value("seed"))
+    device = profile.values["sft"]["device"]
+    dtype = getattr(torch, profile.values["sft"]["dtype"]) if full_size else torch.float32
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(settings, dtype=dtype)
+    model.generation_config = GenerationConfig.from_model_config(settings)
+    return model, AutoTokenizer.from_pretrained(source)
+
+
+def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int = STEPS) -> None:
+    """Train on the teacher's conversations until the model writes calls like them."""
+    device, parameters = model.device, list(model.train().named_parameters())
+    examples = [encode(tokenizer, chat_messages(trajectory.messages)) for trajectory in trajectories]
+    examples = [Example(tokens.to(device), labels.to(device)) for tokens, labels in examples]
+    with torch.device(device):
+        muon = Muon(weight for name, weight in parameters if weight.ndim == 2 and "layers" in name)
+    others = [weight for name, weight in parameters if weight.ndim != 2 or "layers" not in name]
+    adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
+    rng = random.Random(0)
+    for batch in itertools.islice(batches(_forever(examples, rng), BATCH_TOKENS, POOL, rng), steps):
+        backward(model, batch)
+        muon.step(0.02)
+        adam.step()
+        adam.zero_grad()
+
+
+def _forever(examples: list[Example], rng: random.Random) -> Iterator[Example]:
+    while True:
+        yield from rng.sample(examples, len(examples))
+
+
+def write_model(profile: Profile, base: Path, full_size: bool) -> None:
+    """Write the model folder ``models/<profile>/base`` of the working folder."""
+    model, tokenizer = empty_model(profile, base, full_size)
+    if not full_size:
+        teach(model, tokenizer, list(read_jsonl(profile.data / "trajectories" / "teacher.jsonl", Trajectory)))
+        model.to(getattr(torch, profile.values["sft"]["dtype"]))
+    model.save_pretrained(profile.models / "base")
+    tokenizer.save_pretrained(profile.models / "base")
+
+
+def main() -> None:
+    """Command line; an error ends it with status 1 and one paragraph."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("params", type=Path)
+    parser.add_argument("base", type=Path)
+    parser.add_argument("--full-size", action="store_true")
+    arguments = parser.parse_args()
+    try:
+        write_model(load_profile(arguments.params), arguments.base, arguments.full_size)
+    except DeepsearchError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

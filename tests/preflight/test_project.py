@@ -1,0 +1,86 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.errors import CommandError
+from deepsearch_rl.profile import load_profile, profile_names
+from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.sft import SftConfig
+from scripts.imports import ROOT
+from scripts.preflight.phases import difference, long_row, packages
+from scripts.preflight.project import Project, cut_copy, open_copy
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A copy of the smoke profile whose stages are those of the test."""
+    project = cut_copy(ROOT, "smoke", tmp_path / "copy")
+    (project.folder / "stages").unlink()
+    (project.folder / "stages").mkdir()
+    return project
+
+
+def write_stage(project: Project, code: str) -> None:
+    (project.folder / "stages" / "sample.py").write_text(code)
+
+
+@pytest.mark.parametrize("name", [name for name in profile_names(ROOT)])
+def test_the_cut_copy_of_every_profile_fits_the_stages_that_read_it(name: str, tmp_path: Path) -> None:
+    profile = cut_copy(ROOT, name, tmp_path / "copy").profile
+    values = load_profile(tmp_path / "copy" / "params.yaml").values
+    assert values == {**profile.values, "params": "params.yaml"}
+    rl, sft = profile.section("rl", RlConfig), profile.section("sft", SftConfig)
+    assert (rl.steps, rl.groups_per_step, rl.group_size) == ({"base": 3}, 2, 4)
+    whole = load_profile(ROOT / ("params.yaml" if name == "tiny" else f"profiles/{name}/params.yaml"))
+    for section, config in (("sft", sft), ("rl", rl)):
+        kept = {"dtype", "device", "packing", "attention", "lora", "loss", "learning_rate", "backend"}
+        theirs = whole.section(section, type(config))
+        for field in kept & set(type(config).model_fields):
+            assert getattr(config, field) == getattr(theirs, field), f"{section}.{field}"
+
+
+def test_a_stage_runs_in_the_copy_with_the_copys_params(project: Project) -> None:
+    write_stage(project, "import sys, os\nopen('ran', 'w').write(' '.join(sys.argv[1:]))")
+    project.run("core", "stages.sample", "base", params=project.write_params({"seed": 3}, "other.yaml"))
+    assert (project.folder / "ran").read_text() == "other.yaml base"
+    assert load_profile(project.folder / "other.yaml").value("seed") == 3
+    assert open_copy(ROOT, project.folder).profile.value("seed") == 0
+
+
+def test_a_failed_stages_own_paragraph_is_the_error(project: Project) -> None:
+    write_stage(project, "import sys\nprint('loading')\nsys.exit('error: the disk is full.')")
+    with pytest.raises(CommandError, match=r"`stages\.sample base` failed: the disk is full\. \(its output: .*log\)"):
+        project.run("core", "stages.sample", "base")
+
+
+def test_a_stage_is_killed_as_soon_as_the_condition_holds(project: Project) -> None:
+    write_stage(project, "import time\nopen('begun', 'w')\ntime.sleep(600)\nopen('ended', 'w')")
+    project.kill_when((project.folder / "begun").exists, "core", "stages.sample")
+    assert not (project.folder / "ended").exists()
+
+
+def test_a_stage_that_ends_before_it_is_killed_is_an_error(project: Project) -> None:
+    write_stage(project, "raise SystemExit('error: no rows.')")
+    with pytest.raises(CommandError, match=r"ended before it could be killed: no rows\."):
+        project.kill_when(lambda: False, "core", "stages.sample")
+
+
+def test_the_packages_of_a_family_follow_the_profiles_settings() -> None:
+    values = load_profile(ROOT / "profiles/gpu/params.yaml").values
+    assert packages(values, "serve") == ["vllm"]
+    assert packages(values, "sft") == ["flash_attn"]
+    assert packages(load_profile(ROOT / "params.yaml").values, "serve") == []
+
+
+def test_a_long_row_has_about_as_many_tokens_as_wanted() -> None:
+    short = {"messages": [{"role": "tool_response", "content": "word " * 10}]}
+    lines = [json.dumps(short)] * 3
+    row = json.loads(long_row(lines, tokens=90, wanted=1000))
+    assert 700 < len(json.dumps(row)) * 90 / sum(map(len, lines)) <= 1000
+
+
+def test_two_servers_are_compared_up_to_where_their_tokens_part() -> None:
+    ours = [{"tokens": [1, 2, 3], "logprobs": [-1.0, -2.0, -9.0]}]
+    theirs = [{"tokens": [1, 2, 4], "logprobs": [-1.5, -2.0, -1.0]}]
+    assert difference(ours, theirs) == 0.25
