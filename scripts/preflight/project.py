@@ -26,7 +26,7 @@ DATA_SECTIONS = ("datasets", "download", "chunk", "index", "retrieval", "synthes
 DATASET, START = "multihoprag", "base"
 LINKED = ("src", "stages", "scripts", ".venv", ".venvs")
 LAST_LINES = 12
-MISMATCH = 0.05  # nats
+MISMATCH = 0.2  # nats
 _POLL_S = 0.05
 
 
