@@ -81,3 +81,10 @@ def test_an_adapter_without_its_base_or_of_other_weights_is_named(
     write_json(adapter / CONFIG, {**config, "base_model_name_or_path": str(other)})
     with pytest.raises(ArtifactError, match=r"does not fit the weights in .*other: .*mlp.* trained from another model"):
         read_adapter(adapter)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x02" + bytes(7) + b"[]"])
+def test_damaged_weights_of_an_adapter_are_named(adapter: Path, content: bytes) -> None:
+    (adapter / "adapter_model.safetensors").write_bytes(content)
+    with pytest.raises(ArtifactError, match=r"adapter_model\.safetensors is damaged"):
+        read_adapter(adapter)

@@ -5,14 +5,15 @@ folder of the base, relative to the working directory. vLLM loads both and adds 
 engine's server adds it to the weights when it starts. Prompts and templates are the base's.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+LONGEST_HEADER = 100_000_000  # of a safetensors file, bytes; the limit of the format's own reader
 PREFIX = "base_model.model."  # PEFT's, before a base's own names
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as --max-lora-rank (``MaxLoRARanks`` in its config/lora.py)."""
@@ -76,9 +77,11 @@ def _require_fit(adapter: Adapter) -> None:
 
 
 def _shapes(path: Path) -> dict[str, list[int]]:
-    """Return the shape of every tensor of a file, from its header."""
-    from safetensors import safe_open  # noqa: PLC0415 - imports torch with a file
-
-    handle: Any
-    with safe_open(path, framework="numpy") as handle:
-        return {name: handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118 - no mapping
+    """Return the shape of every tensor of a safetensors file, whose first 8 bytes are the length of a JSON header."""
+    with path.open("rb") as file:
+        length = min(int.from_bytes(file.read(8), "little"), LONGEST_HEADER)
+        try:
+            header = json.loads(file.read(length))
+            return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
+            raise ArtifactError(f"{path} is damaged; run the stage that makes it again.") from error
