@@ -16,6 +16,7 @@ from typing import Any
 from deepsearch_rl.errors import CheckFailedError, DeepsearchError, StalePolicyError
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.records import Question, StopReason
+from deepsearch_rl.training import rl_worker
 from deepsearch_rl.training.backends import make
 from deepsearch_rl.training.rl.trainer import Rollout, Sampling
 from stages import rl
@@ -27,7 +28,6 @@ class ArrangedTrainer:
     def __init__(self, trainer: Any, is_stale: bool) -> None:
         self._trainer, self._is_stale = trainer, is_stale
         self._first: list[list[Rollout]] = []
-        self._greedy: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
@@ -44,12 +44,6 @@ class ArrangedTrainer:
             self._first = rollouts_QG
         return rollouts_QG
 
-    async def sample_greedily(self, *arguments: Any) -> Any:
-        """Answer, if stale always as the start model did."""
-        if self._greedy is None or not self._is_stale:
-            self._greedy = await self._trainer.sample_greedily(*arguments)
-        return self._greedy
-
     async def update(
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
@@ -65,6 +59,7 @@ def arrange(is_stale: bool) -> None:
         return lambda *names: lambda task, config: ArrangedTrainer(open_engine(*names)(task, config), is_stale)
 
     make.ENGINES = {name: arranged(open_engine) for name, open_engine in make.ENGINES.items()}
+    rl.train_watched = rl_worker.train  # in this process, where the engines are arranged
 
 
 def main() -> None:

@@ -26,7 +26,6 @@ DATA_SECTIONS = ("datasets", "download", "chunk", "index", "retrieval", "synthes
 DATASET, START = "multihoprag", "base"
 LINKED = ("src", "stages", "scripts", ".venv", ".venvs")
 LAST_LINES = 12
-MISMATCH = 0.2  # nats
 _POLL_S = 0.05
 
 
@@ -140,10 +139,6 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
     values["rl"].update(starts=[START], dataset=DATASET, steps={START: 3}, groups_per_step=2, group_size=4)
     # Rewards in which rollouts of a model that knows nothing differ.
     values["rl"].update(gate_f1=0.0, rewards={"f1": 2.0, "answer_format": 0.5, "evidence_recall": 0.5})
-    if "max_mismatch" in values["rl"]:
-        # Such a model writes calls with other tokens than a tokenizer would; the turns after them are rendered anew,
-        # and there sampler and trainer differ. A policy that is a step behind differs by far more (phase stale).
-        values["rl"]["max_mismatch"] = max(MISMATCH, values["rl"]["max_mismatch"])
     values["rl"]["dev"].update(every=10, questions=4)
     sets = {DATASET: {"questions": 4, "samples": 1, "greedy": 2, "controls": 2}}
     values["evaluate"].update(sets=sets, variants={}, draws=100)

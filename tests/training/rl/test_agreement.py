@@ -53,8 +53,16 @@ def test_metrics_that_are_not_defined_are_left_out() -> None:
     assert not any(map(math.isnan, metrics.values()))
 
 
+def test_single_rollouts_may_differ() -> None:
+    sampled = torch.full((3, 4), -1.0)
+    trained = sampled - torch.tensor([[0.0], [2.0], [0.001]])
+    metrics = agreement(sampled, trained, torch.tensor([1.0, -1.0, 1.0]), LOSS, max_mismatch=0.01)
+    assert metrics["mismatch_median"] == pytest.approx(0.001)
+    assert metrics["mismatch_max"] == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("drift", [0.02, NAN])
-def test_a_mean_difference_above_the_limit_is_a_stale_policy(drift: float) -> None:
+def test_a_median_difference_above_the_limit_is_a_stale_policy(drift: float) -> None:
     sampled = torch.full((2, 3), -1.0)
-    with pytest.raises(StalePolicyError, match=r"of 6 sampled tokens .* more than rl\.max_mismatch = 0\.01"):
+    with pytest.raises(StalePolicyError, match=r"in half of them .* rl\.max_mismatch is 0\.01"):
         agreement(sampled, sampled - drift, torch.tensor([1.0, -1.0]), LOSS, max_mismatch=0.01)

@@ -50,9 +50,8 @@ def begin(phase: Phase, step: int) -> None:
 
 @contextlib.contextmanager
 def checked(check: Callable[[], None]) -> Iterator[None]:
-    """Call ``check`` before every phase of this block: what it raises ends the training."""
-    heart = _HEART.get()
-    assert heart is not None, "only a watched training is checked"
+    """Call ``check`` before every phase of this block, if it is watched: what it raises ends the training."""
+    heart = _HEART.get() or _Heart(-1, Beat(step=0, phase="load"))
     heart.check = check
     try:
         yield

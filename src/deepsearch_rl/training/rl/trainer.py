@@ -109,7 +109,9 @@ class RlConfig(Record):
     dtype: Literal["float32", "bfloat16"] = Field(description="of base and products; adapters are float32")
     lora: LoraConfig | None = Field(description="null trains all weights")
     loss: LossConfig
-    max_mismatch: float = Field(gt=0, description="mean |sampler - trainer| of a step's log-probabilities, in nats")
+    max_mismatch: float = Field(
+        gt=0, description="median over a step's rollouts of mean |sampler - trainer| of the log-probabilities, nats"
+    )
     dev: DevConfig
     sampler: SamplerConfig
     keep: KeepConfig

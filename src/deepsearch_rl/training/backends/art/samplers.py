@@ -17,15 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.processes import GRACE_S, LOOPBACK, Server, free_port, running_server
+from deepsearch_rl.serving.adapters import SERVED_RANKS
 from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import Engine
 from deepsearch_rl.serving.launch import VllmConfig, vllm_serve_command
 from deepsearch_rl.training.backends.art.policy import Policy
 from deepsearch_rl.training.rl.trainer import RlConfig
-
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values of ``--max-lora-rank`` (``MaxLoRARanks`` in vllm/config/lora.py)."""
 
 
 class Sampler(Protocol):
@@ -161,9 +159,9 @@ def lora_ranks(config: RlConfig) -> int:
     """Return the ``--max-lora-rank`` that holds ``rl.lora.rank``; raise ConfigError if vLLM has none, or no adapter."""
     if config.lora is None:
         raise ConfigError("rl.lora is null, and vLLM samples from adapters; set rl.lora, or rl.backend.device: cpu.")
-    rank = next((rank for rank in VLLM_RANKS if rank >= config.lora.rank), None)
+    rank = next((rank for rank in SERVED_RANKS if rank >= config.lora.rank), None)
     if rank is None:
-        raise ConfigError(f"rl.lora.rank is {config.lora.rank}, and vLLM takes adapters up to rank {VLLM_RANKS[-1]}.")
+        raise ConfigError(f"rl.lora.rank is {config.lora.rank}, and vLLM takes adapters up to rank {SERVED_RANKS[-1]}.")
     return rank
 
 
