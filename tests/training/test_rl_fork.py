@@ -39,8 +39,8 @@ def make_run(policy_folder: Path, smoke: Profile, tmp_path: Path) -> MakeRun:
             "groups_per_step": 2,
             "group_size": 8,
             "rewards": {"f1": 2.0},
-            "dev": {"every": 2, "questions": 2, "temperature": 0.7},
-            "keep": {"last": 1, "every": 4},
+            "dev": {"every": 2, "questions": 2, "samples": 1, "temperature": 0.7},
+            "keep": {"last": 2, "every": 4},
         }
         rl = {**smoke.section("rl", RlConfig).model_dump(), **fields, "steps": {"base": steps}, **changes}
         return RlRun(

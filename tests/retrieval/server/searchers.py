@@ -24,6 +24,7 @@ def service_config(**changes: object) -> RetrievalConfig:
         "reranker": None,
         "online": None,
         "startup_timeout_s": 60,
+        "dataset_retrievers": {},
     }
     return RetrievalConfig.model_validate(settings | changes)
 

@@ -24,7 +24,7 @@ def run(policy_folder: Path, world: Source, smoke: Profile, tmp_path: Path) -> R
         "groups_per_step": 2,
         "steps": {"base": 3},
         "lora": {"rank": 4, "alpha": 8},
-        "dev": {"every": 3, "questions": 2, "temperature": 0.7},
+        "dev": {"every": 3, "questions": 2, "samples": 1, "temperature": 0.7},
         "max_sequence_tokens": CONTEXT_TOKENS,
         "logprob_chunk": CONTEXT_TOKENS,
         "slots": 16,

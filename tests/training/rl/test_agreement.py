@@ -57,7 +57,7 @@ def test_single_rollouts_may_differ() -> None:
     sampled = torch.full((3, 4), -1.0)
     trained = sampled - torch.tensor([[0.0], [2.0], [0.001]])
     metrics = agreement(sampled, trained, torch.tensor([1.0, -1.0, 1.0]), LOSS, max_mismatch=0.01)
-    assert metrics["mismatch_median"] == pytest.approx(0.001)
+    assert metrics["mismatch_median"] == pytest.approx(0.001, rel=1e-3)
     assert metrics["mismatch_max"] == pytest.approx(2.0)
 
 

@@ -41,7 +41,10 @@ METRICS = {
     "loss/learning_rate": "learning_rate",
     "data/step_num_groups_trainable": "trainable_groups",
     "data/step_trainer_tokens": "trained_tokens",
-    **{name: name for name in ("kl", "mismatch_mean", "mismatch_p99", "mismatch_max", "mismatch_corr")},
+    **{
+        name: name
+        for name in ("kl", "mismatch_mean", "mismatch_median", "mismatch_p99", "mismatch_max", "mismatch_corr")
+    },
     **{name: name for name in ("outside_clip_positive", "outside_clip_negative")},
 }
 """A service's metrics of an update, as ART hands them on, and their names in the log."""
