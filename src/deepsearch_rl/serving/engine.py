@@ -102,6 +102,8 @@ class Engine:
             while self._take_requests():
                 self._admit()
                 if self._running:
+                    self._table.line_up([request.slot for request in self._running])
+                    self._running.sort(key=lambda request: self._table.places[request.slot])
                     self._step(self._running, [[request.token_ids[-1]] for request in self._running])
         for request in (*self._backlog, *self._running):
             request.result.cancel()
