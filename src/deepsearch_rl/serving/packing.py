@@ -2,11 +2,11 @@
 
 A library rounds one row of a matrix product in the same way whatever the other rows hold, but not whatever the sizes of
 the product are. So all new tokens of a step are packed one behind the other, the tokens of a pass are padded to one of
-few sizes, and the attention works on blocks of keys of one size. :mod:`deepsearch_rl.serving.rounding` finds sizes that
-round alike.
+few sizes, and the attention adds the products with blocks of values in order.
+:mod:`deepsearch_rl.serving.rounding` finds sizes that round alike.
 
 Shapes: N slots, P packed tokens of a pass, B rows of its attention, Q tokens of such a row, R = G x Q query vectors
-that meet the same keys (G query heads share a key-value head), T tokens that can be attended to, in C blocks of K, H
+that meet the same keys (G query heads share a key-value head), T tokens that can be attended to, in blocks of K, H
 key-value heads, D head dimension, E hidden size, V vocabulary.
 """
 

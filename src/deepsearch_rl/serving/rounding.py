@@ -1,7 +1,8 @@
 """Which sizes of matrix products round alike on this machine: tried with the served model when an engine starts.
 
 Libraries choose their kernels by processor, number of threads and size of the product, and no library says which of
-them round alike. So this module computes one conversation in several ways and compares the bytes.
+them round alike. So this module computes one conversation in several ways and compares the bytes. With more than one
+thread a passed check is no proof: how work is divided depends on sizes that it does not try.
 """
 
 import logging
