@@ -126,9 +126,9 @@ def test_sizes_that_round_alike_are_found_by_trying_them() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "environment", [{"OMP_NUM_THREADS": "1", **AVX2}, *({"OMP_NUM_THREADS": str(n)} for n in (1, 2, 3, 4))], ids=str
+    "environment", [{"OMP_NUM_THREADS": "1", **AVX2}, {"OMP_NUM_THREADS": "1"}], ids=["avx2", "native"]
 )
-def test_answers_are_the_same_bytes_for_other_instructions_and_threads(environment: dict[str, str]) -> None:
+def test_answers_are_the_same_bytes_for_other_instructions(environment: dict[str, str]) -> None:
     script = "from tests.serving.test_batch_invariance import check_invariance; check_invariance(96)"
     result = subprocess.run(
         [sys.executable, "-c", script],

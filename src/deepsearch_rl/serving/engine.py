@@ -8,8 +8,7 @@ leave between two tokens, and each draws from a random generator of its own: the
 the same tokens, whatever else is in the batch. The model is transformers' own; only its cache and the loop around it
 are ours.
 
-Shapes: N slots, B rows of a forward pass, Q new tokens per row, T tokens that can be attended to, H key-value heads,
-D head dimension.
+Shapes: B requests of a forward pass, V vocabulary.
 """
 
 import queue
@@ -102,6 +101,8 @@ class Engine:
             while self._take_requests():
                 self._admit()
                 if self._running:
+                    self._table.line_up([request.slot for request in self._running])
+                    self._running.sort(key=lambda request: self._table.places[request.slot])
                     self._step(self._running, [[request.token_ids[-1]] for request in self._running])
         for request in (*self._backlog, *self._running):
             request.result.cancel()

@@ -2,11 +2,11 @@
 
 A library rounds one row of a matrix product in the same way whatever the other rows hold, but not whatever the sizes of
 the product are. So all new tokens of a step are packed one behind the other, the tokens of a pass are padded to one of
-few sizes, and the attention works on blocks of keys of one size. :mod:`deepsearch_rl.serving.rounding` finds sizes that
-round alike.
+few sizes, and the attention adds the products with blocks of values in order.
+:mod:`deepsearch_rl.serving.rounding` finds sizes that round alike.
 
 Shapes: N slots, P packed tokens of a pass, B rows of its attention, Q tokens of such a row, R = G x Q query vectors
-that meet the same keys (G query heads share a key-value head), T tokens that can be attended to, in C blocks of K, H
+that meet the same keys (G query heads share a key-value head), T tokens that can be attended to, in blocks of K, H
 key-value heads, D head dimension, E hidden size, V vocabulary.
 """
 
@@ -38,6 +38,8 @@ class Shapes(NamedTuple):
     """A conversation with more query vectors takes several attention rows."""
     keys: int
     """Keys of an attention row are padded to a multiple of this."""
+    block: int
+    """Values are multiplied in blocks of this many tokens."""
 
 
 class Pass:
@@ -57,14 +59,15 @@ class Pass:
         tokens_BQ = firsts_B[:, None] + np.minimum(np.arange(width), counts_B[:, None] - 1)
         hidden_BQT = torch.from_numpy(np.arange(visible) > positions_P[tokens_BQ][:, :, None])
         mask_BQT = torch.zeros(hidden_BQT.shape).masked_fill_(hidden_BQT, -torch.inf)
-        self._mask = mask_BQT.repeat(1, table.group, 1)[:, None]
-        self._table, self._visible, self._block = table, visible, shapes.keys
-        self._slots_B, self._tokens_BQ = torch.from_numpy(slots_P[firsts_B]), torch.from_numpy(tokens_BQ)
+        self._mask_B1RT = mask_BQT.repeat(1, table.group, 1)[:, None]
+        self._table, self._visible, self._block = table, visible, shapes.block
+        self._places_B, self._tokens_BQ = _places(table.places[slots_P[firsts_B]]), torch.from_numpy(tokens_BQ)
         self.padded_P = padded(len(slots_P), shapes.tokens)
         """The tokens that are computed, as indices of ``slots_P``: the last is repeated."""
         columns_P = np.arange(len(rows_P)) - firsts_B[rows_P]
-        self._slots_P, self._positions_P, self._rows_P, self._columns_P = (
-            torch.from_numpy(numbers[self.padded_P]) for numbers in (slots_P, positions_P, rows_P, columns_P)
+        self._places_P, self._positions_P, self._rows_P, self._columns_P = (
+            torch.from_numpy(numbers[self.padded_P])
+            for numbers in (table.places[slots_P], positions_P, rows_P, columns_P)
         )
 
     def update(
@@ -72,14 +75,10 @@ class Pass:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the tokens' keys and values; return all that each row can attend to, each [B, H, T, D]."""
         stored = []
-        for number, (tensors, new_1HPD) in enumerate(
-            ((self._table.keys, keys_1HPD), (self._table.values, values_1HPD))
-        ):
+        for tensors, new_1HPD in ((self._table.keys, keys_1HPD), (self._table.values, values_1HPD)):
             tensor_NHTD = tensors[layer]
-            tensor_NHTD[self._slots_P, :, self._positions_P] = new_1HPD[0].transpose(0, 1)
-            visible_NHTD = tensor_NHTD[:, :, : self._visible]
-            out = self._table.scratch(number, (len(self._slots_B), *visible_NHTD.shape[1:]))
-            stored.append(torch.index_select(visible_NHTD, 0, self._slots_B, out=out))
+            tensor_NHTD[self._places_P, :, self._positions_P] = new_1HPD[0].transpose(0, 1)
+            stored.append(tensor_NHTD[self._places_B, :, : self._visible])
         return stored[0], stored[1]
 
     def attend(
@@ -87,17 +86,16 @@ class Pass:
     ) -> torch.Tensor:
         """Return the attention's output for a query [1, H x G, P, D], as [1, P, H x G, D].
 
-        The query heads that share a key-value head are R = G x Q rows of one product with its keys. Keys and values
-        are multiplied in blocks of K tokens, and the blocks' outputs are added in order.
+        The query heads that share a key-value head are R = G x Q rows of one product with its keys. The values are
+        multiplied in blocks of K tokens, and the blocks' outputs are added in order.
         """
-        blocks = (-1, self._block)
-        query_HGBQD = (query[0] * scale).unflatten(0, (keys_BHTD.shape[1], -1))[:, :, self._tokens_BQ]
-        query_BH1RD = query_HGBQD.permute(2, 0, 1, 3, 4).flatten(2, 3)[:, :, None]
-        scores_BHCRK = query_BH1RD @ keys_BHTD.unflatten(2, blocks).transpose(-1, -2)
-        scores_BHRT = (scores_BHCRK.transpose(2, 3) + self._mask.unflatten(-1, blocks)).flatten(-2)
-        weights_BHCRK = torch.softmax(scores_BHRT, dim=-1).unflatten(-1, blocks).transpose(2, 3)
-        outputs_BHCRD = weights_BHCRK @ values_BHTD.unflatten(2, blocks)
-        output_BHRD = functools.reduce(torch.add, outputs_BHCRD.unbind(2))
+        heads = keys_BHTD.shape[1]
+        query_HGBQD = (query[0] * scale).unflatten(0, (heads, -1))[:, :, self._tokens_BQ]
+        query_BHRD = query_HGBQD.permute(2, 0, 1, 3, 4).flatten(2, 3)
+        scores_BHRT = (query_BHRD @ keys_BHTD.transpose(-1, -2)).add_(self._mask_B1RT)
+        weights_BHRT = torch.softmax(scores_BHRT, dim=-1)
+        blocks = zip(weights_BHRT.split(self._block, -1), values_BHTD.split(self._block, 2), strict=True)
+        output_BHRD = functools.reduce(torch.add, (weights_BHRK @ values_BHKD for weights_BHRK, values_BHKD in blocks))
         output_BHGQD = output_BHRD.unflatten(2, (-1, self._tokens_BQ.shape[1]))
         return output_BHGQD[self._rows_P, :, :, self._columns_P].flatten(1, 2)[None]
 
@@ -107,6 +105,13 @@ def _attention_rows(slots_P: np.ndarray, widest: int) -> np.ndarray:
     starts = np.flatnonzero(np.diff(slots_P, prepend=-1)).tolist()
     spans = zip(starts, [*starts[1:], len(slots_P)], strict=True)
     return np.array([(first, min(first + widest, end)) for start, end in spans for first in range(start, end, widest)])
+
+
+def _places(places_B: np.ndarray) -> slice | torch.Tensor:
+    """Return an index for places: a slice, which copies nothing, where each is the one after the one before."""
+    if (np.diff(places_B) == 1).all():
+        return slice(int(places_B[0]), int(places_B[-1]) + 1)
+    return torch.from_numpy(places_B)
 
 
 def padded(count: int, multiple: int) -> np.ndarray:

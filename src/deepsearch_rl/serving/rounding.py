@@ -1,7 +1,8 @@
 """Which sizes of matrix products round alike on this machine: tried with the served model when an engine starts.
 
 Libraries choose their kernels by processor, number of threads and size of the product, and no library says which of
-them round alike. So this module computes one conversation in several ways and compares the bytes.
+them round alike. So this module computes one conversation in several ways and compares the bytes. With more than one
+thread a passed check is no proof: how work is divided depends on sizes that it does not try.
 """
 
 import logging
@@ -16,8 +17,8 @@ from deepsearch_rl.serving.slots import SlotTable
 logger = logging.getLogger(__name__)
 
 CANDIDATES = (
-    Shapes(tokens=16, max_tokens=512, queries=4, max_queries=128, keys=64),
-    Shapes(tokens=64, max_tokens=64, queries=8, max_queries=8, keys=64),  # every product has one size
+    Shapes(tokens=16, max_tokens=512, queries=4, max_queries=128, keys=64, block=128),
+    Shapes(tokens=64, max_tokens=64, queries=8, max_queries=8, keys=64, block=64),  # every product has one size
 )
 TEXT_TOKENS, COMPANIONS = 200, 40
 

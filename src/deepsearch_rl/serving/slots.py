@@ -4,7 +4,6 @@ Shapes: N slots, H key-value heads, T tokens, D head dimension.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,7 +24,8 @@ class SlotTable:
         shape = (slots, config.num_key_value_heads, round_up(context_tokens, ALLOCATED_TOKENS), config.head_dim)
         self.keys = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
         self.values = [torch.zeros(shape) for _ in range(config.num_hidden_layers)]
-        self._scratch = [torch.empty(0), torch.empty(0)]
+        self.places = np.arange(slots)
+        """Where in ``keys`` and ``values`` each slot lies."""
         self._tokens = np.full((slots, context_tokens), EMPTY, dtype=np.int64)
         self.lengths = np.zeros(slots, dtype=np.int64)
         """How many tokens of each slot are computed."""
@@ -49,19 +49,25 @@ class SlotTable:
         slot = source if continues else int(self._last_used.argmin())
         if slot != source and shared > 0:
             for tensor in (*self.keys, *self.values):
-                tensor[slot, :, :shared] = tensor[source, :, :shared]
+                tensor[self.places[slot], :, :shared] = tensor[self.places[source], :, :shared]
         self._tokens[slot] = EMPTY
         self._tokens[slot, : len(prompt)] = prompt
         self.lengths[slot] = shared
         self._last_used[slot] = BUSY
         return slot, shared
 
-    def scratch(self, number: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return memory that is used again: touching new pages costs more than the copy that goes there."""
-        size = math.prod(shape)
-        if self._scratch[number].numel() < size:
-            self._scratch[number] = torch.empty(size)
-        return self._scratch[number][:size].view(shape)
+    def line_up(self, slots: Sequence[int]) -> None:
+        """Give these slots the first places, so that a pass over them copies no keys and values."""
+        places = self.places[slots]
+        outside, free = places[places >= len(slots)], np.setdiff1d(np.arange(len(slots)), places)
+        if not len(free):
+            return
+        before, after = np.concatenate([outside, free]), np.concatenate([free, outside])
+        moved = np.argsort(self.places)[before]
+        length = self.lengths[moved].max()
+        for tensor in (*self.keys, *self.values):
+            tensor[after, :, :length] = tensor[before, :, :length]
+        self.places[moved] = after
 
     def append(self, slot: int, token: int) -> None:
         """Add a drawn token, which is computed by the next forward pass."""
