@@ -298,7 +298,7 @@ FRAMES: list[tuple[str, Row, Row]] = [
         {**RL_ROW, "prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]},
         {"reward_model": {"style": "rule", "ground_truth": {"target": []}}},
     ),
-    ("rlinf", {"prompt": "Who?", "solutions": ["x"]}, {"solutions": []}),
+    ("rlinf", {"prompt": [{"role": "user", "content": "Who?"}], "solutions": ["x"]}, {"solutions": []}),
 ]
 
 

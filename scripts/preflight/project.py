@@ -135,7 +135,7 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
     values["index"]["fusion"]["learning"] = None
     values["agent"].update(max_tokens=64, answer_tokens=16)
     values["filter"].update(dataset=DATASET, split="train", predicates=["answered", "success"])
-    values["sft"].update(epochs=1, save_steps=2)
+    values["sft"].update(epochs=1, save_steps=2, log_steps=1)
     values["rl"].update(starts=[START], dataset=DATASET, steps={START: 3}, groups_per_step=2, group_size=4)
     # Rewards in which rollouts of a model that knows nothing differ.
     values["rl"].update(gate_f1=0.0, rewards={"f1": 2.0, "answer_format": 0.5, "evidence_recall": 0.5})

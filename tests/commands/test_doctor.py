@@ -60,7 +60,8 @@ def test_what_the_backends_of_a_profile_need_is_looked_for_in_its_environments(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ART_VLLM_RUNTIME_CACHE_DIR", str(tmp_path / "art"))
-    gpu = find_profile(root, "gpu").with_overrides({"index.vectors": {"kind": "ivf_flat", "device": "cuda"}})
+    changes = {"index.vectors": {"kind": "ivf_flat", "device": "cuda"}, "rl.backend.service": "unsloth"}
+    gpu = find_profile(root, "gpu").with_overrides(changes)
     assert list(missing_in_environments(root, find_profile(root, "tiny"))) == []
     missing = list(missing_in_environments(tmp_path, gpu))
     assert [what.partition(" ")[0] for what in missing] == ["flash", "faiss-gpu", "ART's"]

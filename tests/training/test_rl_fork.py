@@ -36,6 +36,7 @@ def make_run(policy_folder: Path, smoke: Profile, tmp_path: Path) -> MakeRun:
 
     def make(name: str, steps: int, **changes: object) -> RlRun:
         fields = {
+            "epochs": 100.0,
             "groups_per_step": 2,
             "group_size": 8,
             "rewards": {"f1": 2.0},
@@ -55,7 +56,7 @@ def make_run(policy_folder: Path, smoke: Profile, tmp_path: Path) -> MakeRun:
             rl=RlConfig.model_validate(rl),
             seed=0,
             scratch=tmp_path / name,
-            step_times=tmp_path / "times.jsonl",
+            curve=tmp_path / "curve.jsonl",
             output=tmp_path / f"{name}-adapter",
         )
 
@@ -112,7 +113,7 @@ def test_a_disk_that_gets_full_in_a_step_is_one_paragraph_and_with_more_space_th
 
 def test_a_fork_continues_as_the_run_would_have_whose_checkpoint_it_takes(make_run: MakeRun) -> None:
     source, target = train(make_run("rl-base-1", 6)), make_run("rl-base-2", 8)
-    assert [*checkpoints(source.scratch)] == [2, 4, 6], "the best, a multiple of four, the last"
+    assert [*checkpoints(source.scratch)] == [2, 4, 5, 6], "the best, a multiple of four, the last two"
     before = file_digests(source.scratch)
     fork(source.scratch, 4, target)
     assert file_digests(source.scratch) == before
@@ -140,7 +141,7 @@ def test_a_fork_chooses_among_the_checkpoints_that_it_has(make_run: MakeRun) -> 
 @pytest.mark.parametrize(
     ("step", "name", "steps", "changes", "error", "message"),
     [
-        (3, "rl-base-2", 8, {}, ArtifactError, r"no checkpoint of step 3; it has: 2, 4, 6"),
+        (3, "rl-base-2", 8, {}, ArtifactError, r"no checkpoint of step 3; it has: 2, 4, 5, 6"),
         (4, "rl-base-1", 6, {}, ConfigError, "the stage continues rl-base-1 itself"),
         (6, "rl-base-2", 6, {}, ConfigError, r"rl\.steps\.base is 6, so nothing is left after step 6"),
         (4, "rl-base-2", 8, {"lora": {"rank": 3, "alpha": 1}}, ConfigError, r"with another rl\.lora"),
@@ -186,7 +187,7 @@ def project(policy_folder: Path, root: Path, tmp_path: Path, monkeypatch: pytest
 
 def test_the_commands_list_runs_and_say_how_a_fork_is_trained(project: Path) -> None:
     profile = load_profile(project / "profiles/smoke/params.yaml").with_overrides({"rl.keep.every": 1})
-    source = train(rl_run(profile.with_overrides({"rl.steps.base": 3}), "base"))
+    source = train(rl_run(profile.with_overrides({"rl.steps.base": 3, "rl.epochs": 3}), "base"))
     listed = CliRunner().invoke(app, ["rl", "runs", "smoke"], catch_exceptions=False)
     assert source.scratch.name in listed.output
     assert "1.000 (2)" in listed.output

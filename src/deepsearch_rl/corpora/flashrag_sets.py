@@ -38,7 +38,12 @@ class HotpotRow(QuestionRow):
 
     type: str = ""
     supporting_facts: SupportingFacts | tuple[tuple[str, int], ...] = ()
-    context: Context | None = None
+
+
+class HotpotContextRow(HotpotRow):
+    """Such a line with its paragraphs."""
+
+    context: Context = Context(title=(), sentences=())
 
 
 def read_hotpotqa(path: Path) -> Iterator[Question]:
@@ -51,7 +56,7 @@ def read_hotpotqa(path: Path) -> Iterator[Question]:
 
 def read_hotpotqa_paragraphs(path: Path) -> Iterator[Document]:
     """Yield the paragraphs of a file's questions, each once; raise ArtifactError where there are none."""
-    contexts = (row.context for row in read_rows(path, HotpotRow) if row.context)
+    contexts = (row.context for row in read_rows(path, HotpotContextRow))
     pairs = (pair for context in contexts for pair in zip(context.title, context.sentences, strict=True))
     return _paragraphs(path, ((title, " ".join(map(str.strip, sentences))) for title, sentences in pairs))
 

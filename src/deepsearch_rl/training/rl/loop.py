@@ -91,7 +91,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
         "best_dev_f1": best.dev_f1,
         "sampled_f1_at_start": start_f1,
         "below_gate": start_f1 is not None and start_f1 < config.gate_f1,
-        "backend": config.backend.model_dump(),
+        "backend": f"{config.backend.engine}, {config.backend.service}",
         **trainer.hardware,
         "seed": task.seed,
         **origin(task.scratch),
