@@ -31,6 +31,7 @@ class Value(Record):
 
     path: NonEmpty = Field(description="dotted name of the field; a number is a position in a list")
     published: JsonValue
+    also: str = Field(default="", description="further options of `dvc exp run` without which it is refused")
     reason: NonEmpty | None = Field(default=None, description="why the profile has another value")
 
 
@@ -86,6 +87,7 @@ def departures(published: Published, params: Mapping[str, Any]) -> Iterator[Depa
             if each.reason is None:
                 raise ConfigError(f"published.yaml gives no reason why {each.path} is {ours} and not {each.published}.")
             override = " ".join(f"-S '{option}'" for option in overrides(each.path, each.published, ours))
+            override = f"{override} {each.also}".rstrip()
             yield Departure(f"`{each.path}`", _shown(each.published), _shown(ours), each.reason, f"`{override}`")
 
 

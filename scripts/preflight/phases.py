@@ -13,6 +13,7 @@ from typing import Any
 from deepsearch_rl.commands.doctor import inspect
 from deepsearch_rl.errors import CheckFailedError, UnavailableError
 from deepsearch_rl.files import read_json
+from deepsearch_rl.training.sft import ATTENTION_PACKAGES
 from scripts.preflight.project import START, Project
 from scripts.preflight.runner import Phase
 
@@ -294,10 +295,9 @@ class Preflight:
 
 def packages(values: Mapping[str, Any], family: str) -> list[str]:
     """Return what a stage family imports because of the profile's settings."""
-    attention = {"flash_attn": ["flash_attn"], "flash_attention_3": ["flash_attn_interface"]}
     names = {
-        "sft": attention.get(values["sft"]["attention"], []),
-        "rl": ["unsloth", "trl", "bitsandbytes"] if "unsloth" in str(values["rl"]["backend"]) else [],
+        "sft": [*ATTENTION_PACKAGES[values["sft"]["attention"]]],
+        "rl": ["unsloth", "trl", "bitsandbytes"] if values["rl"]["backend"]["service"] == "unsloth" else [],
         "serve": ["vllm"] if values["serving"]["backend"] == "vllm" else [],
     }
     return names.get(family, [])

@@ -10,6 +10,10 @@ import yaml
 from dvc.utils.hydra import apply_overrides
 
 from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.profile import load_profile
+from deepsearch_rl.retrieval.build import IndexSection
+from deepsearch_rl.training.backends.art.unsloth import require_honoured
+from deepsearch_rl.training.rl.trainer import RlConfig
 from scripts.departures import (
     NAME,
     PROFILE,
@@ -62,6 +66,7 @@ PUBLISHED: dict[str, object] = {
     "evaluate.temperature": 0.7,
 }
 """Every published value that a field of params.yaml decides."""
+DEV_QUESTIONS = 100
 BEHAVIOURS = {
     "base weights while RL trains": "nf4",
     "RL checkpoint that is used": "step 103 from the base, step 99 from SFT",
@@ -120,7 +125,12 @@ def test_the_options_of_a_departure_give_the_published_value(
         changed = tmp_path / "params.yaml"
         changed.write_text((PROFILE / "params.yaml").read_text())
         apply_overrides(str(changed), options(listed[f"`{value.path}`"]))
-        assert value_at(yaml.safe_load(changed.read_text()), value.path) == value.published
+        values = load_profile(changed)
+        assert value_at(values.values, value.path) == value.published
+        rl, _ = values.section("rl", RlConfig), values.section("index", IndexSection)
+        assert max(rl.steps.values()) * rl.groups_per_step <= rl.epochs * (published.train_questions - DEV_QUESTIONS)
+        if rl.backend.service == "unsloth":
+            require_honoured(rl)
 
 
 def test_the_options_of_a_behaviour_name_fields_that_exist(published: Published, params: dict[str, Any]) -> None:
