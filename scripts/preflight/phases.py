@@ -20,7 +20,7 @@ from scripts.preflight.runner import Phase
 IMPORTS = {"core": ("torch", "mcp"), "sft": ("swift", "peft"), "rl": ("art", "peft"), "serve": ("transformers", "mcp")}
 """What the stages of a family import whatever the profile's settings are."""
 PROBE = (
-    "import importlib.util as u, json, sys; m = [n for n in sys.argv[1:] if u.find_spec(n) is None];"
+    "import importlib.util as u, json, sys; m = [n for n in sys.argv[1:] if not any(map(u.find_spec, n.split('|')))];"
     "c = 'torch' not in sys.argv or 'torch' in m or __import__('torch').cuda.is_available();"
     "print(json.dumps([m, c]))"
 )
@@ -75,16 +75,12 @@ class Preflight:
         return {}
 
     def environment(self) -> Figures:
-        """Interpreters, what they import, and where a GPU is used its driver, uv and ART's own vLLM."""
+        """Interpreters, what they import, and where a GPU is used its driver."""
         values, problems = self.project.profile.values, list[str]()
         for family, interpreter in values["python"].items():
             problems += self._interpreter_problems(family, interpreter)
         if self.has_gpu and not shutil.which("nvidia-smi"):
             problems.append("nvidia-smi is not installed: install NVIDIA's driver.")
-        if "unsloth" in str(values["rl"]["backend"]):
-            runtime = Path.home() / ".cache" / "art" / "vllm_runtime"
-            if not any(runtime.glob("[!.]*")) and not shutil.which("uv"):
-                problems.append(f"ART installs its own vLLM into {runtime} with uv, which is not on PATH: install uv.")
         if problems:
             raise UnavailableError("\n".join(problems))
         return {}

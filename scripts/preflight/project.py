@@ -128,6 +128,7 @@ def open_copy(root: Path, folder: Path) -> Project:
 def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str, Any]:
     """Return a profile's values with the data of the smoke profile and the sizes of a preflight."""
     values = copy.deepcopy({**profile, **{section: smoke[section] for section in DATA_SECTIONS}})
+    values["model_settings"] = {}
     values.pop("track", None)  # nothing of a preflight goes to MLflow
     values["wdir"] = "."
     values["datasets"] = {DATASET: smoke["datasets"][DATASET]}

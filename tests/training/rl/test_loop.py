@@ -15,10 +15,12 @@ from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, StopReason
 from deepsearch_rl.training.curves import CurveLine, recorded_curve
+from deepsearch_rl.training.rl.checkpoints import KeepConfig, kept_steps
 from deepsearch_rl.training.rl.loop import (
     RlLogLine,
     batch,
     best_line,
+    best_steps,
     group_rewards,
     policy_text,
     train_policy,
@@ -165,6 +167,9 @@ def test_a_step_whose_rollouts_all_failed_stops_the_run_with_the_first_error(tra
     with pytest.raises(EndpointError, match=r"every rollout .* ended with model_error: 401 Unauthorized\. .* goes on"):
         train(steps=1, ends=dict.fromkeys(range(4), StopReason.MODEL_ERROR))
     assert len((task.scratch / "train_log.jsonl").read_text().splitlines()) == 1
+    with pytest.raises(EndpointError, match=r"every rollout .* ended with deadline"):
+        train(steps=1, ends={-1: StopReason.DEADLINE})
+    assert len((task.scratch / "train_log.jsonl").read_text().splitlines()) == 1, "a server's failure is no dev score"
 
 
 def test_more_steps_than_the_epochs_allow_are_refused(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
@@ -227,7 +232,15 @@ def test_an_epoch_asks_every_question_once_before_any_twice(task: RlTask) -> Non
 
 def test_the_best_step_is_the_earliest_of_those_with_the_best_dev_f1() -> None:
     scores = [0.2, None, 0.5, 0.5, None]
-    assert best_line([RlLogLine(step=step, dev_f1=f1) for step, f1 in enumerate(scores)]).step == 2
+    lines = [RlLogLine(step=step, dev_f1=f1) for step, f1 in enumerate(scores)]
+    assert best_line(lines).step == 2
+    assert best_steps(lines) == [best_line(lines[: end + 1]).step for end in range(len(lines))]
+
+
+def test_the_best_checkpoint_before_a_damaged_one_is_kept() -> None:
+    assert kept_steps([0, 1, 1, 1, 4], KeepConfig(last=2, every=None)) == {1, 3, 4}
+    assert kept_steps([0, 0, 0], KeepConfig(last=2, every=None)) == {0, 1, 2}
+    assert kept_steps([0, 0, 0, 0, 0], KeepConfig(last=2, every=2)) == {0, 2, 3, 4}
 
 
 def test_shuffled_rewards_stay_inside_their_group() -> None:

@@ -11,7 +11,8 @@ from deepsearch_rl.training.rl.trainer import Rollout, Sampling
 class TinyTrainer:
     """Answers a question with its golden answer where the random number of the rollout is below ``skill``.
 
-    ``calls`` records what the loop asked for. ``ends`` says how the rollouts of a sample number end that do not answer.
+    ``calls`` records what the loop asked for. ``ends`` says how the rollouts of a sample number end that do not answer;
+    a negative number is that of a dev rollout, from -1 on.
     """
 
     hardware: Mapping[str, str] = {"device": "none", "dtype": "int"}
@@ -42,6 +43,7 @@ class TinyTrainer:
 
     def _answer(self, question: Question, sample: int, sampling: Sampling) -> Rollout:
         share = (sample + 0.5) / sampling.samples
+        end = self.ends.get(sample if sampling.trained else -1 - sample)
         answer = question.golden_answers[0] if share < self.skill else "something else"
         trajectory = Trajectory(
             id=f"{question.id}#{sample}",
@@ -54,8 +56,8 @@ class TinyTrainer:
             temperature=sampling.temperature,
             messages=(Message(role="assistant", content=f"<answer>{answer}</answer>"),),
             answer=answer,
-            stop_reason=self.ends.get(sample, StopReason.ANSWERED),
-            error="401 Unauthorized" if sample in self.ends else None,
+            stop_reason=end or StopReason.ANSWERED,
+            error="401 Unauthorized" if end else None,
         )
         return Rollout(trajectory, capture=share)
 

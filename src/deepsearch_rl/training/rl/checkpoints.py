@@ -1,6 +1,6 @@
 """Which checkpoints of a run are kept, and from which checkpoint of another run it began."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,15 @@ class KeepConfig(Record):
     every: int | None = Field(ge=1, description="of all multiples of this step, steps / every in all; null: none")
 
 
-def kept_steps(step: int, best: int, keep: KeepConfig) -> set[int]:
-    """Return whose checkpoints are kept after ``step``: at most ``keep.last`` + ``step / keep.every`` + 1 of them."""
+def kept_steps(bests: Sequence[int], keep: KeepConfig) -> set[int]:
+    """Return whose checkpoints are kept; ``bests`` has the best step so far after every step of the run.
+
+    These are the last ``keep.last`` steps, the best that each of them knew, since the newest may turn out to be
+    damaged, and the multiples of ``keep.every``: at most 2 x ``keep.last`` + steps / ``keep.every``.
+    """
+    step = len(bests) - 1
     multiples = range(keep.every, step + 1, keep.every) if keep.every else ()
-    return {best, *range(max(0, step - keep.last + 1), step + 1), *multiples}
+    return {*bests[-keep.last :], *range(max(0, step - keep.last + 1), step + 1), *multiples}
 
 
 def checkpoints(scratch: Path) -> dict[int, list[Path]]:

@@ -157,7 +157,7 @@ class _Run:
                     lines.append(RlLogLine(step=step, dev_f1=dev_f1, **metrics))
                     record_step(lines[-1].model_dump())
                     log.append(lines[-1])
-                    self.trainer.keep_only(kept_steps(step, best_line(lines).step, self.config.keep))
+                    self.trainer.keep_only(kept_steps(best_steps(lines), self.config.keep))
                     bar.advance(min(step, 1), note=_note(lines[-1]))
         finally:
             await self.trainer.close()
@@ -189,6 +189,7 @@ class _Run:
         questions = self.task.dev[: self.config.dev.questions]
         sampling = Sampling(self.config.dev.samples, self.config.dev.temperature, self._seed(-1), trained=False)
         groups = await self.trainer.roll_out(questions, sampling)
+        trainable(groups, groups)  # a server that fails everything says nothing of the policy
         return fmean(score_rollout(rollout.trajectory).f1 for rollouts_G in groups for rollout in rollouts_G)
 
     def _seed(self, draw: int) -> int:
@@ -200,6 +201,17 @@ def best_line(lines: Sequence[RlLogLine]) -> RlLogLine:
     """Return the line of the step with the best dev F1, the earliest of equals."""
     evaluated = [line for line in lines if line.dev_f1 is not None]
     return max(evaluated, key=lambda line: (line.dev_f1 or 0.0, -line.step))
+
+
+def best_steps(lines: Sequence[RlLogLine]) -> list[int]:
+    """Return the best step so far after every line; before the first dev score, the first line's."""
+    steps: list[int] = []
+    best, score = lines[0].step, -1.0
+    for line in lines:
+        if line.dev_f1 is not None and line.dev_f1 > score:
+            best, score = line.step, line.dev_f1
+        steps.append(best)
+    return steps
 
 
 def evaluations_since_best(lines: Sequence[RlLogLine]) -> int:

@@ -90,14 +90,17 @@ class Policy:
             self.model.enable_input_require_grads()
         self._trained.train()
         parameters = [parameter for parameter in self._trained.parameters() if parameter.requires_grad]
-        settings = config.optimizer
-        betas = (0.9, settings.beta2)
-        self.optimizer = torch.optim.AdamW(
-            parameters, lr=config.learning_rate, betas=betas, weight_decay=settings.weight_decay
-        )
+        optimizer = config.optimizer
+        settings = {
+            "lr": config.learning_rate,
+            "betas": (0.9, optimizer.beta2),
+            "weight_decay": optimizer.weight_decay,
+        }
+        self.optimizer = torch.optim.AdamW(parameters, **settings)
         if checkpoint is not None:
             state = torch.load(checkpoint / OPTIMIZER_FILE, map_location=self._device, weights_only=True)
             self.optimizer.load_state_dict(state)
+            self.optimizer.param_groups[0].update(settings)  # a fork may have others than its origin
 
     def _load(self, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)

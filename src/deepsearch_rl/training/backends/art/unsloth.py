@@ -39,6 +39,7 @@ def require_honoured(config: RlConfig) -> None:
         "max_batch_tokens": (config.max_batch_tokens, whole, "every rollout is padded to max_sequence_tokens"),
         "gradient_checkpointing": (config.gradient_checkpointing, True, "Unsloth's own"),
         "dtype": (config.dtype, "bfloat16", "of base and products"),
+        "optimizer.weight_decay": (config.optimizer.weight_decay, 0.1, "ART's"),
         "sampler.sleep": (config.sampler.sleep, True, "trainer and vLLM share one GPU"),
         "sampler.program": (config.sampler.program, None, "ART has a vLLM of its own"),
         "sampler.reasoning_parser": (config.sampler.reasoning_parser, None, "ART names none"),
