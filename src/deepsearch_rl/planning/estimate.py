@@ -142,7 +142,8 @@ class _Sizes:
             yield self._stage("synthesize", {"scripted_rollout_s": rollouts}, rollouts)
         yield self._stage("filter", {"filter_row_s": rollouts}, rollouts)
         tokens = rollouts * self._of("success_share") * self._of("row_tokens") * sft["epochs"]
-        yield self._trains("sft", {"swift_start_s": 1, "sft_token_s": tokens * self._size}, sft["max_length"])
+        work = {"swift_start_s": 1, "sft_token_s": tokens * self._size}
+        yield self._trains("sft", work, self._update_gib(sft["max_length"]))
         yield self._merges("merge", "merge_s")
         for start in starts:
             yield self._rl(start)
@@ -153,21 +154,24 @@ class _Sizes:
         rl = self.profile.value("rl")
         steps, dev = rl["steps"][start], rl["dev"]
         rollouts = steps * rl["groups_per_step"] * rl["group_size"]
-        checks = (steps // dev["every"] + 1) * dev["questions"] * dev.get("samples", 1)
+        checks = (steps // dev["every"] + 1) * dev["questions"] * dev["samples"]
+        sampler_gib = rl["sampler"]["gpu_memory_utilization"] * self.profile.value("requires")["gpu_memory_gib"]
+        update_gib = self._update_gib(rl["max_batch_tokens"]) + sampler_gib * (not rl["sampler"]["sleep"])
         work = {
             "serve_start_s": 1,
-            _rollout_slope(rl.get("sampler", self._vllm) if self._vllm else {}): (rollouts + checks) * self._size,
+            _rollout_slope(rl["sampler"]): (rollouts + checks) * self._size,
             "rl_token_s": rollouts * self._of("trained_share") * self._of("row_tokens") * self._size,
             "rl_step_s": steps,
         }
-        return self._trains(f"rl@{start}", work, rl["max_sequence_tokens"], rollouts + checks)
+        return self._trains(f"rl@{start}", work, max(update_gib, self._weights_gib + sampler_gib), rollouts + checks)
 
-    def _trains(self, stage: str, work: Mapping[str, float], tokens: int, rollouts: int = 0) -> StageWork:
-        """Return the work of a stage that trains on rows of so many tokens; where it rolls out, beside a sampler."""
-        host_gib = self._weights_gib + self._of("training_gib")
-        gpu_gib = self._weights_gib + tokens * self._of("gpu_token_gib")
-        sampler_gib = self._weights_gib + self._of("sampler_gib") if rollouts else 0.0
-        return self._stage(stage, work, rollouts, host_gib=host_gib, gpu_gib=gpu_gib + sampler_gib)
+    def _update_gib(self, tokens: int) -> float:
+        return self._weights_gib + tokens * self._of("gpu_token_gib")
+
+    def _trains(self, stage: str, work: Mapping[str, float], gpu_gib: float, rollouts: int = 0) -> StageWork:
+        return self._stage(
+            stage, work, rollouts, host_gib=self._weights_gib + self._of("training_gib"), gpu_gib=gpu_gib
+        )
 
     def _merges(self, stage: str, slope: str) -> StageWork:
         gib = self._weights_gib

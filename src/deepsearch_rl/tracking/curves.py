@@ -70,10 +70,7 @@ def _read_lines(path: Path) -> list[CurveLine]:
 
 
 def line_digest(line: Mapping[str, float | None]) -> str:
-    """Return the digest of a line of a training log: of its step and metrics, whatever type of number they have.
-
-    Evaluations of SFT (``eval_*``) do not count: they are lines of their own in a curve, and of a step's line in a log.
-    """
+    """Return the digest of a log's line, but for ``eval_*``, which a curve has in lines of their own."""
     own = {name: value for name, value in line.items() if value is not None and not name.startswith("eval_")}
     return sha256_json({name: round(float(value), DIGITS) for name, value in own.items()})
 

@@ -59,11 +59,8 @@ def rl_run(profile: Profile, item: str) -> RlRun:
     config = profile.section("rl", RlConfig)
     look_up("start", item, config.steps)
     agent = profile.section("agent", AgentConfig)
-    seed, start, questions = (
-        profile.value("seed"),
-        profile.models / item,
-        profile.data / "questions" / config.dataset,
-    )
+    seed, start = profile.value("seed"), profile.models / item
+    questions = profile.data / "questions" / config.dataset
     datasets = profile.mapping("datasets", DatasetConfig)
     corpus = look_up("dataset", config.dataset, datasets).corpus
     retrieval = profile.section("retrieval", RetrievalConfig).for_dataset(config.dataset, datasets)

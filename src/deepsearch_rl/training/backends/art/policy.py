@@ -91,11 +91,8 @@ class Policy:
         self._trained.train()
         parameters = [parameter for parameter in self._trained.parameters() if parameter.requires_grad]
         optimizer = config.optimizer
-        settings = {
-            "lr": config.learning_rate,
-            "betas": (0.9, optimizer.beta2),
-            "weight_decay": optimizer.weight_decay,
-        }
+        betas = (0.9, optimizer.beta2)
+        settings = {"lr": config.learning_rate, "betas": betas, "weight_decay": optimizer.weight_decay}
         self.optimizer = torch.optim.AdamW(parameters, **settings)
         if checkpoint is not None:
             state = torch.load(checkpoint / OPTIMIZER_FILE, map_location=self._device, weights_only=True)
