@@ -34,6 +34,7 @@ from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollo
 
 _LOG = logging.getLogger(__name__)
 TRAIN_LOG = "train_log.jsonl"
+PartsT = TypeVar("PartsT")
 BROKEN = frozenset({StopReason.TOOL_ERROR, StopReason.MODEL_ERROR, StopReason.DEADLINE})
 """How a rollout ends that infrastructure broke: a search or a model call failed, or time ran out."""
 
@@ -218,9 +219,6 @@ def evaluations_since_best(lines: Sequence[RlLogLine]) -> int:
     """Return how many dev scores came after the best one without being better."""
     best = best_line(lines).step
     return sum(line.dev_f1 is not None and line.step > best for line in lines)
-
-
-PartsT = TypeVar("PartsT")
 
 
 def trainable(
