@@ -195,6 +195,8 @@ def _missing_for_profile(root: Path, name: str, machine: Machine, parts: Parts) 
 
 def missing_in_environments(root: Path, profile: Profile) -> Iterator[str]:
     """Yield what a profile's backends need besides packages that every environment has, looked up, not imported."""
+    if not {"sft", "index", "rl"} <= profile.values.keys():  # a graph of one's own
+        return
     python = profile.mapping("python", str)
 
     def has(family: str, *files: str) -> bool:

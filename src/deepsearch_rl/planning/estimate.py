@@ -169,9 +169,8 @@ class _Sizes:
         return self._weights_gib + tokens * self._of("gpu_token_gib")
 
     def _trains(self, stage: str, work: Mapping[str, float], gpu_gib: float, rollouts: int = 0) -> StageWork:
-        return self._stage(
-            stage, work, rollouts, host_gib=self._weights_gib + self._of("training_gib"), gpu_gib=gpu_gib
-        )
+        host_gib = self._weights_gib + self._of("training_gib")
+        return self._stage(stage, work, rollouts, host_gib=host_gib, gpu_gib=gpu_gib)
 
     def _merges(self, stage: str, slope: str) -> StageWork:
         gib = self._weights_gib
