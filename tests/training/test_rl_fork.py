@@ -36,7 +36,7 @@ def make_run(policy_folder: Path, smoke: Profile, tmp_path: Path) -> MakeRun:
 
     def make(name: str, steps: int, **changes: object) -> RlRun:
         fields = {
-            "epochs": 100.0,
+            "epochs": 1000.0,
             "groups_per_step": 2,
             "group_size": 8,
             "rewards": {"f1": 2.0},
