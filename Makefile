@@ -6,12 +6,13 @@ PYTHON  ?= $(shell for python in python3.11 python3.12 python3; do $$python -c '
 BIN   := .venv/bin
 UV    := $(if $(wildcard .venvs/uv/bin/uv),.venvs/uv/bin/uv,uv)
 GRAPH := $(if $(filter tiny,$(PROFILE)),dvc.yaml,profiles/$(PROFILE)/dvc.yaml)
+PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 
 # Compiled once, every stage starts seconds sooner.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro flow preflight multihoprag ui experiments deploy worker worker-service test unit lint gpu-environments check-gpu-calls readme deps params
+.PHONY: help environment repro flow rft preflight multihoprag ui experiments deploy worker worker-service test unit lint gpu-environments check-gpu-calls readme deps params
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
@@ -37,6 +38,27 @@ multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OP
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
 	@$(BIN)/deepsearch table multihoprag
+
+# The rows of both prompts stay in the table: `make params FORCE=1` takes the variant out again.
+optimize-prompt: environment  ## a better prompt for that model, by GEPA, and its row; OPENAI_REFLECTION_MODEL writes prompts
+	@$(BIN)/python -m deepsearch_rl.dvc_lock
+	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index
+	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:optimize_prompt@api
+	@$(BIN)/python flows/dvc exp run --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api \
+	  -S 'profiles/multihoprag/params.yaml:prompts=data/multihoprag/prompts' \
+	  -S 'profiles/multihoprag/params.yaml:++evaluate.variants.optimized={models:null,dataset:multihoprag,prompt:data/multihoprag/prompts/api/prompt.txt,top_k:null,corpus:null,questions:null,samples:1}'
+	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
+	@$(BIN)/deepsearch table multihoprag
+
+# Round n samples from the model of round n - 1, which is kept as models/PROFILE/rft/<n - 1>; a finished round comes from
+# DVC's cache.
+rft: environment  ## ROUNDS (2) of rejection sampling: SFT on the model's own right answers, then on the new model's
+	@grep -q '^  teacher: self' $(PARAMS) || { echo "error: $(PARAMS) has another synthesize.teacher than self; set it and synthesize.self in profile.yaml (of tiny: src/deepsearch_rl/presets/tiny.yaml) and run \`make params deps\`." >&2; exit 1; }
+	@$(BIN)/python -m deepsearch_rl.dvc_lock
+	@from=models/$(PROFILE)/base; for round in $$(seq $(or $(ROUNDS),2)); do \
+	  $(BIN)/python flows/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.self.model=$$from || exit 1; \
+	  from=models/$(PROFILE)/rft/$$round; mkdir -p $$from && rm -r $$from && cp -r models/$(PROFILE)/sft $$from || exit 1; \
+	done
 
 preflight: environment  ## PROFILE's training path on a small model: what works, what to do; before it costs hours
 	@$(BIN)/python -m scripts.preflight $(PROFILE)
@@ -86,7 +108,7 @@ gpu-environments: environment  ## .venvs/{core,index,sft,rl,serve}, the interpre
 	  $(UV) pip sync --python .venvs/$$family/bin/python profiles/gpu/requirements/$$family.txt && \
 	  $(UV) pip install --python .venvs/$$family/bin/python --no-deps -e . || exit 1; \
 	done
-	PATH="$(abspath .venvs/uv/bin):$$PATH" .venvs/rl/bin/python -m deepsearch_rl.training.backends.art.runtime
+	PATH="$(abspath .venvs/uv/bin):$$PATH" .venvs/rl/bin/python -m scripts.art_runtime
 
 check-gpu-calls: environment  ## the gpu profile's calls of vllm, unsloth and faiss-gpu, read by those tools in throw-away environments
 	@$(BIN)/python -m tests.gpu_profile.check_environment

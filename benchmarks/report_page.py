@@ -35,7 +35,7 @@ DRAWN = {
     "type": ("inference", "temporal"),
 }
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Trajectories</title>
-<style>{{ css }}</style></head><body><main><section><h2 id="trajectories">Trajectories</h2>
+<style>{% include "page.css" %}</style></head><body><main><section><h2 id="trajectories">Trajectories</h2>
 {% include "trajectories.html" %}</section></main></body></html>"""
 TYPED = """const box = document.querySelector("#filters [name=text]"), before = performance.now();
 box.value = "arguably"; box.dispatchEvent(new Event("input", {bubbles: true}));

@@ -37,6 +37,8 @@ FILLED = (0.1, 0.44)
 """Shortest and longest rollout, as shares of the padded length."""
 LOSS: Any = {"ppo": True, "importance_sampling_level": "sequence", "epsilon": 0.2, "epsilon_high": 0.3}
 LOSS |= {"truncated_importance_sampling": 2.0}
+SAMPLER = 1.1
+"""The sampler's log-probabilities over the old policy's, where gradients are compared: some weights reach the cap."""
 
 
 def random_rollouts(rng: random.Random, lengths: list[int], vocabulary: int, width: int) -> PackedTensors:
@@ -87,6 +89,7 @@ def arts_gradients(model: Any, packed: PackedTensors) -> None:
     """Add up the gradients of all padded rollouts, of the mean over sampled tokens that our service takes."""
     total = float(shift_tensor(packed["assistant_mask"], False).sum())
     for row in rows_of(packed):
+        row["original_logprobs"] = row["logprobs"] * SAMPLER
         loss = loss_fn(cast(Any, row), arts_logprobs(model, row), None, None, LOSS, reduction="sum")
         (loss.policy_loss / total).backward()
 
@@ -99,17 +102,18 @@ def gradients(model: Any) -> torch.Tensor:
 def own_gradients(policy: Policy, packed: PackedTensors) -> None:
     """Add up the same gradients as our service does, in batches by tokens."""
     rows = Rows(packed)
-    rows.tensors["reference_logprobs"] = torch.zeros(rows.tensors["logprobs"].shape)
+    rows.tensors["original_logprobs"] = rows.tensors["logprobs"] * SAMPLER
     everything = torch.arange(len(rows.lengths_N))
+    rows.weigh(everything, policy.config.loss, policy.config.max_sequence_tokens)
     for rows_B in rows.batches(everything, policy.config.max_batch_tokens):
-        policy.backward(rows.take(rows_B, "cpu"), LOSS, float(rows.mask(everything).sum()))
+        policy.backward(rows.take(rows_B, "cpu"), float(rows.mask(everything).sum()))
 
 
 def own_step(policy: Policy, packed: PackedTensors) -> None:
     """Score and train as our service does."""
     rows = Rows(packed)
     policy.score(rows)
-    policy.update(rows, torch.arange(len(rows.lengths_N)), LOSS)
+    policy.update(rows, torch.arange(len(rows.lengths_N)))
 
 
 def disturb(model: torch.nn.Module) -> None:

@@ -30,17 +30,17 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.index_process import IndexProcess, Opening
 from benchmarks.measure import parse_options, publish
 from benchmarks.synthetic_vectors import WIKI_CELLS, cells_of, write_synthetic
 from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.files import atomic_directory, atomic_file
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.retrieval.measurement.frontier import exact_rows
-from deepsearch_rl.retrieval.measurement.index_process import IndexProcess, Opening, recall
+from deepsearch_rl.retrieval.measurement.frontier import exact_rows, recall
 from deepsearch_rl.retrieval.ranking import Ranking
-from deepsearch_rl.retrieval.vectors.approximate import ApproximateIndex, read_faiss
 from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE, build_vector_index, write_faiss
 from deepsearch_rl.retrieval.vectors.config import FlatConfig, IvfPqConfig, IvfPqRefineConfig, VectorsConfig
+from deepsearch_rl.retrieval.vectors.dense import ApproximateIndex, read_faiss
 from deepsearch_rl.retrieval.vectors.flat import open_vector_file
 
 TOP_K = 5
@@ -163,9 +163,10 @@ def _libc_call(name: str, address: int, length: int, third: int) -> None:
 def _curve(folder: Path, plain: IvfPqConfig, queries: Path, true_QK: NDArray[np.int64]) -> list[Sequence[object]]:
     """Return the recall of plain IVF-PQ at the published nprobes, beside the published figures."""
     rows = []
-    with IndexProcess(Opening(folder, plain)) as process:
+    with IndexProcess() as process:
         for nprobe, figure in PUBLISHED.items():
-            timing = process.search(queries, TOP_K, 64, plain.model_copy(update={"nprobe": nprobe}))
+            opening = Opening(folder, plain.model_copy(update={"nprobe": nprobe}))
+            timing = process.search(opening, queries, TOP_K, 64)
             own = recall(timing.rows, true_QK)
             rows.append((nprobe, f"{figure:.3f}", f"{own:.3f}", f"{own - figure:+.3f}"))
     return rows
@@ -176,9 +177,10 @@ def _side_by_side(
 ) -> list[Sequence[object]]:
     """Time all settings in turns, warm and cold; return a row of each, with ratios to the first."""
     with ExitStack() as stack:
-        processes = {name: stack.enter_context(IndexProcess(opening)) for name, opening in settings.items()}
+        processes = {name: stack.enter_context(IndexProcess()) for name in settings}
         recalls = {
-            name: recall(process.search(queries, TOP_K, 64).rows, true_QK) for name, process in processes.items()
+            name: recall(process.search(settings[name], queries, TOP_K, 64).rows, true_QK)
+            for name, process in processes.items()
         }
         rates = _rates(settings, processes, timed, rounds)
         memory_mb = {name: process.anonymous_mb() for name, process in processes.items()}
@@ -200,13 +202,13 @@ def _rates(
     with ProgressBar("side by side", rounds * len(processes) * 2 * len(BATCHES), "runs") as bar:
         for batch, _ in itertools.product(BATCHES, range(rounds)):
             for name, process in processes.items():
-                process.search(timed, TOP_K, batch)  # reads again what the last cold run dropped
-                warm = process.search(timed, TOP_K, batch)
+                process.search(settings[name], timed, TOP_K, batch)  # reads again what the last cold run dropped
+                warm = process.search(settings[name], timed, TOP_K, batch)
                 rates.setdefault((name, "warm", batch), []).append(len(warm.rows) / warm.cpu_s)
                 bar.advance(note=name)
             for name, process in processes.items():
                 _make_cold(name, settings[name], processes)
-                cold = process.search(timed, TOP_K, batch)
+                cold = process.search(settings[name], timed, TOP_K, batch)
                 rates.setdefault((name, "cold", batch), []).append(len(cold.rows) / cold.wall_s)
                 bar.advance(note=name)
     return rates

@@ -32,6 +32,7 @@ SECTIONS = {
     "ifeval": "deepsearch_rl.evaluation.ifeval:IfevalConfig",
     "index": "deepsearch_rl.retrieval.build:IndexSection",
     "merge": "deepsearch_rl.training.merge:MergeConfig",
+    "optimize_prompt": "deepsearch_rl.training.prompt_search:OptimizePromptConfig",
     "prepare_model": "deepsearch_rl.training.pretrain.prepare:PrepareModelConfig",
     "report": "deepsearch_rl.evaluation.report.write_report:ReportConfig",
     "requires": "deepsearch_rl.commands.doctor:Requirements",

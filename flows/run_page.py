@@ -17,7 +17,7 @@ from flows.graph import Graph, Stage
 KEY_FIGURES = {
     "prepare_model": ("train_log.jsonl", ["loss", "accuracy"]),
     "filter": ("filter.json", ["rows", "f1", "searches"]),
-    "sft": ("train_log.jsonl", ["loss", "token_acc"]),
+    "sft": ("train_log.jsonl", ["loss", "token_acc", "eval_dev_f1"]),
     "rl": ("train_log.jsonl", ["reward", "f1", "dev_f1"]),
     "evaluate": ("rows.json", []),
     "ifeval": ("scores.json", ["prompt_strict", "inst_strict"]),
@@ -42,7 +42,7 @@ def key_figures(root: Path, stage: Stage) -> str:
     if stage.family == "evaluate":
         record = {f"F1 {row.run_name}": row.f1 for row in ModelEvaluation.model_validate(record).rows}
         names = list(record)
-    values = ((name, record[name]) for name in names)
+    values = ((name, record[name]) for name in names if name in record)
     return "; ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3f}" for name, value in values)
 
 

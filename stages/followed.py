@@ -23,7 +23,7 @@ among the stage's deps, and a change of what sends figures would train every mod
 
 
 def followed(main: Callable[Concatenate[Profile, ItemP], None]) -> Callable[Concatenate[Profile, ItemP], None]:
-    """Return the main of a stage with live figures of the curves ``<stage>-*`` or ``<stage>-<item>-*``."""
+    """Return the main of a stage with live figures of the curves ``<stage>-<key>`` or ``<stage>-<item>-<key>``."""
 
     @functools.wraps(main)
     def run(profile: Profile, *item: ItemP.args, **named: ItemP.kwargs) -> None:

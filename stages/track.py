@@ -61,6 +61,7 @@ def _results(profile: Profile) -> Results:
         evaluations={model: profile.data / "evaluate" / model for model in models},
         train_logs={model: log for model, log in logs.items() if log.is_file()},
         questions=profile.data / "questions",
+        prompts=Path(profile.value("prompts")),
     )
 
 

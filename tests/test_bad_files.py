@@ -70,6 +70,7 @@ ROW = F1TableRow(
     mean_tool_calls=0.0,
     failures={},
     generated=True,
+    pass_at={1: 1.0},
     constant=ConstantScore(answer="x", f1=1.0, em=1.0),
     types={},
     controls={},
@@ -81,7 +82,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "trajectories convert --to ms-swift": export("ms-swift"),
     "trajectories convert --to trl": export("trl"),
     "filter": lambda path: list(read_distinct(path, Trajectory)),
-    "report": lambda path: list(read_runs({"sft": path.parent}, [ROW], {}, 2)),
+    "report": lambda path: list(read_runs({"sft": path.parent}, [ROW], {}, 2, {})),
 }
 
 

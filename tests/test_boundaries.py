@@ -15,10 +15,11 @@ from starlette.exceptions import HTTPException
 from deepsearch_rl.commands.doctor import Requirements
 from deepsearch_rl.commands.summary import TIMINGS, latest_runs
 from deepsearch_rl.corpora import flashrag, flashrag_sets, graphrag_bench
+from deepsearch_rl.corpora.catalogue import QUESTION_FORMATS
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.evaluation.ifeval import read_prompts
 from deepsearch_rl.evaluation.report.plots import read_rl_run
-from deepsearch_rl.evaluation.report.tables import F1Table, Metrics
+from deepsearch_rl.evaluation.report.tables import F1Table, Figures
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.evaluation.scoring.predictions import score_predictions
 from deepsearch_rl.files import read_distinct, read_jsonl, read_record
@@ -92,7 +93,7 @@ LINES = {
     "FlashRAG questions": Lines(each(flashrag.read_questions), QUESTION, {"golden_answers": {"golden_answers": "x"}}),
     "HotpotQA questions": Lines(each(flashrag_sets.read_hotpotqa), QUESTION, {"question": {"question": None}}),
     "MuSiQue questions": Lines(each(flashrag_sets.read_musique), QUESTION, {"question": {"question": None}}),
-    "2Wiki questions": Lines(each(flashrag_sets.TWO_WIKI.read_questions), QUESTION, {"question": {"question": None}}),
+    "2Wiki questions": Lines(each(QUESTION_FORMATS["2wikimultihopqa"]), QUESTION, {"question": {"question": None}}),
     "GraphRAG-Bench corpus": Lines(
         each(graphrag_bench.read_documents),
         {"corpus_name": "c", "context": "x"},
@@ -213,7 +214,7 @@ DOCUMENTS = {
     "f1_table.json": Whole(as_record(F1Table), {"schema_version": 99}, "schema_version"),
     "rows.json": Whole(as_record(ModelEvaluation), {"schema_version": 99}, "schema_version"),
     "scores.json": Whole(as_record(IfevalScore), {"schema_version": 99}, "schema_version"),
-    "metrics.json": Whole(as_record(Metrics), {"f1": {"musique": {"sft": "high"}}}, "f1.musique.sft"),
+    "metrics.json": Whole(as_record(Figures), {"f1": {"musique": {"sft": "high"}}}, "f1.musique.sft"),
     "retrieval.json": Whole(as_record(RetrievalReport), {"world": {"bm25": {"mrr": -1}}}, "world.bm25.mrr"),
     "filter.json": Whole(as_record(FilterReport), {"trajectories": 0}, "trajectories"),
     "manifest.json": Whole(lambda path: read_manifest(path.parent), {"chunks": ""}, "chunks"),

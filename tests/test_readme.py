@@ -55,6 +55,7 @@ def table() -> F1Table:
         mean_rounds=2.0,
         mean_tool_calls=1.0,
         failures={},
+        pass_at={1: 0.2},
         generated=True,
         constant=ConstantScore(answer="Insufficient information.", f1=0.12, em=0.12),
         types={},

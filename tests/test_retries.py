@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -28,9 +29,10 @@ def failing(errors: list[Exception]) -> Callable[[], str]:
 def waits_of(errors: list[Exception], attempts: int = 4, max_wait_s: float = 10.0) -> tuple[str | None, list[float]]:
     """The answer, or None after the last attempt, and the waits between the attempts."""
     waits: list[float] = []
-    policy = retry(attempts, 1.0, Busy, lambda *_: None, max_wait_s=max_wait_s, sleep=waits.append)
+    call: Any = retry(attempts, 1.0, Busy, lambda *_: None, max_wait_s=max_wait_s)(failing(errors))
+    call.retry.sleep = waits.append
     try:
-        return policy(failing(errors))(), waits
+        return call(), waits
     except Busy:
         return None, waits
 
@@ -59,7 +61,7 @@ def test_an_error_of_another_kind_is_raised_at_once() -> None:
 
 def test_every_failure_that_is_followed_by_a_wait_is_told_with_its_number() -> None:
     failures: list[int] = []
-    policy = retry(3, 0.0, Busy, lambda _, attempt: failures.append(attempt), sleep=lambda _: None)
+    policy = retry(3, 0.0, Busy, lambda _, attempt: failures.append(attempt))
     policy(failing([Busy(), Busy()]))()
     assert failures == [1, 2]
 

@@ -1,6 +1,8 @@
 """Fixtures of the smoke profile's generated world: its params, questions, chunks, index and a retrieval server."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +11,16 @@ from deepsearch_rl.corpora.download import DownloadConfig, download
 from deepsearch_rl.profile import Profile, load_profile
 from deepsearch_rl.retrieval.build import IndexSection, build_index
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
-from deepsearch_rl.trajectories.synthesize import Source
 from tests.conftest import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Questions to answer, and the index to search with its chunks."""
+
+    questions: Path
+    index: Path
+    chunks: Path
 
 
 @pytest.fixture(scope="session")
@@ -20,18 +30,18 @@ def smoke() -> Profile:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory, smoke: Profile) -> Source:
+def world(tmp_path_factory: pytest.TempPathFactory, smoke: Profile) -> World:
     """Training questions, chunks and index of the in-domain world."""
     data = tmp_path_factory.mktemp("world")
     download(smoke.section("download", DownloadConfig), 0, data / "corpora", data / "questions")
     chunk_corpora(data / "corpora", data / "chunks", smoke.section("chunk", ChunkConfig))
     chunks = data / "chunks" / "world.jsonl"
     build_index(chunks, data / "index" / "world", smoke.section("index", IndexSection).of("world"), 0)
-    return Source(data / "questions" / "multihoprag" / "train.jsonl", data / "index" / "world", chunks)
+    return World(data / "questions" / "multihoprag" / "train.jsonl", data / "index" / "world", chunks)
 
 
 @pytest.fixture(scope="session")
-def world_server(world: Source, smoke: Profile) -> Iterator[str]:
+def world_server(world: World, smoke: Profile) -> Iterator[str]:
     """The base URL of a real retrieval server over the world."""
     with serve_index(world.index, world.chunks, smoke.section("retrieval", RetrievalConfig)) as url:
         yield url

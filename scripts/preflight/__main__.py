@@ -19,7 +19,7 @@ from scripts.preflight.phases import Preflight, SkippedError
 from scripts.preflight.project import Project, cut_copy, open_copy
 from scripts.preflight.runner import Outcome, Result, chosen_phases, run_phases, table_row, write_report
 
-HEADER = ("phase", "result", "seconds", "tokens/s", "padding", "peak GiB", "parity", "what to do, or what was measured")
+HEADER = ("phase", "result", "seconds", "tokens/s", "peak GiB", "parity", "what to do, or what was measured")
 
 
 def main() -> None:

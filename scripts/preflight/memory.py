@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
 
 import psutil
 
@@ -11,26 +12,23 @@ GIB = 2**30
 INTERVAL_S = 0.5
 
 
-class MemoryMeter:
-    """A context manager that looks at a process every :data:`INTERVAL_S`; ``peak_gib`` is the most that it saw."""
+@contextlib.contextmanager
+def measured_memory(pid: int) -> Iterator[list[float]]:
+    """Look at a process every :data:`INTERVAL_S` until the end of the block; yield the samples, GiB."""
+    has_gpu, done = shutil.which("nvidia-smi") is not None, threading.Event()
+    samples_gib = [0.0]
 
-    def __init__(self, pid: int) -> None:
-        self.peak_gib = 0.0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=[pid], name="memory-meter", daemon=True)
+    def watch() -> None:
+        while not done.wait(INTERVAL_S):
+            samples_gib.append(round(gpu_memory_gib() if has_gpu else memory_gib(pid), 2))
 
-    def __enter__(self) -> "MemoryMeter":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self, pid: int) -> None:
-        has_gpu = shutil.which("nvidia-smi") is not None
-        while not self._done.wait(INTERVAL_S):
-            self.peak_gib = max(self.peak_gib, round(gpu_memory_gib() if has_gpu else memory_gib(pid), 2))
+    thread = threading.Thread(target=watch, name="memory", daemon=True)
+    thread.start()
+    try:
+        yield samples_gib
+    finally:
+        done.set()
+        thread.join()
 
 
 def gpu_memory_gib() -> float:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from deepsearch_rl.commands.doctor import inspect
@@ -55,6 +56,7 @@ class Preflight:
             self._phase("stale", 900, "prepare"),
             self._phase("serve", 1800, "prepare"),
             self._phase("rl_merge", 600, "rl"),
+            self._phase("adapter", 900, "rl_merge"),
             self._phase("evaluate", 900, "rl_merge"),
             self._phase("longest", 600, "prepare"),
             self._phase("full_sft", 900, "longest"),
@@ -173,9 +175,11 @@ class Preflight:
         """The profile's server: a parsed tool call, tokens per second, log-probabilities against transformers'."""
         serving = self.project.profile.values["serving"]
         if serving["backend"] != "vllm":
-            probe = self._probe("serve", {})
+            probe = self._probe("serve")
             return {**serve_figures(probe), **({} if self.is_cut else {"serve_start_s": probe["start_s"]})}
-        eager, graphs = (self._probe(f"eager-{on}", {"serving.vllm.enforce_eager": on}) for on in (True, False))
+        eager, graphs = (
+            self._probe(f"eager-{on}", overrides={"serving.vllm.enforce_eager": on}) for on in (True, False)
+        )
         return {
             **serve_figures(eager if serving["vllm"]["enforce_eager"] else graphs),
             "eager_tokens_per_s": eager["tokens_per_s"],
@@ -183,10 +187,18 @@ class Preflight:
             "eager_to_graphs": difference(eager["answers"], graphs["answers"]),
         }
 
-    def _probe(self, name: str, overrides: Mapping[str, object]) -> Any:
+    def _probe(
+        self,
+        name: str,
+        served: str = "base",
+        merged: str = "base",
+        overrides: Mapping[str, object] = MappingProxyType({}),
+    ) -> Any:
+        """Serve one of the copy's models and return the figures of its answers, compared with the model ``merged``."""
         project, result = self.project, self.project.work / f"{name}.json"
         params = project.write_params(overrides, f"{name}.yaml")
-        project.run("serve", "scripts.preflight.serve_probe", project.models / "base", result, params=params)
+        folders = [project.models / served, project.models / merged]
+        project.run("serve", "scripts.preflight.serve_probe", *folders, result, params=params)
         probe = read_json(result)
         if not any(answer["called"] for answer in probe["answers"]):
             raise CheckFailedError(
@@ -235,6 +247,10 @@ class Preflight:
         seconds = self.project.run("rl", "stages.unsloth_merge", START)
         slopes = {} if self.is_cut else {"adapter_merge_s": seconds}
         return {**self._merge_figures(START, f"rl_adapter/{START}", f"rl_merged/{START}"), **slopes}
+
+    def adapter(self) -> Figures:
+        """The RL adapter served beside its base, without a merge: what it answers against the merged model."""
+        return serve_figures(self._probe("adapter", f"rl_adapter/{START}", f"rl_merged/{START}"))
 
     def evaluate(self) -> Figures:
         """The merged model evaluated on a few questions."""

@@ -18,14 +18,13 @@ import yaml
 
 from deepsearch_rl.errors import CommandError
 from deepsearch_rl.files import read_json
-from deepsearch_rl.processes import ProcessGuard
+from deepsearch_rl.processes import LAST_LINES, ProcessGuard
 from deepsearch_rl.profile import PARAMS, Profile, find_profile, load_profile
 from scripts.preflight.runner import kill
 
 DATA_SECTIONS = ("datasets", "download", "chunk", "index", "retrieval", "synthesize")
 DATASET, START = "multihoprag", "base"
 LINKED = ("src", "stages", "scripts", ".venv", ".venvs")
-LAST_LINES = 12
 _POLL_S = 0.05
 
 
@@ -136,7 +135,7 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
     values["index"]["fusion"]["learning"] = None
     values["agent"].update(max_tokens=64, answer_tokens=16)
     values["filter"].update(dataset=DATASET, split="train", predicates=["answered", "success"])
-    values["sft"].update(epochs=1, save_steps=2, log_steps=1)
+    values["sft"].update(epochs=1, save_steps=2, log_steps=1, checkpoint="last")
     values["rl"].update(starts=[START], dataset=DATASET, steps={START: 3}, groups_per_step=2, group_size=4)
     # Rewards in which rollouts of a model that knows nothing differ.
     values["rl"].update(gate_f1=0.0, rewards={"f1": 2.0, "answer_format": 0.5, "evidence_recall": 0.5})
@@ -151,8 +150,6 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
 
 def _error(log: Path) -> str:
     """Return the paragraph after ``error:`` in a stage's output, or its last lines."""
-    text = log.read_text(encoding="utf-8", errors="replace").rstrip()
-    before, found, error = text.rpartition("\nerror: ")
-    return (
-        error if found else text.removeprefix("error: ") if not before else "\n".join(text.splitlines()[-LAST_LINES:])
-    )
+    text = "\n" + log.read_text(encoding="utf-8", errors="replace").rstrip()
+    _, mark, error = text.rpartition("\nerror: ")
+    return error if mark else "\n".join(text.splitlines()[-LAST_LINES:])

@@ -18,9 +18,9 @@ from pydantic import Field, ValidationError
 from deepsearch_rl.files import write_json
 from deepsearch_rl.processes import LAST_LINES, ProcessGuard
 from deepsearch_rl.records import Record
-from scripts.preflight.memory import MemoryMeter
+from scripts.preflight.memory import measured_memory
 
-COLUMNS = ("tokens_per_s", "padding", "peak_gib", "parity")
+COLUMNS = ("tokens_per_s", "peak_gib", "parity")
 """Figures that have a column in the table."""
 SLOPES = ("swift_start_s", "sft_token_s", "serve_start_s", "merge_s", "adapter_merge_s")
 """Figures that `deepsearch plan` reads, by its own names for them."""
@@ -100,7 +100,7 @@ def run_phase(phase: Phase, guard: ProcessGuard) -> Outcome:
     started = time.monotonic()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         process = guard.start(phase.command, output=output)
-        with MemoryMeter(process.pid) as meter:
+        with measured_memory(process.pid) as samples_gib:
             try:
                 process.wait(phase.timeout_s)
             except subprocess.TimeoutExpired:
@@ -110,7 +110,7 @@ def run_phase(phase: Phase, guard: ProcessGuard) -> Outcome:
             else:
                 output.seek(0)
                 result = parse_result(output.read(), process.returncode)
-    figures = {"peak_gib": meter.peak_gib, **result.figures} if result.status == "passed" else result.figures
+    figures = {"peak_gib": max(samples_gib), **result.figures} if result.status == "passed" else result.figures
     seconds = round(time.monotonic() - started, 1)
     return Outcome(phase=phase.name, status=result.status, message=result.message, figures=figures, seconds=seconds)
 

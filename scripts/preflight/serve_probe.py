@@ -1,8 +1,10 @@
 """A model behind the profile's own server: a tool call, tokens per second, and how true its log-probabilities are.
 
-    python -m scripts.preflight.serve_probe PARAMS FOLDER RESULT
+    python -m scripts.preflight.serve_probe PARAMS FOLDER MERGED RESULT
 
-RESULT is a JSON file. The reference of the log-probabilities is a forward pass of transformers over the same tokens.
+FOLDER holds a model, or an adapter that is served beside its base. MERGED is the model itself, or the adapter merged
+into its base: a forward pass of it in transformers, over the same tokens, is the reference of the log-probabilities.
+RESULT is a JSON file.
 """
 
 import sys
@@ -64,8 +66,8 @@ def ask(endpoint: Endpoint, messages: Sequence[dict[str, str]], temperature: flo
     )
 
 
-def probe(profile: Profile, folder: Path) -> Probe:
-    """Serve a model folder and return what it did."""
+def probe(profile: Profile, folder: Path, merged: Path) -> Probe:
+    """Serve a model folder and return what it did, compared with the model in ``merged``."""
     questions = list(read_jsonl(profile.data / "questions" / "multihoprag" / "train.jsonl", Question))[:PROMPTS]
     system = {"role": "system", "content": load_prompt(profile.values["agent"]["prompt"])}
     prompts = [[system, {"role": "user", "content": question.question}] for question in questions]
@@ -79,7 +81,7 @@ def probe(profile: Profile, folder: Path) -> Probe:
         tokens = sum(len(answer.tokens) for answer in sampled)
         tokens_per_s = tokens / (time.monotonic() - started)
     dtype = config.vllm.dtype if config.backend == "vllm" and config.vllm else "float32"
-    parity = _parity(folder, dtype, prompts, answers)
+    parity = _parity(merged, dtype, prompts, answers)
     return Probe(answers=answers, dtype=dtype, start_s=start_s, tokens_per_s=tokens_per_s, parity=parity)
 
 
@@ -100,9 +102,9 @@ def _parity(folder: Path, dtype: str, prompts: Sequence[Any], answers: Sequence[
 
 def main() -> None:
     """Command line; an error ends it with status 1 and one paragraph."""
-    params, folder, result = map(Path, sys.argv[1:])
+    params, folder, merged, result = map(Path, sys.argv[1:])
     try:
-        write_json(result, probe(load_profile(params), folder).model_dump(mode="json"))
+        write_json(result, probe(load_profile(params), folder, merged).model_dump(mode="json"))
     except (DeepsearchError, httpx.HTTPError) as error:
         sys.exit(f"error: {error}")
 

@@ -12,24 +12,22 @@ import itertools
 import random
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from deepsearch_rl.agent.chat_messages import chat_messages
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.errors import DeepsearchError, EndpointError
+from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import Profile, load_profile
 from deepsearch_rl.records import Trajectory
 from deepsearch_rl.training.pretrain.model import build_model, world_tokenizer
-from deepsearch_rl.training.pretrain.prepare import HUB_FILES, ModelHubConfig, PrepareModelConfig
-from deepsearch_rl.training.pretrain.trainer import Example, Muon, backward, batches, encode
+from deepsearch_rl.training.pretrain.prepare import DESCRIPTIONS, PrepareModelConfig, snapshot
+from deepsearch_rl.training.pretrain.trainer import Example, Muon, backward_in_threads, batches, encode
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
 STEPS, BATCH_TOKENS, POOL = 60, 1500, 16
@@ -42,20 +40,9 @@ def empty_model(profile: Profile, base: Path, full_size: bool) -> tuple[Any, Any
         shape = source.pretrain.model
         tokenizer = world_tokenizer(load_prompt(source.pretrain.prompt), source.pretrain.subwords, shape.context_tokens)
         return build_model(shape, tokenizer, seed), tokenizer
-    return _of_architecture(profile, base if (base / "config.json").is_file() else _hub_folder(source.hub), full_size)
-
-
-def _hub_folder(hub: ModelHubConfig | None) -> Path:
-    """Fetch a repository's configs and tokenizer, without the weights."""
-    assert hub is not None
-    patterns = [pattern for pattern in HUB_FILES if "safetensors" not in pattern]
-    try:
-        return Path(snapshot_download(hub.repository, revision=hub.revision, allow_patterns=patterns))
-    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError) as error:
-        raise EndpointError(
-            f"the hub did not answer for the tokenizer of {hub.repository}. Check the network (HF_ENDPOINT names a "
-            "mirror), or run the stage prepare_model first, whose model is then taken."
-        ) from error
+    assert source.hub is not None
+    in_folder = (base / "config.json").is_file()
+    return _of_architecture(profile, base if in_folder else snapshot(source.hub, DESCRIPTIONS), full_size)
 
 
 def _of_architecture(profile: Profile, source: Path, full_size: bool) -> tuple[Any, Any]:
@@ -85,11 +72,12 @@ def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int
     others = [weight for name, weight in parameters if weight.ndim != 2 or "layers" not in name]
     adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
     rng = random.Random(0)
-    for batch in itertools.islice(batches(_forever(examples, rng), BATCH_TOKENS, POOL, rng), steps):
-        backward(model, batch)
-        muon.step(0.02)
-        adam.step()
-        adam.zero_grad()
+    with ThreadPoolExecutor(1) as pool:
+        for batch in itertools.islice(batches(_forever(examples, rng), BATCH_TOKENS, POOL, rng), steps):
+            backward_in_threads(model, batch, pool, threads=1)
+            muon.step(0.02, pool)
+            adam.step()
+            adam.zero_grad()
 
 
 def _forever(examples: list[Example], rng: random.Random) -> Iterator[Example]:

@@ -33,7 +33,6 @@ COMMANDS = {
     "evaluate": "Let a model answer a question set with search, and print its row of the F1 table.",
     "score": "Score answers: em, f1, acc, precision and recall, with 95 % intervals, by question type.",
     "compare": "First minus second, question by question, with 95 % intervals and permutation p-values.",
-    "compare-runs": "Show what differs between two reports: settings, code, data, and F1 of every model and set.",
     "retrieve": "Build, search, serve and measure passage indexes.",
     "rl": "Runs of RL, their checkpoints, and new runs that begin at one of them.",
     "trajectories": "What became of rollouts, and files for other trainers.",

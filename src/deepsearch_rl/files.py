@@ -57,12 +57,21 @@ def numbered_records(path: Path, model: type[ModelT]) -> Iterator[tuple[int, Mod
 
 def read_distinct(path: Path, model: type[IdentifiedT]) -> Iterator[IdentifiedT]:
     """Yield the records of :func:`read_jsonl`; raise RecordError where a line has the id of an earlier one."""
-    lines: dict[str, int] = {}
+    lines: dict[int, int] = {}  # by the hashes of the ids, not by the ids: a corpus may have 21 million of them
     for number, record in numbered_records(path, model):
-        first = lines.setdefault(record.id, number)
+        first = lines.setdefault(hash(record.id), number)
         if first != number:
             raise RecordError(path, number, "id", f"{record.id!r} is the id of line {first}, too; remove one of them")
         yield record
+
+
+def at_least_one(records: Iterable[ModelT], problem: str) -> Iterator[ModelT]:
+    """Yield the records; raise ArtifactError with ``problem`` at the end where there was none."""
+    record = None
+    for record in records:
+        yield record
+    if record is None:
+        raise ArtifactError(problem)
 
 
 def missing(path: Path) -> str:

@@ -21,6 +21,18 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class OpenRecord(BaseModel):
+    """A frozen model that keeps fields it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class ForeignRecord(BaseModel):
+    """A frozen model of what another program wrote; fields that it does not know are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
 class _Titled(Record):
     id: NonEmpty
     contents: NonEmpty = Field(description="the title, a newline and the text")
@@ -42,10 +54,8 @@ class Document(_Titled):
     metadata: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-class ChunkMetadata(BaseModel):
+class ChunkMetadata(OpenRecord):
     """Where a chunk comes from, plus whatever its document's metadata holds."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
 
     doc_id: NonEmpty
     doc_chunks: int = Field(ge=1, description="number of chunks of the document")
@@ -58,20 +68,16 @@ class Chunk(_Titled):
     metadata: ChunkMetadata
 
 
-class Evidence(BaseModel):
+class Evidence(OpenRecord):
     """A gold fact: a string found in one document of the corpus. Unknown keys of a source are kept."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
 
     fact: NonEmpty
     doc_id: str | None = None
     title: str | None = None
 
 
-class QuestionMetadata(BaseModel):
+class QuestionMetadata(OpenRecord):
     """What is known about a question. ``evidence_list`` is None where the gold evidence is not known."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
 
     question_type: str = ""
     evidence_list: tuple[Evidence, ...] | None = None

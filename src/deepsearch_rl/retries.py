@@ -1,7 +1,7 @@
 """The one policy of repeated attempts: a number of them, and waits that double."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import tenacity
 
@@ -15,7 +15,6 @@ def retry(
     on_failure: Callable[[BaseException, int], None],
     *,
     max_wait_s: float = 60.0,
-    sleep: Callable[[float], object] | None = None,
 ) -> Callable[[CallT], CallT]:
     """Return a decorator that repeats a function, or a coroutine function, after errors of one kind.
 
@@ -37,12 +36,10 @@ def retry(
     def is_last(state: tenacity.RetryCallState) -> bool:
         return state.attempt_number >= attempts or (getattr(error_of(state), "wait_s", None) or 0.0) > max_wait_s
 
-    options: dict[str, Any] = {"sleep": sleep} if sleep else {}
     return tenacity.retry(  # pyright: ignore[reportReturnType]
         reraise=True,
         retry=tenacity.retry_if_exception_type(errors),
         stop=is_last,
         wait=wait_s,
         before_sleep=lambda state: on_failure(error_of(state), state.attempt_number),
-        **options,
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.teacher import MAX_SEARCHES, ScriptedTeacher, TeacherConfig, read_plan
+from deepsearch_rl.agent.teacher import ScriptedTeacher, TeacherConfig, read_plan
 from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, extract_answer, f1
-from deepsearch_rl.corpora.world.grammar import find_entities
+from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, find_entities
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.profile import Profile
@@ -17,20 +17,20 @@ from deepsearch_rl.records import Chunk, Message, Question
 from deepsearch_rl.retrieval.build import IndexSection, build_index
 from deepsearch_rl.retrieval.passages import format_passages
 from deepsearch_rl.retrieval.searcher import Searcher, open_index
-from deepsearch_rl.trajectories.synthesize import Source, SynthesizeConfig
-from tests.worlds import smoke, world
+from deepsearch_rl.trajectories.synthesize import SynthesizeConfig
+from tests.worlds import World, smoke, world
 
 __all__ = ["smoke", "world"]
-FAULTLESS = TeacherConfig(partial_query=0, misspelt_query=0, wrong_relation=0, misread=0, give_up=0)
+FAULTLESS = TeacherConfig(partial_query=0, misspelt_query=0, wrong_relation=0, misread=0, max_facts=3)
 
 
 @pytest.fixture(scope="module")
-def questions(world: Source) -> list[Question]:
+def questions(world: World) -> list[Question]:
     return list(read_jsonl(world.questions, Question))
 
 
 @pytest.fixture(scope="module")
-def searcher(world: Source) -> Searcher:
+def searcher(world: World) -> Searcher:
     return open_index(world.index, world.chunks, "bm25")
 
 
@@ -51,10 +51,51 @@ def teach(
     return [asyncio.run(converse(question)) for question in questions]
 
 
-def test_a_faultless_teacher_answers_every_question(questions: list[Question], searcher: Searcher):
+def says_second_word(question: Question) -> bool:
+    facts = " ".join(evidence.fact for evidence in question.metadata.evidence_list or ())
+    return any(relation.second in facts for relation in IN_DOMAIN.relations.values())
+
+
+def hops(question: Question) -> int:
+    return (question.metadata.model_extra or {})["hops"]
+
+
+def test_a_faultless_teacher_answers_every_question_but_those_in_second_words(
+    questions: list[Question], searcher: Searcher
+):
     for question, said in zip(questions, teach(questions, searcher), strict=True):
-        assert f1(extract_answer(said[-1]), question.golden_answers) == 1
-        assert said[-1].startswith("<answer> ")
+        right = f1(extract_answer(said[-1]), question.golden_answers) == 1
+        assert right != says_second_word(question)
+    assert 0 < sum(map(says_second_word, questions)) < len(questions) / 2
+
+
+def test_after_its_most_facts_the_teacher_answers_with_the_last(questions: list[Question], searcher: Searcher):
+    short = FAULTLESS.model_copy(update={"max_facts": 2})
+    known = [q for q in questions if not says_second_word(q) and q.metadata.question_type != "null"]
+    for question, said in zip(known, teach(known, searcher, short), strict=True):
+        right = f1(extract_answer(said[-1]), question.golden_answers) == 1
+        assert right == (hops(question) <= 2)
+    assert any(hops(question) == 3 for question in known)
+
+
+def test_every_turn_after_a_search_notes_the_fact_that_it_found(questions: list[Question], searcher: Searcher):
+    async def notes(question: Question) -> list[str]:
+        teacher, seen, passages = ScriptedTeacher(question, 0, FAULTLESS, 0), [], question.question
+        while True:
+            turn = (await teacher.reply([Message(role="tool", content=passages)], 64)).turn
+            seen.append(turn.content)
+            if not turn.tool_calls:
+                return seen
+            query = json.loads(turn.tool_calls[0].arguments)["query"]
+            passages = format_passages([hit.chunk for hit in searcher.search([query], 3)[0]])
+
+    for question in [question for question in questions if not says_second_word(question)][:30]:
+        first, *others = asyncio.run(notes(question))
+        assert first == ""
+        plan = (question.metadata.model_extra or {})["plan"]
+        for noun, note in zip(plan, others, strict=False):
+            assert note.startswith((f"found {noun} ", "found nothing"))
+        assert others[-1].endswith(f"<answer> {question.golden_answers[0]}</answer>")
 
 
 def test_no_query_names_an_entity_that_was_not_read_before(questions: list[Question], searcher: Searcher):
@@ -64,7 +105,7 @@ def test_no_query_names_an_entity_that_was_not_read_before(questions: list[Quest
 
 
 def test_without_the_gold_passage_the_information_is_insufficient(
-    questions: list[Question], world: Source, tmp_path: Path, smoke: Profile
+    questions: list[Question], world: World, tmp_path: Path, smoke: Profile
 ):
     asked = [question for question in questions if question.metadata.question_type == "2_hop"][:15]
     facts = {evidence.fact for question in asked for evidence in (question.metadata.evidence_list or ())[-1:]}
@@ -87,24 +128,25 @@ def test_neither_the_gold_answer_nor_the_evidence_changes_what_is_said(questions
     assert teach(lies, searcher) == teach(questions[:40], searcher)
 
 
-def test_with_the_error_rates_of_params_about_seven_in_ten_succeed_within_five_searches(
+def test_with_the_error_rates_of_params_the_teacher_leaves_third_hops_and_second_words_to_others(
     questions: list[Question], searcher: Searcher, smoke: Profile
 ):
     config = smoke.section("synthesize", SynthesizeConfig).scripted
     assert config
-    conversations = [said for seed in range(3) for said in teach(questions, searcher, config, seed)]
-    scores = [
-        f1(extract_answer(said[-1]), question.golden_answers)
-        for said, question in zip(conversations, questions * 3, strict=True)
+    solved = [
+        question
+        for seed in range(3)
+        for question, said in zip(questions, teach(questions, searcher, config, seed), strict=True)
+        if f1(extract_answer(said[-1]), question.golden_answers) >= SUCCESS_F1
     ]
-    assert 0.65 <= sum(score >= SUCCESS_F1 for score in scores) / len(scores) <= 0.8
-    assert max(len(said) // 2 - 1 for said in conversations) <= MAX_SEARCHES
+    assert 0.4 <= len(solved) / (3 * len(questions)) <= 0.8
+    assert max(hops(question) for question in solved if question.metadata.question_type != "null") == 2
 
 
 def test_a_question_without_a_plan_or_with_an_unknown_relation_is_refused(questions: list[Question]):
     bare = Question(id="real-1", question="Who?", golden_answers=("Mary",))
     with pytest.raises(ConfigError, match="real-1"):
         read_plan(bare)
-    metadata = questions[0].metadata.model_copy(update={"plan": [["owner"]]})
+    metadata = questions[0].metadata.model_copy(update={"plan": ["owner"]})
     with pytest.raises(ConfigError, match="owner"):
         read_plan(questions[0].model_copy(update={"metadata": metadata}))

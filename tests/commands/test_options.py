@@ -22,7 +22,7 @@ from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.serving.launch import vllm_serve_command
 from tests.conftest import ROOT
 
-PRINTED = {"--json", "--markdown", "--csv", "--help", "-h", "--endpoint", "--local", "--check"}
+PRINTED = {"--json", "--markdown", "--help", "-h", "--endpoint", "--local", "--check"}
 """Options that change what is printed or written beside it (or, of `remote`, DVC's settings): their tests are those of
 the commands."""
 
@@ -219,17 +219,6 @@ COMPARE = Command(
     "deepsearch_rl.commands.score.report_comparison",
     {"--draws": ("50", "3", 50), "--seed": ("7", "2", 7)},
 )
-COMPARE_RUNS = Command(
-    "compare-runs HEAD HEAD~1",
-    "deepsearch_rl.tracking.compare.compare_named",
-    {
-        "--profile": ("smoke", "1.profile", "smoke"),
-        "--store": ("http://127.0.0.1:9", "1.store", "http://127.0.0.1:9"),
-        "--timeout-s": ("3", "1.timeout_s", 3.0),
-        "--draws": ("50", "3", 50),
-        "--seed": ("7", "2", 7),
-    },
-)
 CONVERT = Command(
     "trajectories convert rows.jsonl out.jsonl --to trl",
     "deepsearch_rl.trajectories.exchange.export_rows",
@@ -280,7 +269,18 @@ FORK = Command(
         "-S": ("rl.learning_rate=0.5", "0.values.rl.learning_rate", 0.5),
     },
 )
+COMPARE_RL = Command(
+    "rl compare rl.loss.algorithm=rloo",
+    "deepsearch_rl.commands.rl_compare.compare_settings",
+    {
+        "--profile": ("smoke", "0.name", "smoke"),
+        "--start": ("base", "2", "base"),
+        "--seeds": ("5", "3", 5),
+        "--samples": ("7", "4", 7),
+    },
+)
 COMMANDS = (
+    COMPARE_RL,
     PLAN,
     EVALUATE,
     BUILD,
@@ -296,7 +296,6 @@ COMMANDS = (
     ASK,
     SCORE,
     COMPARE,
-    COMPARE_RUNS,
     CONVERT,
     IMPORT,
     STATS,

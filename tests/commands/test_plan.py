@@ -17,7 +17,7 @@ from deepsearch_rl.profile import Profile, find_profile
 from scripts.slopes import measure, write
 from tests.conftest import ROOT
 
-REFERENCE_S = {"prepare_model": 395, "rl": 606, "evaluate": 635}
+REFERENCE_S = {"prepare_model": 310, "rl": 451, "evaluate": 560}
 """Seconds that README states for a whole run of tiny."""
 
 
@@ -39,7 +39,12 @@ def stages_of(name: str) -> set[str]:
     """The stages of a profile's graph, with their items."""
     graph = yaml.safe_load((find_profile(ROOT, name).path.with_name("dvc.yaml")).read_text())["stages"]
     values = find_profile(ROOT, name)
-    items = {"models": list(values.value("models")), "rl.starts": values.value("rl")["starts"]}
+    prompts = list(values.value("optimize_prompt")["models"])
+    items = {
+        "optimize_prompt.models": prompts,
+        "models": list(values.value("models")),
+        "rl.starts": values.value("rl")["starts"],
+    }
     found: set[str] = set()
     for stage, entry in graph.items():
         loop = str(entry.get("foreach") or entry.get("matrix") or "")
@@ -55,7 +60,7 @@ def test_every_stage_of_the_graph_is_planned(name: str) -> None:
 
 def test_a_profile_that_trains_nothing_has_no_stage_of_training() -> None:
     assert set(seconds(make_plan(profile("multihoprag"), {}))) == {
-        *("download", "chunk", "index", "evaluate@api", "report", "track")
+        *("download", "chunk", "index", "optimize_prompt@api", "evaluate@api", "report", "track")
     }
 
 
@@ -85,6 +90,20 @@ def test_published_questions_are_counted_with_the_rest_of_their_file() -> None:
     assert plan.cost(teacher) == pytest.approx(
         (teacher.tokens[0] * price.prompt + teacher.tokens[1] * price.completion) / 1e6
     )
+
+
+def test_a_teacher_on_this_machine_takes_its_gpu_and_no_tokens_of_an_api() -> None:
+    (local,) = (work for work in make_plan(profile("single_gpu"), {}).stages if work.stage == "synthesize")
+    assert (local.api, local.tokens) == ("", (0.0, 0.0))
+    assert local.amounts["rollout_s"] == 600 * 4 * 1.7
+    assert local.gpu_gib == pytest.approx(0.85 * 22)
+
+
+def test_rollouts_that_choose_sfts_checkpoint_are_counted_for_each_that_is_kept() -> None:
+    plans = (make_plan(profile("tiny", sft__checkpoint=rule), {}) for rule in ("last", "dev"))
+    last, dev = (next(work for work in plan.stages if work.stage == "sft").amounts for plan in plans)
+    assert dev["rollout_s"] - last.get("rollout_s", 0) == 2 * 150
+    assert dev["serve_start_s"] == 2
 
 
 def test_a_price_that_nobody_stated_is_not_known() -> None:

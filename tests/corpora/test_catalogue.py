@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
 from deepsearch_rl.corpora import flashrag, graphrag_bench, ifeval
-from deepsearch_rl.corpora.catalogue import CARDS, CORPUS_FORMATS, QUESTION_FORMATS
+from deepsearch_rl.corpora.card import CARDS
+from deepsearch_rl.corpora.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.errors import ArtifactError, RecordError, UnknownNameError
 from deepsearch_rl.retrieval.gold import without_space
 from tests.corpora.real_news import read_rows, write_repository

@@ -174,8 +174,8 @@ def test_every_corpus_of_a_folder_is_chunked_and_passages_stay_whole(tmp_path: P
         ((), ArtifactError, "empty corpus"),
         ((row("a", "T\nx"), '{"id": "b"}'), RecordError, r"news\.jsonl, line 2: field 'contents'"),
         ((row("a", "T\nx"), '{"id": "b", "cont'), RecordError, r"news\.jsonl, line 2: .*JSON"),
-        ((row("a", "T\nx"), row("a", "U\ny")), RecordError, "line 2: field 'id': 'a' is the id of an earlier"),
-        ((row("a", "T\nx"), "", row("a", "U\ny")), RecordError, "line 3: field 'id': 'a' is the id of an earlier"),
+        ((row("a", "T\nx"), row("a", "U\ny")), RecordError, "line 2: field 'id': 'a' is the id of line 1"),
+        ((row("a", "T\nx"), "", row("a", "U\ny")), RecordError, "line 3: field 'id': 'a' is the id of line 1"),
     ],
 )  # fmt: skip
 def test_a_bad_corpus_is_named_and_leaves_nothing_behind(

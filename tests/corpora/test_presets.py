@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.corpora import multihoprag
+from deepsearch_rl.corpora.card import CARDS
 from deepsearch_rl.corpora.download import download
 from deepsearch_rl.corpora.presets import source_of
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
@@ -16,7 +16,10 @@ def test_multihoprag_comes_from_the_hub_with_the_published_split(tmp_path: Path)
     assert source.hub is not None
     assert source.folder is not None
     repository = source.hub.repositories["multihoprag"]
-    assert (repository.repository, repository.revision) == (multihoprag.CARD.repository, multihoprag.CARD.revision)
+    assert (repository.repository, repository.revision) == (
+        CARDS["multihoprag"].repository,
+        CARDS["multihoprag"].revision,
+    )
     [asked] = source.folder.questions["multihoprag"]
     assert (asked.shuffle_seed, list(asked.splits.items())) == (42, [("val", 200), ("dev", 100), ("train", None)])
 

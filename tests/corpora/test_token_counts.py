@@ -1,6 +1,5 @@
 """Tokens: how many a sentence has, however they are counted."""
 
-import gzip
 import json
 import random
 from collections.abc import Callable
@@ -10,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from deepsearch_rl.corpora.spans import sentence_blocks, sentence_spans
-from deepsearch_rl.corpora.token_counts import HfCounter, WordCounter, load_tokenizer, splits_at_white_space
+from deepsearch_rl.corpora.token_counts import HfCounter, WordCounter, load_tokenizer
 from deepsearch_rl.errors import UnavailableError, UnknownNameError
 
 CHARACTERS = [
@@ -59,14 +58,6 @@ def test_every_sentence_has_as_many_tokens_as_the_tokenizer_gives_it_alone(
         assert counted == list(map(len, alone)), text
 
 
-def test_only_tokenizers_that_drop_white_space_are_counted_word_by_word() -> None:
-    assert splits_at_white_space(bert_tokenizer(["a b"]))
-    assert not splits_at_white_space(gpt_tokenizer(["a b"]))
-    spaced = bert_tokenizer(["a b"])
-    spaced.add_tokens(["New York"])
-    assert not splits_at_white_space(spaced)
-
-
 def test_words_are_counted_as_they_are_found() -> None:
     text = "It's 3.5 km. Naïve words…\nMore of them."
     [block] = sentence_blocks(text)
@@ -107,17 +98,3 @@ def test_a_damaged_tokenizer_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(UnavailableError, match=r"tokenizer\.json"):
         load_tokenizer(f"hf:{tmp_path}")
-
-
-@pytest.mark.realdata
-def test_real_articles_are_counted_word_by_word_as_they_are_sentence_by_sentence(real_data: Path) -> None:
-    with gzip.open(real_data / "multihoprag" / "corpus.jsonl.gz") as lines:
-        bodies = [json.loads(line)["body"] for line, _ in zip(lines, range(40), strict=False)]
-    tokenizer = bert_tokenizer(bodies)
-    counter = HfCounter(tokenizer)
-    for body in bodies:
-        [block] = sentence_blocks(body)
-        sentences = [body[start:end] for start, end in sentence_spans(body)]
-        assert counter.counts(body, block).tolist() == [
-            len(encoding) for encoding in tokenizer.encode_batch_fast(sentences, add_special_tokens=False)
-        ]

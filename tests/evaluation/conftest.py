@@ -30,8 +30,10 @@ def make_rollout(
     kind: str = "",
     temperature: float = 0.7,
     model: str = "sft",
+    searches: int = 1,
 ) -> Trajectory:
-    call = Message(role="assistant", tool_calls=(ToolCall(id="call_1", name="retrieve", arguments="{}"),))
+    calls = (ToolCall(id=f"call_{number + 1}", name="retrieve", arguments="{}") for number in range(searches))
+    call = Message(role="assistant", tool_calls=tuple(calls))
     answer_turn = Message(
         role="assistant", content=f"<answer> {answer}</answer>" if stop is StopReason.ANSWERED else ""
     )
@@ -76,6 +78,7 @@ def _run(model: str, dataset: str, condition: str, n: int, samples: int, tempera
                     kind,
                     temperature,
                     model,
+                    1 + question % 4 if model == "sft_rl" else 1,
                 )
             )
     return rollouts
@@ -120,10 +123,11 @@ def _evaluation(model: str, folder: Path) -> ModelEvaluation:
 
 def _rl_run(folder: Path, start: str) -> None:
     rng = random.Random(start)
-    lines = [{"step": 0, "dev_f1": 0.4}]
+    lines = [{"step": 0, "dev_f1": 0.4, "dev_f1_se": 0.04}]
     for step in range(1, 21):
-        line = {"step": step, "reward": 1 + 0.02 * step + rng.random() / 5, "f1": 0.5 + 0.01 * step, "tool_calls": 1.8}
-        lines.append(line | ({"dev_f1": 0.4 + 0.01 * step} if step % 5 == 0 else {}))
+        line = {"step": step, "reward": 1 + 0.02 * step + rng.random() / 5, "reward_se": 0.1, "f1": 0.5 + 0.01 * step}
+        dev = {"dev_f1": 0.4 + 0.01 * step, "dev_f1_se": 0.04} if step % 5 == 0 else {}
+        lines.append({**line, "tool_calls": 1.8, **dev})
     folder.mkdir(parents=True)
     (folder / "train_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     below = start == "base"

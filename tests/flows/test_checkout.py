@@ -14,7 +14,7 @@ from flows.checkout import SECTIONS, check_experiment_name, open_checkout, resol
 from flows.reproduce import run_name
 from tests.flows.conftest import MakeProject
 
-PLAIN = {"profile", "wdir", "params", "python", "seed", "models", "model_settings", "datasets"}
+PLAIN = {"profile", "wdir", "params", "python", "seed", "models", "prompts", "model_settings", "datasets"}
 PARAMS = {"profile": "tiny", "flow": {"gpu_stages": [], "outside_stages": []}, "number": 7}
 
 

@@ -70,7 +70,7 @@ def test_the_model_and_its_service_are_made_as_art_makes_them(config: RlConfig, 
     model: art.TrainableModel[Any, Any] = art.TrainableModel(
         name="policy", project="test", base_model="models/gpu/sft", _internal_config=settings
     )
-    service = SealingUnslothService(config, model.name, model.base_model, settings, str(tmp_path))
+    service = SealingUnslothService(config, "0" * 64, model.name, model.base_model, settings, str(tmp_path))
     assert service.rollout_weights_mode == "lora"
     engine = service._runtime_engine_args(None)
     assert (engine["enable_lora"], engine["gpu_memory_utilization"], engine["generation_config"]) == (True, 0.6, "vllm")
@@ -99,6 +99,29 @@ def test_params_that_arts_own_service_cannot_honour_are_all_named(config: RlConf
     wrong = config.model_copy(update={"minibatches": 4, "lora": None, "logprob_chunk": 1000, "dtype": "float32"})
     with pytest.raises(ConfigError, match=r"rl\.minibatches: None .*rl\.dtype: bfloat16 .*rl\.lora.*rl\.logprob_chunk"):
         require_honoured(wrong)
+
+
+def test_schedules_and_update_epochs_that_arts_own_service_does_not_have_are_refused(config: RlConfig) -> None:
+    optimizer = config.optimizer.model_copy(update={"warmup_steps": 5, "schedule": "cosine"})
+    match = r"rl\.update_epochs: 1 .*rl\.optimizer\.warmup_steps: 0 .*rl\.optimizer\.schedule: constant"
+    with pytest.raises(ConfigError, match=match):
+        require_honoured(config.model_copy(update={"optimizer": optimizer, "update_epochs": 2}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"algorithm": "cispo"}, r"rl\.loss\.aggregation: sequence .*rl\.loss\.algorithm: grpo or gspo"),
+        ({"aggregation": "token", "kl_loss": 0.1}, r"rl\.loss\.aggregation: sequence .*rl\.loss\.kl_loss: 0\.0"),
+        ({"dual_clip": 3.0, "entropy_bonus": 0.1}, r"rl\.loss\.dual_clip: None .*rl\.loss\.entropy_bonus: 0\.0"),
+        ({"unit_advantages": False}, r"rl\.loss\.unit_advantages: True"),
+    ],
+)
+def test_losses_that_arts_own_service_does_not_have_are_refused(
+    config: RlConfig, changes: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        require_honoured(config.model_copy(update={"loss": config.loss.model_copy(update=changes)}))
 
 
 def test_arts_scores_and_losses_are_measured_while_it_trains_and_left_alone_after(config: RlConfig) -> None:

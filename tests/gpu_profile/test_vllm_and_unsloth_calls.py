@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from deepsearch_rl.serving.adapters import Adapter
-from deepsearch_rl.serving.launch import VllmConfig, vllm_serve_command
+from deepsearch_rl.serving.launch import VllmConfig, adapter_flags, vllm_serve_command
 from deepsearch_rl.training.backends.art.samplers import lora_serve_command
 from deepsearch_rl.training.backends.art.unsloth import unsloth_settings
 from deepsearch_rl.training.merge import AdapterMergeConfig, unsloth_load_arguments, unsloth_save_arguments
@@ -89,14 +89,13 @@ def test_vllm_reads_rls_serve_call_as_we_mean_it(gpu: dict[str, Any]) -> None:
     assert {name: read["values"].get(name) for name in expected} == expected
 
 
-def test_vllm_reads_the_call_with_adapters_as_we_mean_it(gpu: dict[str, Any]) -> None:
+def test_vllm_reads_the_call_with_an_adapter_as_we_mean_it(gpu: dict[str, Any]) -> None:
     config = VllmConfig.model_validate(gpu["serving"]["vllm"])
     base, folder = Path("models/gpu/sft"), Path("models/gpu/rl_adapter/sft")
     for rank, served in ((8, 8), (9, 16), (512, 512)):
-        adapters = {name: Adapter(folder, base, rank) for name in ("policy", "other")}
-        read = read_by_vllm(vllm_serve_command(base, config, 8123, adapters))
+        read = read_by_vllm(vllm_serve_command(base, config, 8123, adapter_flags(Adapter(folder, base, rank))))
         names = ("enable_lora", "max_lora_rank", "max_loras")
-        assert (read["unknown"], [read["values"][name] for name in names]) == ([], [True, served, 2])
+        assert (read["unknown"], [read["values"][name] for name in names]) == ([], [True, served, 1])
 
 
 def arguments_of(file: str, owner: str | None, function: str) -> set[str]:

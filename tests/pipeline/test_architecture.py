@@ -44,11 +44,10 @@ def test_a_module_imports_only_its_own_layer_and_those_below(path: Path) -> None
     assert not upward
 
 
-def test_only_tracking_knows_mlflow_only_its_comparison_dvc_and_nothing_prefect() -> None:
+def test_only_tracking_knows_mlflow_and_nothing_dvc_or_prefect() -> None:
     found = {(relative(path), name.partition(".")[0]) for path in SOURCES for name in imported_names(path)}
     orchestration = {(path, name) for path, name in found if name in {"dvc", "prefect", "mlflow"}}
-    assert {path for path, name in orchestration if name != "mlflow"} == {"tracking/compare.py"}
-    assert {name for _, name in orchestration} == {"mlflow", "dvc"}
+    assert {name for _, name in orchestration} == {"mlflow"}
     assert all(path.startswith("tracking/") for path, _ in orchestration)
 
 

@@ -9,8 +9,8 @@ import yaml
 from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
-from deepsearch_rl.profile import dvc_file, load_profile, profile_names
-from scripts.deps import SOURCES, generated_files, source_deps, with_source_deps
+from deepsearch_rl.profile import PARAMS, dvc_file, load_profile, profile_names
+from scripts.deps import SOURCES, generated_files, source_deps, with_choices, with_source_deps
 from scripts.imports import ROOT, closure, parse
 
 LOADERS = {"section", "mapping", "value"}
@@ -22,7 +22,9 @@ def read_stages(profile: str) -> list[PipelineStage]:
         return [stage for stage in repo.stage.collect(dvc_file(profile)) if isinstance(stage, PipelineStage)]
 
 
-STAGES = {stage.name: stage for stage in read_stages("tiny")}
+PROMPTS = load_profile(ROOT / PARAMS).values["prompts"]
+"""A folder that a profile may exchange for one that a stage made; no module imports it."""
+STAGES = {stage.name: stage for profile in ("multihoprag", "tiny") for stage in read_stages(profile)}
 
 
 def stage_file(stage: PipelineStage) -> Path:
@@ -33,7 +35,8 @@ def stage_file(stage: PipelineStage) -> Path:
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stages_source_deps_are_exactly_what_it_imports(name: str) -> None:
     stage = STAGES[name]
-    declared = [dep.def_path for dep in stage.deps if dep.def_path.startswith(SOURCES)]
+    paths = (dep.def_path for dep in stage.deps)
+    declared = [path for path in paths if path.startswith(SOURCES) and path != PROMPTS]
     assert declared == source_deps(stage_file(stage).stem), "run `make deps`"
 
 
@@ -61,6 +64,37 @@ def test_generated_deps_replace_source_files_and_keep_data() -> None:
     assert with_source_deps(generated) == generated
 
 
+CHOSEN = {"synthesize.teacher": "self", "sft.checkpoint": "dev"}
+
+
+def test_what_only_a_choice_needs_is_in_the_graph_of_a_profile_that_chooses_it() -> None:
+    text, tiny = (ROOT / "dvc.yaml").read_text(encoding="utf-8"), load_profile(ROOT / PARAMS)
+    plain = yaml.safe_load(text)["stages"]
+    chosen_text = with_source_deps(with_choices(text, tiny.with_overrides(CHOSEN).values))
+    assert with_source_deps(with_choices(chosen_text, tiny.values)) == text, "a choice can be taken back"
+    chosen = yaml.safe_load(chosen_text)["stages"]
+    assert {name for name in plain if plain[name] != chosen[name]} == {"synthesize", "sft"}
+    for name, modules in {"synthesize": ["synthesize_self"], "sft": ["sft", "sft_dev"]}.items():
+        assert [part for part in chosen[name]["cmd"].split() if part.startswith("stages.")] == [
+            f"stages.{module}" for module in modules
+        ]
+        sources = {dep for dep in chosen[name]["deps"] if dep.startswith(SOURCES)}
+        assert sources == set(source_deps(*modules))
+        declared = {section for entry in chosen[name]["params"] for of_file in entry.values() for section in of_file}
+        assert declared == loaded_by(*(ROOT / f"stages/{module}.py" for module in modules))
+    assert set(chosen["synthesize"]["deps"]) - set(plain["synthesize"]["deps"]) >= {"${synthesize.self.model}"}
+    data = {f"data/${{profile}}/{name}" for name in ("index", "chunks", "questions")}
+    assert set(chosen["sft"]["deps"]) - set(plain["sft"]["deps"]) >= data
+
+
+def test_a_stage_samples_from_the_model_that_another_stage_makes() -> None:
+    [stage] = [stage for stage in read_stages("single_gpu") if stage.name == "synthesize"]
+    [base] = [
+        out.def_path for stage in read_stages("single_gpu") if stage.name == "prepare_model" for out in stage.outs
+    ]
+    assert base in {dep.def_path for dep in stage.deps}
+
+
 @pytest.mark.parametrize("path", generated_files(), ids=lambda path: path.parent.name)
 def test_every_profile_has_the_graph_as_a_file_that_dvc_can_read_from_a_commit(path: Path) -> None:
     assert not path.is_symlink()
@@ -85,9 +119,13 @@ def loaded_sections(path: Path) -> frozenset[str]:
 def test_a_stage_declares_exactly_the_params_that_it_loads(name: str) -> None:
     stage = STAGES[name]
     declared = {section for params in stage.params for section in params.params}
-    files = {path for path in closure(stage_file(stage)) if path.name not in {"entry.py", "profile.py"}}
-    loaded = {section for path in files if path.suffix == ".py" for section in loaded_sections(path)}
-    assert declared == loaded
+    assert declared == loaded_by(stage_file(stage))
+
+
+def loaded_by(*files: Path) -> set[str]:
+    """The sections that programs of a stage can load."""
+    used = {path for file in files for path in closure(file) if path.name not in {"entry.py", "profile.py"}}
+    return {section for path in used if path.suffix == ".py" for section in loaded_sections(path)}
 
 
 def test_a_stages_name_is_its_file_and_its_interpreter_is_named_in_params() -> None:
@@ -97,10 +135,11 @@ def test_a_stages_name_is_its_file_and_its_interpreter_is_named_in_params() -> N
 
 
 @pytest.mark.parametrize("profile", profile_names(ROOT))
-def test_every_profile_has_the_same_stage_families_but_for_rl_where_it_starts_from_nothing(profile: str) -> None:
+def test_every_profile_has_the_same_stage_families_but_for_those_that_it_runs_for_nothing(profile: str) -> None:
     params = load_profile((ROOT / dvc_file(profile)).with_name("params.yaml"))
     families = {stage.name.partition("@")[0] for stage in read_stages(profile)}
     without = set() if params.value("rl")["starts"] else {"rl", "unsloth_merge"}
+    without |= set() if params.value("optimize_prompt")["models"] else {"optimize_prompt"}
     assert families == {name.partition("@")[0] for name in STAGES} - without
 
 

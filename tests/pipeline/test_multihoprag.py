@@ -1,6 +1,7 @@
 """The profile for API models through real DVC: real articles, a scripted endpoint, no connection beyond loopback."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, real_data: Path) -> Path:
     params = yaml.safe_load(path.read_text())
     params["download"]["source"] = "folder"
     params["download"]["folder"]["questions"]["multihoprag"][0]["splits"] = {"val": VAL, "dev": 2, "train": None}
+    params["optimize_prompt"] |= {"rollouts": 20, "questions": {"train": 4, "dev": 2}, "minibatch": 2}
     params["chunk"]["variants"] = {
         "news_128": {"corpus": "multihoprag", "chunker": "sentences", "chunk_size": 128, "overlap": 16}
     }
@@ -94,6 +96,28 @@ def test_an_api_model_gets_its_row_and_another_name_a_new_one(project: Path, mon
     assert "api" in tracked["models"]
     made = [path for name in ("data", "reports", "work", "mlruns") for path in (project / name).rglob("*")]
     assert not any(KEY.encode() in path.read_bytes() for path in made if path.is_file())
+
+
+def test_an_optimised_prompt_gets_a_row_beside_the_first_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = json.loads((project / "work/multihoprag/sources/multihoprag/MultiHopRAG.json").read_text())
+    golds = {row["query"]: row["answer"] for row in sources}
+
+    def answers(body: dict[str, Any]) -> dict[str, Any]:
+        if body["model"] == "writer":
+            return says("```\nKnow everything.\n```")
+        knows = "Know everything" in body["messages"][0]["content"]
+        return says(f"<answer> {golds[body['messages'][1]['content']] if knows else 'nobody'}</answer>")
+
+    with serve_chat(answers) as chat:
+        named = {"BASE_URL": chat.endpoint.base_url, "MODEL": "m", "REFLECTION_MODEL": "writer", "API_KEY": KEY}
+        for name, value in named.items():
+            monkeypatch.setenv(f"OPENAI_{name}", value)
+        run(
+            project, str(shutil.which("make")), "-o", "environment", "optimize-prompt"
+        )  # absolute: not the environment's
+    rows = {row.variant: row for row in table(project).rows}
+    assert (rows[""].f1, rows["optimized"].f1) == (0.0, 1.0)
+    assert rows["optimized"].prompt == "data/multihoprag/prompts/api/prompt.txt"
 
 
 def test_a_missing_variable_is_one_paragraph_that_names_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_model_is_scored_on_every_question_set(finished: Path) -> None:
     table = F1Table.model_validate_json((finished / "reports/smoke/f1_table.json").read_bytes())
-    sampled = {(row.model, row.dataset): row for row in table.own_rows if row.main}
+    sampled = {(row.model, row.dataset): row for row in table.rows if not row.kind}
     assert set(sampled) == {(model, dataset) for model in MODELS for dataset in DATASETS}
     assert all(0 <= row.f1_low <= row.f1 <= row.f1_high <= 1 for row in table.rows)
     assert table.generated
@@ -97,3 +97,23 @@ def test_the_summary_and_the_tracked_report_speak_of_the_same_table(finished: Pa
 def test_the_flow_finds_every_stage_cached_and_dvc_clean_afterwards(finished: Path) -> None:
     run(finished, "python", "-m", "flows.reproduce", "smoke")
     assert "up to date" in run(finished, "dvc", "status", GRAPH)
+
+
+def test_settings_of_rl_are_compared_from_one_start_and_never_trained_twice(finished: Path) -> None:
+    settings = ["rl.loss.algorithm=rloo", "rl.loss.algorithm=cispo rl.minibatches=2"]
+    command = ["deepsearch", "rl", "compare", *settings, "--profile", "smoke", "--seeds", "1", "--samples", "1"]
+    shown = run(finished, *command)
+    assert all(name in shown for name in ("sampled f1", "greedy f1", "entropy", "rloo", "cispo"))
+    folder = finished / "work/smoke/compare"
+    table = json.loads((folder / "table.json").read_text())
+    assert set(table) == set(settings)
+    assert all(0 <= trained["sampled_f1"] <= 1 and trained["cpu_s"] > 1 for (trained,) in table.values())
+    times = {path: path.stat().st_mtime_ns for path in folder.glob("*/run.json")}
+    assert len(times) == 2
+    assert run(finished, *command) == shown
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/run.json")} == times
+    run(finished, *command[:-1], "2")
+    scored_again = json.loads((folder / "table.json").read_text())
+    for name, (trained,) in scored_again.items():
+        assert trained["scoring"] != table[name][0]["scoring"], "other samples are other scores"
+        assert trained["cpu_s"] == table[name][0]["cpu_s"], "of the same training"

@@ -54,6 +54,12 @@ def test_a_failed_stages_own_paragraph_is_the_error(project: Project) -> None:
         project.run("core", "stages.sample", "base")
 
 
+def test_of_a_stage_that_dies_without_an_error_the_last_lines_are_shown(project: Project) -> None:
+    write_stage(project, "for number in range(99): print('line', number)\nraise SystemExit(7)")
+    with pytest.raises(CommandError, match=r"failed: line 84\n[\s\S]*line 98 \(its output: "):
+        project.run("core", "stages.sample")
+
+
 def test_a_stage_is_killed_as_soon_as_the_condition_holds(project: Project) -> None:
     write_stage(project, "import time\nopen('begun', 'w')\ntime.sleep(600)\nopen('ended', 'w')")
     project.kill_when((project.folder / "begun").exists, "core", "stages.sample")

@@ -80,7 +80,7 @@ def test_the_table_has_a_column_for_what_counts_and_says_what_to_do(capsys: pyte
         table_row(Outcome(phase="sft", status="passed", seconds=12.34, figures=figures)),
         table_row(Outcome(phase="serve", status="failed", seconds=1, message="start [it]")),
     ]
-    assert rows[0] == ["sft", "passed", "12.3", "1234", "", "0.751", "1.9e-06", "steps 4"]
+    assert rows[0] == ["sft", "passed", "12.3", "1234", "0.751", "1.9e-06", "steps 4"]
     print_table("", HEADER, rows)
     assert "start [it]" in capsys.readouterr().out
 

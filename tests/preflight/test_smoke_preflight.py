@@ -21,6 +21,7 @@ def test_every_phase_of_the_smoke_profile_passes_and_leaves_its_report_alone() -
     assert skipped == {"full_sft", "full_rl"}, "those that need a GPU"
     assert outcomes["merge"]["figures"]["parity"] < 1e-4
     assert outcomes["serve"]["figures"]["parity"] < 1e-4
+    assert outcomes["adapter"]["figures"]["parity"] < 1e-4
     slopes = json.loads((folder / "slopes.json").read_text())
     assert set(slopes) == {"swift_start_s", "sft_token_s", "serve_start_s", "merge_s", "adapter_merge_s"}
     assert {path.name for path in folder.iterdir()} == {"report.json", "slopes.json"}

@@ -7,8 +7,17 @@ import pytest
 from pydantic import ValidationError
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.rows import BUFFER_ROWS, UNKNOWN_DAY, Filter, GrowingArray, RowTable, parse_day, write_rows
+from deepsearch_rl.retrieval.rows import (
+    BUFFER_BYTES,
+    UNKNOWN_DAY,
+    Filter,
+    GrowingArray,
+    RowTable,
+    parse_day,
+    write_rows,
+)
 
+HEADER_BYTES = 128
 ROWS = [
     {"source": "The Verge", "published_at": "2023-10-01T23:30:00+00:00"},
     {"source": "Wired", "published_at": "2023-10-02"},
@@ -81,7 +90,7 @@ def test_columns_of_another_kind_are_refused(rows: RowTable, tmp_path: Path) -> 
         RowTable.open(tmp_path)
 
 
-@pytest.mark.parametrize("length", [0, 1, BUFFER_ROWS, 2 * BUFFER_ROWS + 3])
+@pytest.mark.parametrize("length", [0, 1, BUFFER_BYTES // 4, BUFFER_BYTES // 2 + 3])
 def test_the_file_is_the_one_that_numpy_would_write(tmp_path: Path, length: int) -> None:
     with GrowingArray(tmp_path / "grown.npy", np.int32) as grown:
         for value in range(length):
@@ -100,7 +109,7 @@ def test_values_and_blocks_keep_their_order(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_an_error_with_its_number() -> None:
     full = GrowingArray(Path("/dev/full"), np.int64)
-    for value in range(BUFFER_ROWS - 1):
+    for value in range((BUFFER_BYTES - HEADER_BYTES) // 8):
         full.append(value)
     with pytest.raises(OSError, match="No space left on device"):
         full.append(0)

@@ -14,7 +14,7 @@ from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import read_json, write_json
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.serving.adapters import CONFIG, Adapter, read_adapter
-from deepsearch_rl.serving.launch import ServingConfig, VllmConfig, serve_model, vllm_serve_command
+from deepsearch_rl.serving.launch import ServingConfig, VllmConfig, adapter_flags, serve_model, vllm_serve_command
 from tests.conftest import ROOT
 from tests.policies import CONTEXT_TOKENS
 
@@ -55,16 +55,15 @@ def test_an_adapter_names_its_base_and_vllm_is_started_for_its_rank(adapter: Pat
     assert read_adapter(policy_folder) is None
     gpu = load_profile(ROOT / "profiles" / "gpu" / "params.yaml").section("serving", ServingConfig).vllm
     assert isinstance(gpu, VllmConfig)
-    adapters = {"policy": Adapter(adapter, policy_folder, 4), "other": Adapter(adapter, policy_folder, 9)}
-    command = vllm_serve_command(policy_folder, gpu, 8000, adapters)
+    command = vllm_serve_command(policy_folder, gpu, 8000, adapter_flags(Adapter(adapter, policy_folder, 9)))
     assert command[command.index("--served-model-name") + 1] == "base"
     assert command[command.index("--max-lora-rank") + 1] == "16"
-    assert command[-3:] == ["--lora-modules", f"policy={adapter}", f"other={adapter}"]
+    assert command[-2:] == ["--lora-modules", f"policy={adapter}"]
     assert "--enable-lora" in command
     assert "--no-enable-lora" not in command
     assert "--no-enable-lora" in vllm_serve_command(policy_folder, gpu, 8000)
     with pytest.raises(ConfigError, match=r"rank 600, .* up to rank 512"):
-        vllm_serve_command(policy_folder, gpu, 8000, {"policy": Adapter(adapter, policy_folder, 600)})
+        adapter_flags(Adapter(adapter, policy_folder, 600))
 
 
 def test_an_adapter_without_its_base_or_of_other_weights_is_named(

@@ -80,7 +80,7 @@ def alone(requests: list[Request]) -> list[Generation]:
     with engine(slots=2) as lonely:
         for prompt, sampling in requests:
             lonely.forget()
-            answers.append(lonely.generate(prompt, sampling).result(timeout=60))
+            answers.append(lonely.generate(prompt, sampling).result(timeout=300))
     return answers
 
 
@@ -88,7 +88,7 @@ def together(crowd: Engine, requests: list[Request], order_seed: int) -> list[Ge
     """Return the answers to requests that arrive at once in a random order."""
     order = random.Random(order_seed).sample(range(len(requests)), len(requests))
     futures = {number: crowd.generate(*requests[number]) for number in order}
-    return [futures[number].result(timeout=60) for number in range(len(requests))]
+    return [futures[number].result(timeout=300) for number in range(len(requests))]
 
 
 def check_invariance(count: int) -> None:
@@ -112,9 +112,9 @@ def test_a_request_that_joins_late_changes_nothing() -> None:
     first, late = first_turns(12)[:6], first_turns(12)[6:]
     with engine(slots=24) as crowd:
         early = [crowd.generate(*request) for request in first]
-        early[0].result(timeout=60)
+        early[0].result(timeout=300)
         answers = together(crowd, late, 0)
-        assert [future.result(timeout=60) for future in early] + answers == alone(first + late)
+        assert [future.result(timeout=300) for future in early] + answers == alone(first + late)
 
 
 def test_sizes_that_round_alike_are_found_by_trying_them() -> None:
@@ -138,4 +138,6 @@ def test_answers_are_the_same_bytes_for_other_instructions(environment: dict[str
         text=True,
         check=False,
     )
+    if result.returncode and "No sizes of matrix products round alike" in result.stderr:
+        pytest.skip("the engine promises nothing here, and says so")
     assert result.returncode == 0, result.stderr

@@ -1,3 +1,4 @@
+import copy
 import random
 
 import pytest
@@ -76,7 +77,7 @@ def test_more_requests_than_slots_are_all_answered(engine: Engine) -> None:
     assert all(request.result(timeout=60).token_ids for request in running)
 
 
-def test_after_forget_nothing_computed_with_old_weights_is_used(engine: Engine) -> None:
+def test_after_forget_nothing_computed_with_old_weights_is_used(engine: Engine, model: PreTrainedModel) -> None:
     prompt = prompts(2)[1]
     before = answer(engine, prompt, GREEDY)
     with torch.no_grad():
@@ -84,8 +85,10 @@ def test_after_forget_nothing_computed_with_old_weights_is_used(engine: Engine) 
     engine.forget()
     after = answer(engine, prompt, GREEDY)
     assert after.token_ids != before.token_ids
+    changed = copy.deepcopy(model)
+    changed.load_state_dict(engine._model.state_dict())
     with torch.no_grad():
-        logprobs = torch.log_softmax(engine._model(torch.tensor([prompt]), use_cache=False).logits[0, -1], -1)
+        logprobs = torch.log_softmax(changed(torch.tensor([prompt]), use_cache=False).logits[0, -1], -1)
     assert after.logprobs[0] == pytest.approx(float(logprobs.max()), abs=1e-4)
 
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from deepsearch_rl.cli import app
 from deepsearch_rl.files import read_jsonl, read_record
 from deepsearch_rl.profile import Profile, load_profile
-from deepsearch_rl.tracking.bundle import CurvePoint, TrackedReport, read_bundle
+from deepsearch_rl.tracking.bundle import TrackedReport, read_bundle
 from deepsearch_rl.tracking.local_store import local_store
-from deepsearch_rl.training.curves import curve_path, record_step, recorded_curve
+from deepsearch_rl.training.curves import TrainingStep, curve_path, record_step, recorded_curve
 from stages import track
 from stages.provenance import read_provenance
 from tests.tracking.conftest import CONFIG, make_results
@@ -36,7 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     made.reports.rename(tmp_path / "reports" / "tiny")
     (tmp_path / "results").rename(tmp_path / "data" / "tiny")
     trained = {"models": "data/tiny", "filter": "f", "ifeval": "i"}
-    params = {"profile": "tiny", "seed": 0, "track": CONFIG.model_dump(), "trained": trained}
+    params = {"profile": "tiny", "seed": 0, "track": CONFIG.model_dump(), "trained": trained, "prompts": "prompts"}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     out = {"path": "data/tiny/questions", "md5": "2" * 32 + ".dir"}
     models = {"models": {name: f"models/tiny/{name}" for name in ("base", "sft")}}
@@ -174,7 +174,7 @@ def test_a_curve_that_was_watched_is_named_by_the_report_and_sent_once(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
     with recorded_curve(curve_path(project.work, "sft-0123")):
-        for line in read_jsonl(Path("data/tiny/sft_adapter/train_log.jsonl"), CurvePoint):
+        for line in read_jsonl(Path("data/tiny/sft_adapter/train_log.jsonl"), TrainingStep):
             record_step(line.model_dump())
     with caplog.at_level(logging.WARNING):
         track.main(project)

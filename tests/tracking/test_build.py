@@ -6,9 +6,9 @@ from deepsearch_rl.errors import RecordError
 from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.files import parse_record, read_jsonl, read_record, sha256_file
 from deepsearch_rl.tracking.bundle import (
+    FILES,
     PREDICTIONS,
     ROLLOUTS,
-    CurvePoint,
     Prediction,
     Results,
     ShownRollout,
@@ -17,6 +17,7 @@ from deepsearch_rl.tracking.bundle import (
     read_bundle,
     row_scores,
 )
+from deepsearch_rl.training.curves import TrainingStep
 from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, QUESTIONS, SEED
 
 
@@ -32,6 +33,13 @@ def test_a_bundle_holds_what_its_report_says(results: Results, tmp_path: Path) -
     assert report.traces == 3 * 2 * 3
     assert report.metrics["sft"] == report.metrics["base"] + 1 + 2  # IFEval, and two points of its curve
     assert "sk-hidden" not in (tmp_path / "bundle" / "bundle.json").read_text()
+
+
+def test_what_the_search_for_a_prompt_found_goes_with_the_report(results: Results, tmp_path: Path) -> None:
+    (results.prompts / "sft").mkdir(parents=True)
+    (results.prompts / "sft" / "candidates.json").write_text("[]")
+    build_bundle(results, PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
+    assert (tmp_path / "bundle" / FILES / "prompts-sft-candidates.json").read_text() == "[]"
 
 
 def test_equal_results_make_equal_bundles_and_another_answer_another_digest(results: Results, tmp_path: Path) -> None:
@@ -73,6 +81,7 @@ def test_variants_and_greedy_answers_have_names_of_their_own(results: Results) -
     variant = main.model_copy(update={"variant": "top 5, short"})
     names = [name for row in (main, greedy, variant) for name in row_scores(row)]
     assert {"f1/multihoprag", "f1_greedy/multihoprag", "f1/multihoprag.top_5__short"} <= set(names)
+    assert {"pass_at_1/multihoprag", "pass_at_1_greedy/multihoprag", "pass_at_1/multihoprag.top_5__short"} <= set(names)
     assert len(set(names)) == len(names)
 
 
@@ -103,7 +112,7 @@ def test_a_model_without_a_training_log_has_no_curve(results: Results, tmp_path:
 
 def test_a_training_log_line_that_is_no_number_names_line_and_field() -> None:
     with pytest.raises(RecordError, match=r"train_log\.jsonl, line 3: field 'loss'"):
-        parse_record(CurvePoint, b'{"step": 1, "loss": "low"}', "train_log.jsonl", 3)
+        parse_record(TrainingStep, b'{"step": 1, "loss": "low"}', "train_log.jsonl", 3)
 
 
 def test_params_are_flattened_in_order_and_secrets_left_out() -> None:

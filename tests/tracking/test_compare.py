@@ -1,4 +1,4 @@
-"""`deepsearch compare-runs` over a real DVC repository and a real MLflow store, which hold the same two reports."""
+"""`scripts.compare_runs` over a real DVC repository and a real MLflow store, which hold the same two reports."""
 
 import json
 import shutil
@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
-from deepsearch_rl.cli import app
 from deepsearch_rl.tracking.bundle import Provenance, build_bundle, read_bundle
-from deepsearch_rl.tracking.compare import ReportComparison
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.upload import upload
+from scripts.compare_runs import ReportComparison, compare_runs_command
 from tests.tracking.conftest import CONFIG, PROVENANCE, QUESTIONS, SEED, make_results
 
 pytestmark = pytest.mark.slow  # every test needs a DVC repository and an MLflow store, which take seconds to make
@@ -52,7 +52,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compare(project: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
     monkeypatch.chdir(project)
-    return CliRunner().invoke(app, ["compare-runs", *arguments])
+    app = typer.Typer()
+    app.command()(compare_runs_command)
+    return CliRunner().invoke(app, arguments)
 
 
 def compared(project: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str) -> ReportComparison:

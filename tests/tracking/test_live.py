@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -108,6 +109,30 @@ def test_steps_repeated_by_a_resume_count_once_and_a_step_after_the_end_begins_a
     assert (first.identity, second.identity) == (f"{NAME}/1001", f"{NAME}/9001")
 
 
+@pytest.mark.parametrize("end", [None, "FAILED", "FINISHED"])
+def test_training_from_the_first_step_again_is_another_run(
+    curve: Path, end: Literal["FINISHED", "FAILED"] | None
+) -> None:
+    evaluated = CurveLine(time_ms=60, step=1, metrics={"eval_loss": 0.5})
+    append(curve, [*steps(1), evaluated, *steps(2, 3)])
+    append(curve, [CurveLine(time_ms=70, end=end)] if end else [])
+    append(curve, steps(1, 2, time_ms=9000))  # its scratch folder was removed, or it had finished
+    first, second = read_runs(curve)
+    assert ([line.step for line in first.steps()], first.end) == ([1, 1, 2, 3], end)
+    assert ([line.step for line in second.steps()], second.identity) == ([1, 2], f"{NAME}/9001")
+
+
+@pytest.mark.slow
+def test_the_run_of_a_removed_scratch_folder_is_killed_and_its_successor_is_running(curve: Path) -> None:
+    store = local_store(Path("mlruns"))
+    append(curve, [*steps(1, 2), *steps(1, time_ms=9000)])
+    figures(store).send()
+    assert sorted((run.info.start_time, run.info.status) for run in live_runs(store)) == [
+        (1001, "KILLED"),
+        (9001, "RUNNING"),
+    ]
+
+
 def test_a_line_of_a_training_log_has_the_latest_time_at_which_it_was_written(curve: Path) -> None:
     assert read_steps(WORK) == {}
     append(curve, [*steps(1, 2), *steps(2, time_ms=5000)])
@@ -150,7 +175,10 @@ def test_a_resumed_training_goes_on_in_its_run_and_no_step_is_sent_twice(curve: 
     (run,) = live_runs(store)
     assert (run.info.run_name, run.info.status, run.info.start_time) == (f"tiny {NAME}", "RUNNING", 1001)
     assert (run.data.tags["profile"], run.data.tags["git.commit"]) == ("tiny", "abc")
+    append(curve_path(WORK, "sft-x-0123456789ab"), steps(1))
     assert figures(store, "rl-base").send() == {}, "another stage's"
+    assert figures(store, "sft").send() == {NAME: 0}, "that of an item with a longer name is another's"
+    curve_path(WORK, "sft-x-0123456789ab").unlink()
     curve.with_suffix(".json").unlink()  # as if the note had not been written before a kill
     append(curve, [*steps(2, 3, time_ms=5000), CurveLine(time_ms=9000, end="FINISHED")])
     assert figures(store).send() == {NAME: 5}

@@ -74,6 +74,7 @@ def test_a_report_is_one_run_with_a_run_per_model_under_it(store: str, tmp_path:
     metrics = runs["sft"].data.metrics
     assert metrics["f1/multihoprag"] == pytest.approx(7 / 12)  # the eighth answer belongs to a rollout that failed
     assert metrics["f1_greedy/multihoprag"] == pytest.approx(7 / 12)
+    assert metrics["pass_at_1/multihoprag"] == metrics["em/multihoprag"]
     assert metrics["failed/multihoprag"] == 2
     assert metrics["ifeval/prompt_strict"] == 0.5
     curve = MlflowClient(tracking_uri=store).get_metric_history(runs["sft"].info.run_id, "train/loss")

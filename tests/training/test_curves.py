@@ -5,9 +5,17 @@ import logging
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from deepsearch_rl.files import AppendLog, read_jsonl
-from deepsearch_rl.training.curves import CurveLine, curve_path, record_step, recorded_curve
+from deepsearch_rl.training.curves import (
+    CurveLine,
+    TrainingStep,
+    curve_path,
+    record_step,
+    recorded_curve,
+    standard_error,
+)
 
 
 def lines_of(path: Path) -> list[tuple[int | None, str | None]]:
@@ -31,6 +39,17 @@ def test_a_curve_has_every_step_and_how_the_run_ended(tmp_path: Path) -> None:
     assert first.metrics == {"loss": 2.5}
     assert second.metrics.get("loss") is None
     assert lines_of(path) == [(1, None), (None, "FINISHED"), (2, None), (None, "FAILED")]
+
+
+def test_a_run_that_was_killed_behind_its_last_step_gets_its_end_from_the_process_after_it(tmp_path: Path) -> None:
+    path = curve_path(tmp_path, "sft-0123")
+    with recorded_curve(path):
+        record_step({"step": 1, "loss": 2.5})
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    for _ in range(2):
+        with recorded_curve(path):
+            pass
+    assert lines_of(path) == [(1, None), (None, "FINISHED")]
 
 
 def test_a_line_that_a_kill_cut_off_is_gone_when_the_next_step_is_recorded(tmp_path: Path) -> None:
@@ -59,3 +78,13 @@ def test_a_full_disk_costs_the_curve_and_one_notice_and_no_training(
     assert str(path) in notice
     assert "No space left on device" in notice
     assert lines_of(path) == [(3, None), (None, "FINISHED")]
+
+
+def test_the_interval_of_a_mean_is_the_normal_one_of_its_logged_error() -> None:
+    values = [0.0, 1.0, 1.0, 0.0, 1.0]
+    step = TrainingStep.model_validate({"step": 3, "dev_f1": 0.6, **standard_error("dev_f1", values), "reward": 1.0})
+    error = stats.sem(values)
+    assert step.interval("dev_f1") == pytest.approx(stats.norm.interval(0.95, 0.6, error), abs=1e-4)
+    assert step.interval("reward") is None, "an earlier log has no error"
+    assert step.interval("f1") is None
+    assert standard_error("dev_f1", [0.6]) == {}

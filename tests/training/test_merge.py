@@ -135,7 +135,7 @@ def test_a_base_without_a_tokenizer_makes_no_whole_model(policy_folder: Path, tm
         for name in names:
             shutil.copyfile(policy_folder / name, folder / name)
     with pytest.raises(ArtifactError, match=r"tokenizer\.json"):
-        complete_folder(base, merged)
+        complete_folder(base, merged, tmp_path)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -81,8 +81,10 @@ def watch_loop(run: RlRun, kills: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_run_killed_at_random_moments_leaves_the_bytes_of_one_that_was_not(make_run: MakeRun) -> None:
-    undisturbed, killed = train(make_run("undisturbed", 600)), make_run("killed", 600)
+@pytest.mark.parametrize("refills", [0, 2])
+def test_a_run_killed_at_random_moments_leaves_the_bytes_of_one_that_was_not(make_run: MakeRun, refills: int) -> None:
+    undisturbed, killed = (make_run(name, 600, max_refills=refills) for name in ("undisturbed", "killed"))
+    train(undisturbed)
     watch_loop(killed, kills=3)
     assert len((killed.scratch / "starts").read_text()) > 2
     assert file_digests(killed.output) == file_digests(undisturbed.output)
@@ -145,6 +147,7 @@ def test_a_fork_chooses_among_the_checkpoints_that_it_has(make_run: MakeRun) -> 
         (4, "rl-base-1", 6, {}, ConfigError, "the stage continues rl-base-1 itself"),
         (6, "rl-base-2", 6, {}, ConfigError, r"rl\.steps\.base is 6, so nothing is left after step 6"),
         (4, "rl-base-2", 8, {"lora": {"rank": 3, "alpha": 1}}, ConfigError, r"with another rl\.lora"),
+        (6, "rl-base-2", 8, {"patience": 2}, ConfigError, r"train nothing: at step 6, 2 scores .* of step 2, and"),
     ],
 )
 def test_a_fork_that_could_not_be_trained_is_refused(
@@ -159,6 +162,14 @@ def test_a_fork_that_could_not_be_trained_is_refused(
     source, target = train(make_run("rl-base-1", 6)), make_run(name, steps, **changes)
     with pytest.raises(error, match=message):
         fork(source.scratch, step, target)
+
+
+def test_a_fork_takes_the_place_of_a_run_that_logged_no_step(make_run: MakeRun) -> None:
+    source, target = train(make_run("rl-base-1", 6)), make_run("rl-base-2", 8)
+    target.scratch.mkdir()
+    (target.scratch / "train_log.jsonl").touch()
+    fork(source.scratch, 4, target)
+    assert [*checkpoints(target.scratch)] == [2, 4]
 
 
 def test_a_fork_of_other_weights_or_over_a_run_is_refused(make_run: MakeRun) -> None:

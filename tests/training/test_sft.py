@@ -14,21 +14,23 @@ import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from deepsearch_rl.errors import ArtifactError, CommandError, RecordError, UnavailableError
+from deepsearch_rl.errors import ArtifactError, CommandError, ConfigError, RecordError, UnavailableError
 from deepsearch_rl.files import read_record, sha256_file
+from deepsearch_rl.profile import load_profile
 from deepsearch_rl.tracking.curves import line_digest, read_steps
 from deepsearch_rl.training import sft
 from deepsearch_rl.training.sft import (
     TRAINER_STATE,
     SftConfig,
     TrainerState,
-    best_checkpoint,
     canonical_adapter_config,
+    chosen_checkpoint,
     logged_metrics,
     newest_checkpoint,
     swift_sft_command,
     train_adapter,
 )
+from stages import sft as stage
 
 ENTRY = {"loss": 1.5, "grad_norm": 0.2, "learning_rate": 1e-3, "token_acc": 0.7, "epoch": 0.1, "step": 5}
 SUMMARY = {"train_runtime": 3.0, "train_loss": 1.5, "epoch": 1.0, "step": 5}
@@ -136,17 +138,21 @@ def test_the_training_curve_has_the_evaluation_loss_at_the_steps_that_have_one(t
     assert [(line.step, line.eval_loss) for line in state.lines] == [(5, 1.25), (6, None)]
 
 
-def test_the_checkpoint_with_the_lowest_evaluation_loss_is_taken_and_its_absence_is_an_error(tmp_path: Path) -> None:
+def test_the_checkpoint_with_the_lowest_evaluation_loss_is_taken_and_its_absence_is_an_error(
+    config: SftConfig, tmp_path: Path
+) -> None:
+    by_loss = config.model_copy(update={"checkpoint": "loss"})
     newest, best = tmp_path / "checkpoint-9", tmp_path / "checkpoint-5"
     for folder in (newest, best):
         folder.mkdir()
     state = read_record(write_state(newest), TrainerState)
-    assert best_checkpoint(newest, state) == newest
+    assert chosen_checkpoint(by_loss, newest, state) == newest
     state = read_record(write_state(newest, best_global_step=5), TrainerState)
     with pytest.raises(ArtifactError, match="checkpoint-5, the checkpoint with the lowest evaluation loss, is gone"):
-        best_checkpoint(newest, state)
+        chosen_checkpoint(by_loss, newest, state)
+    assert chosen_checkpoint(config, newest, state) == newest
     (best / "adapter_model.safetensors").touch()
-    assert best_checkpoint(newest, state) == best
+    assert chosen_checkpoint(by_loss, newest, state) == best
 
 
 @pytest.mark.parametrize(
@@ -154,6 +160,7 @@ def test_the_checkpoint_with_the_lowest_evaluation_loss_is_taken_and_its_absence
     [
         ({"packing": True}, "packing needs flash attention"),
         ({"eval_share": 0.1, "save_steps": 7}, "save_steps 7 is no multiple of log_steps 5"),
+        ({"checkpoint": "loss"}, "checkpoint loss needs rows that are held back"),
     ],
 )
 def test_settings_that_cannot_work_together_are_refused(
@@ -182,6 +189,38 @@ def test_swift_runs_unless_the_newest_checkpoint_has_the_last_step(
     train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
     assert len(commands) == calls
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["steps"] == steps
+
+
+def test_all_checkpoints_are_published_for_dev_to_choose_from_and_another_choice_trains_nothing(
+    config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def run_swift(command: list[str], *_: object) -> None:
+        commands.append(command)
+        for step in (2, 4, 5):
+            folder = Path(flags_of(command)["output_dir"], f"checkpoint-{step}")
+            folder.mkdir(parents=True)
+            write_state(folder, global_step=step)
+            (folder / "adapter_config.json").write_text('{"target_modules": []}')
+            (folder / "adapter_model.safetensors").write_text(f"weights of step {step}")
+
+    monkeypatch.setattr(sft, "run_swift", run_swift)
+    for rule in ("dev", "last"):
+        chosen = config.model_copy(update={"checkpoint": rule})
+        train_adapter(chosen, policy_folder, rows, 0, tmp_path / "work", tmp_path / rule)
+    assert len(commands) == 1
+    names = sorted(path.relative_to(tmp_path / "dev").as_posix() for path in (tmp_path / "dev").rglob("*.safetensors"))
+    assert names == [f"checkpoints/{step}/adapter_model.safetensors" for step in (2, 4, 5)]
+    assert (tmp_path / "last" / "adapter_model.safetensors").read_text() == "weights of step 5"
+    manifests = [json.loads((tmp_path / rule / "manifest.json").read_text()) for rule in ("dev", "last")]
+    assert [manifest.get("best_step") for manifest in manifests] == [None, 5]
+
+
+def test_dev_is_refused_where_the_graph_has_no_rollouts(root: Path) -> None:
+    profile = load_profile(root / "params.yaml").with_overrides({"sft.checkpoint": "dev"})
+    with pytest.raises(ConfigError, match=r"asks no dev questions.* `make params deps`"):
+        stage.main(profile)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +265,7 @@ def test_a_failing_swift_publishes_nothing(config: SftConfig, policy_folder: Pat
 def test_a_run_that_was_killed_ends_as_one_that_was_not(
     config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path
 ) -> None:
-    config = config.model_copy(update={"eval_share": 0.25, "epochs": 2, "log_steps": 1})
+    config = config.model_copy(update={"eval_share": 0.25, "checkpoint": "loss", "epochs": 2, "log_steps": 1})
     began_ms = time.time() * 1000
     train_adapter(config, policy_folder, rows, 0, tmp_path / "whole", tmp_path / "uninterrupted")
     times = {digest: time_ms for digest, (time_ms, _) in read_steps(tmp_path / "whole").items()}

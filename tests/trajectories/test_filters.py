@@ -5,7 +5,7 @@ import pytest
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.records import Message, Question, QuestionMetadata, Retrieval, StopReason, ToolCall, Trajectory
-from deepsearch_rl.trajectories.filters import PREDICATES, apply_predicates, find_predicates
+from deepsearch_rl.trajectories.filters import PREDICATES, apply_predicates, best_per_question, find_predicates
 
 FACT = "The mayor of Northgate is Kaspar Granger."
 EVIDENCE = {"question_type": "1_hop", "evidence_list": [{"fact": FACT}]}
@@ -107,3 +107,23 @@ def test_reasoned_wants_one_thought_in_every_turn_wherever_the_server_put_it():
         Message(role="assistant", content="c <think>d</think>", reasoning="a"),
     ):
         assert not reasoned(trajectory().model_copy(update={"messages": (*turns, wrong)}), QUESTION)
+
+
+def test_the_best_samples_of_a_question_are_right_then_short_then_early():
+    twice = ("mayor of Northgate", "Northgate")
+    made = [
+        trajectory(answer="Granger"),
+        trajectory(queries=twice),
+        trajectory(),
+        trajectory(),  # the same conversation as before
+        trajectory(queries=("Northgate mayor",)),
+    ]
+    samples = [each.model_copy(update={"id": f"q#{n}", "sample": n}) for n, each in enumerate(made)]
+    other = trajectory(answer="Granger").model_copy(update={"id": "r#0", "question_id": "r"})
+    chosen = {count: [each.id for each in best_per_question([*samples, other], count)] for count in (1, 2, 3, 9)}
+    assert chosen == {
+        1: ["q#2", "r#0"],
+        2: ["q#2", "q#4", "r#0"],
+        3: ["q#1", "q#2", "q#4", "r#0"],
+        9: ["q#0", "q#1", "q#2", "q#4", "r#0"],
+    }

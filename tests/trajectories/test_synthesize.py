@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.trajectories import synthesize as module
-from deepsearch_rl.trajectories.synthesize import Source, SynthesizeConfig, synthesize
+from deepsearch_rl.trajectories.synthesize import SynthesizeConfig, synthesize
+from tests.worlds import World
 
 Teach = Callable[..., list[Trajectory]]
 
@@ -27,15 +29,17 @@ def teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoke: Profile, world
     monkeypatch.setattr(module, "serve_index", lambda *_: contextlib.nullcontext(world_server))
     agent, retrieval = smoke.section("agent", AgentConfig), smoke.section("retrieval", RetrievalConfig)
 
-    def run(source: Source, out: Path = tmp_path / "teacher.jsonl", **changes: object) -> list[Trajectory]:
+    def run(source: World, out: Path = tmp_path / "teacher.jsonl", **changes: object) -> list[Trajectory]:
         config = SynthesizeConfig(**(dict(smoke.section("synthesize", SynthesizeConfig)) | changes))
-        synthesize(config, agent, retrieval, source, 0, out)
+        synthesize(config, agent, retrieval, 0, **asdict(source), out=out)
         return list(read_distinct(out, Trajectory))
 
     return run
 
 
-def test_two_runs_write_the_same_bytes_of_bare_calls_and_one_bare_answer(teach: Teach, world: Source, tmp_path: Path):
+def test_two_runs_write_the_same_bytes_of_calls_and_one_answer_with_notes_of_what_was_read(
+    teach: Teach, world: World, tmp_path: Path
+):
     trajectories = teach(world, tmp_path / "first.jsonl")
     teach(world, tmp_path / "second.jsonl")
     assert (tmp_path / "first.jsonl").read_bytes() == (tmp_path / "second.jsonl").read_bytes()
@@ -43,18 +47,23 @@ def test_two_runs_write_the_same_bytes_of_bare_calls_and_one_bare_answer(teach: 
     assert sum(f1(trajectory.answer, trajectory.golden_answers) >= SUCCESS_F1 for trajectory in trajectories) > 60
     for trajectory in trajectories:
         *searches, last = (message for message in trajectory.messages if message.role == "assistant")
-        assert all(len(message.tool_calls) == 1 and not message.content for message in searches)
-        assert (last.content, last.tool_calls) == (f"<answer> {trajectory.answer}</answer>", ())
+        assert all(len(message.tool_calls) == 1 for message in searches)
+        first, *others = (
+            message.content.split("\n")[0] for message in trajectory.messages if message.role == "assistant"
+        )
+        assert first == ""
+        assert all(note.startswith("found ") for note in others)
+        assert (last.content, last.tool_calls) == (f"{others[-1]}\n<answer> {trajectory.answer}</answer>", ())
         assert len(trajectory.retrievals) == len(searches)
 
 
-def test_the_log_is_gone_once_the_artifact_is_whole(teach: Teach, world: Source, tmp_path: Path):
+def test_the_log_is_gone_once_the_artifact_is_whole(teach: Teach, world: World, tmp_path: Path):
     assert len(teach(world, questions=5, samples=2)) == 10
     assert list((tmp_path / "work").rglob("*.jsonl")) == []
 
 
 def test_an_edited_prompt_or_another_index_has_a_log_of_its_own(
-    teach: Teach, world: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    teach: Teach, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     keys: list[object] = []
 
@@ -68,39 +77,41 @@ def test_an_edited_prompt_or_another_index_has_a_log_of_its_own(
     moved = shutil.copytree(world.index, tmp_path / "index")
     manifest = read_json(moved / "manifest.json")
     write_json(moved / "manifest.json", manifest | {"chunks": "elsewhere.jsonl", "versions": {"numpy": "0"}})
-    teach(Source(world.questions, moved, world.chunks), questions=1)
+    teach(replace(world, index=moved), questions=1)
     assert keys[0] == keys[1] == keys[2]
     write_json(moved / "manifest.json", manifest | {"seed": 5})
-    teach(Source(world.questions, moved, world.chunks), questions=1)
+    teach(replace(world, index=moved), questions=1)
     monkeypatch.setattr("deepsearch_rl.agent.config.load_prompt", lambda _: "Another prompt.")
     teach(world, questions=1)
     assert len({str(key) for key in keys}) == 3
 
 
-def test_questions_without_a_plan_are_refused_before_any_answer(teach: Teach, world: Source, tmp_path: Path):
-    source = Source(tmp_path / "questions.jsonl", world.index, world.chunks)
+def test_questions_without_a_plan_are_refused_before_any_answer(teach: Teach, world: World, tmp_path: Path):
+    source = replace(world, questions=tmp_path / "questions.jsonl")
     write_jsonl(source.questions, [Question(id="real-1", question="Who?", golden_answers=("Mary",))])
     with pytest.raises(ConfigError, match="real-1"):
         teach(source)
 
 
-def test_an_empty_question_file_is_refused(teach: Teach, world: Source, tmp_path: Path):
+def test_an_empty_question_file_is_refused(teach: Teach, world: World, tmp_path: Path):
     (tmp_path / "questions.jsonl").write_text("\n")
-    with pytest.raises(ArtifactError, match="no questions"):
-        teach(Source(tmp_path / "questions.jsonl", world.index, world.chunks))
+    with pytest.raises(ArtifactError, match="holds no question"):
+        teach(replace(world, questions=tmp_path / "questions.jsonl"))
 
 
-def test_an_endpoint_without_its_key_names_the_variable(teach: Teach, world: Source, monkeypatch: pytest.MonkeyPatch):
+def test_an_endpoint_without_its_key_names_the_variable(teach: Teach, world: World, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("TEACHER_KEY", raising=False)
     remote = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_variable": "TEACHER_KEY"}
     with pytest.raises(ConfigError, match="TEACHER_KEY"):
         teach(world, teacher="endpoint", endpoint=remote)
 
 
-def test_a_teacher_without_settings_and_an_unknown_one_are_refused(teach: Teach, world: Source):
+def test_a_teacher_without_settings_and_an_unknown_one_are_refused(teach: Teach, world: World, smoke: Profile):
     with pytest.raises(ConfigError, match=r"synthesize\.scripted"):
         teach(world, scripted=None)
     with pytest.raises(ConfigError, match=r"synthesize\.endpoint"):
         teach(world, teacher="endpoint")
+    with pytest.raises(ConfigError, match=r"'self', but the graph's .* `make params deps`"):
+        teach(world, teacher="self", self={"model": "models/smoke/base"})
     with pytest.raises(UnknownNameError, match="'scripted'"):
-        teach(world, teacher="script")
+        smoke.with_overrides({"synthesize.teacher": "script"}).section("synthesize", SynthesizeConfig)

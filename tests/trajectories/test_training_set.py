@@ -46,6 +46,15 @@ def test_the_report_counts_every_drop(paths: SimpleNamespace, config: FilterConf
     assert (report["trajectories"], report["rows"]) == (3, 1)
 
 
+def test_a_question_gives_no_more_rows_than_its_limit(paths: SimpleNamespace, config: FilterConfig):
+    made = [trajectory(queries=(f"mayor {n}",)).model_copy(update={"id": f"q#{n}", "sample": n}) for n in range(4)]
+    write_jsonl(paths.trajectories, made)
+    assert build_training_set(config, False, **vars(paths)) == 4
+    assert "per_question" not in read_json(paths.report)["dropped"]
+    assert build_training_set(config.model_copy(update={"per_question": 3}), False, **vars(paths)) == 3
+    assert read_json(paths.report)["dropped"]["per_question"] == 1
+
+
 def test_rows_that_are_too_long_are_dropped_and_an_empty_training_set_is_refused(
     paths: SimpleNamespace, config: FilterConfig
 ):

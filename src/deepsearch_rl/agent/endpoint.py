@@ -11,11 +11,11 @@ from urllib.parse import unquote, urlsplit
 
 import openai
 from openai.types.chat import ChatCompletion
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
-from deepsearch_rl.records import StopReason, TokenUsage
+from deepsearch_rl.records import ForeignRecord, StopReason, TokenUsage
 from deepsearch_rl.redaction import redact
 
 NO_KEY = "none"  # the key for a server that needs none
@@ -67,8 +67,8 @@ StorableText = Annotated[str, AfterValidator(replace_lone_surrogates)]
 TokenNumber = Annotated[int, Field(ge=0)]
 
 
-class _ServerRecord(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+class _ServerRecord(ForeignRecord):
+    model_config = ConfigDict(strict=True)
 
 
 class _CalledFunction(_ServerRecord):

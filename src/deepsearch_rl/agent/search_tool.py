@@ -26,7 +26,7 @@ from agents.tool_context import ToolContext
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import TextContent
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
 from deepsearch_rl.agent.config import AgentConfig
@@ -35,7 +35,7 @@ from deepsearch_rl.agent.timing import timed
 from deepsearch_rl.agent.transcript import RolloutStopped, Transcript
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
-from deepsearch_rl.records import Question, Record, Retrieval, StopReason, ToolCall
+from deepsearch_rl.records import ForeignRecord, Question, Record, Retrieval, StopReason, ToolCall
 from deepsearch_rl.retries import retry
 from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
 
@@ -45,10 +45,8 @@ NO_SEARCHES_LEFT = "No searches left. Answer now."
 """What the model reads instead of passages once its searches are used up; calling again ends the rollout."""
 
 
-class ShownPassage(BaseModel):
+class ShownPassage(ForeignRecord):
     """A passage for the model: its text (``chunk`` in JSON), title first, and the id of its chunk."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     contents: str = Field(alias="chunk")
     chunk_id: str
@@ -58,10 +56,8 @@ RolloutSearch: TypeAlias = Callable[[str, Question], Awaitable[Sequence[ShownPas
 """Returns the passages for a query of a rollout, best first; raises RolloutStopped where the search failed."""
 
 
-class _SearchResult(BaseModel):
+class _SearchResult(ForeignRecord):
     """The structured content of the MCP tool's result."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     result: tuple[ShownPassage, ...]
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from deepsearch_rl.corpora.card import CARDS
 from deepsearch_rl.errors import look_up
 
 Name = Annotated[str | None, typer.Argument(help="A data set; without one, all are listed.", show_default=False)]
@@ -19,11 +20,9 @@ def datasets_command(name: Name = None) -> None:
         deepsearch datasets
         deepsearch datasets popqa
     """
-    from deepsearch_rl.corpora.catalogue import CARDS  # noqa: PLC0415 - imports every loader
-
     if name is None:
         width = max(map(len, CARDS))
-        typer.echo("\n".join(f"{card.name:{width}}  {card.holds} ({card.licence})" for card in CARDS.values()))
+        typer.echo("\n".join(f"{each:{width}}  {card.holds} ({card.licence})" for each, card in CARDS.items()))
         return
     card = look_up("data set", name, CARDS)
     reading = f"`download.folder` reads them with `format: {name}`"
@@ -31,7 +30,7 @@ def datasets_command(name: Name = None) -> None:
         reading = "`ifeval.path` names the one to read, with `ifeval.prompts: real`"
     revision = card.revision or "<a commit of your choice: none was seen when the loader was written>"
     typer.echo(
-        f"{card.name}: {card.holds}\n"
+        f"{name}: {card.holds}\n"
         f"paper:    {card.paper}\n"
         f"licence:  {card.licence}\n"
         f"hub:      {card.repository} at {revision}\n"

@@ -3,11 +3,13 @@
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeAlias
 
+import yaml
 from typer import Option
 
+from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.profile import Profile
 
@@ -51,3 +53,23 @@ def field_options(preset: str, options: Mapping[str, FieldOption]) -> Callable[[
 def with_options(settings: Profile, options: Mapping[str, object]) -> Profile:
     """Return settings with the options that were given: those that are None leave a field as it is."""
     return settings.with_overrides({field: value for field, value in options.items() if value is not None})
+
+
+def named_numbers(option: str, texts: Iterable[str], form: str) -> dict[str, float]:
+    """Return the numbers of an option's ``name=number`` texts, by name; raise ConfigError with ``form`` for others."""
+    numbers: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        try:
+            numbers[name] = float(number)
+        except ValueError as error:
+            raise ConfigError(f"{option} {text!r} should be {form}.") from error
+    return numbers
+
+
+def changed_field(text: str) -> tuple[str, object]:
+    """Return name and value of ``field=value``, the value as YAML; raise ConfigError for another text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"-S {text} is no change of a field; write field=value, e.g. -S rl.learning_rate=5e-4.")
+    return name, yaml.safe_load(value)

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from deepsearch_rl.commands.defaults import named_numbers
 from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.planning.estimate import Plan, StageWork, make_plan, require_hours
 from deepsearch_rl.profile import find_profile
 
@@ -31,25 +31,13 @@ def plan_command(
         deepsearch plan gpu --slope rollout_eager_s=0.05 --slope copies=1
     """
     read = find_profile(Path(), profile)
-    plan = make_plan(read, _values(slope or []))
+    plan = make_plan(read, named_numbers("--slope", slope or (), "name=value, e.g. rollout_s=0.05"))
     if check:
         require_hours(plan, read)
     elif as_json:
         typer.echo(json.dumps(as_values(plan), indent=2))
     else:
         show(plan)
-
-
-def _values(texts: list[str]) -> dict[str, float]:
-    """Return ``name=value`` texts by name; raise ConfigError for another form."""
-    values: dict[str, float] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        try:
-            values[name] = float(value)
-        except ValueError as error:
-            raise ConfigError(f"--slope {text!r} is no name=value with a number, e.g. rollout_s=0.05.") from error
-    return values
 
 
 def as_values(plan: Plan) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from deepsearch_rl.commands.doctor import installed_version
 from deepsearch_rl.errors import CommandError, ConfigError, UnavailableError, look_up
-from deepsearch_rl.redaction import is_secret, mask_users, redact, split_address
+from deepsearch_rl.redaction import is_secret, redact, split_address
 
 LOGINS = {  # what lets this machine in, by kind of remote
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in .env",
@@ -25,19 +25,13 @@ NAME = "storage"
 app = typer.Typer(help="Share what stages make with other machines, by DVC's remote.", no_args_is_help=True)
 
 
-@app.command("show")
-def show_command() -> None:
-    """Print DVC's remotes, with the default one marked."""
-    typer.echo(mask_users(_dvc("remote", "list")) or "no remote")
-
-
 @app.command("set")
 def set_command(
     url: Annotated[str, Argument(help="s3://bucket/prefix, gs://bucket/prefix, ssh://host/folder, or a folder.")],
     endpoint: Annotated[str | None, Option(help="Address of an S3 store other than Amazon's.")] = None,
     local: Annotated[bool, Option("--local", help="For this clone alone: in .dvc/config.local.")] = False,
 ) -> None:
-    """Set DVC's default remote, and write a small file there as a check.
+    """Set DVC's default remote, and write a small file there as a check; `dvc remote list` shows it.
 
     Commit .dvc/config, so that every clone has it. Keys belong into .env, or into `dvc remote modify --local storage`.
 
@@ -71,11 +65,10 @@ def _write_file() -> None:
             _dvc(*command, folder=folder)
 
 
-def _dvc(*arguments: str, folder: str = ".") -> str:
-    """Return what a command of DVC prints; raise CommandError with its own first error, secrets masked."""
+def _dvc(*arguments: str, folder: str = ".") -> None:
+    """Run a command of DVC; raise CommandError with its own first error, secrets masked."""
     command, wide = [sys.executable, "-m", "dvc", *arguments], {**os.environ, "COLUMNS": "999"}  # it wraps its lines
     result = subprocess.run(command, cwd=folder, env=wide, capture_output=True, text=True, check=False)
     if result.returncode:
         errors = [line[7:] for line in result.stderr.splitlines() if line.startswith("ERROR: ")] or [result.stderr]
         raise CommandError(redact(errors[0], [os.environ[name] for name in os.environ if is_secret(name)]))
-    return result.stdout.strip()

@@ -3,20 +3,19 @@
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 from typer import Option
 
-from deepsearch_rl.commands.defaults import FieldOption, Fields, field_options
+from deepsearch_rl.commands.defaults import FieldOption, Fields, field_options, named_numbers
 from deepsearch_rl.commands.retrieve_measure import eval_command, frontier_command
 from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.profile import Profile, read_values
-from deepsearch_rl.records import Device, RetrieverName, VectorsKind
-
-if TYPE_CHECKING:
-    from deepsearch_rl.retrieval.searcher import SearchesChunks
+from deepsearch_rl.records import Device, Question, RetrieverName, VectorsKind
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -119,12 +118,10 @@ def build_command(
         deepsearch retrieve build --corpus wiki-18.jsonl --out wiki --encoder models/e5-base-v2 --device cuda --half
         deepsearch retrieve build --corpus corpus.jsonl --out index --params params.yaml --corpus-name world
     """
-    from deepsearch_rl.files import read_jsonl  # noqa: PLC0415 - with the rest
-    from deepsearch_rl.records import Question  # noqa: PLC0415
     from deepsearch_rl.retrieval.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
 
     shared = {"index.encoding.dtype": "float16"} if half else {}
-    shared |= {"index.bm25.fields": _field_weights(field)} if field else {}
+    shared |= {"index.bm25.fields": named_numbers("--field", field, "NAME=WEIGHT, e.g. title=2")} if field else {}
     if params:
         settings = Profile(params, read_values(params))
     else:
@@ -160,18 +157,6 @@ def _build_settings(encoder: str, dimension: int, vectors: VectorsKind, fields: 
     return load_preset("encoder").with_overrides({**options, **of("index.encoder.")})
 
 
-def _field_weights(fields: list[str]) -> dict[str, float]:
-    """Return the weights of fields that are given as ``NAME=WEIGHT``; raise ConfigError for any other text."""
-    weights: dict[str, float] = {}
-    for field in fields:
-        name, _, weight = field.partition("=")
-        try:
-            weights[name] = float(weight)
-        except ValueError as error:
-            raise ConfigError(f"--field {field!r} should be NAME=WEIGHT, e.g. title=2.") from error
-    return weights
-
-
 @app.command("search")
 @field_options("retrieve", _SEARCH_FIELDS)
 def search_command(
@@ -191,8 +176,6 @@ def search_command(
     A passage without a source or a date is not found by a search that filters on it. The passage file is read once
     first, to prove that it is the one that was indexed: seconds for many gigabytes.
     """
-    from pydantic import ValidationError  # noqa: PLC0415 - with the rest
-
     from deepsearch_rl.retrieval import rerank  # noqa: PLC0415 - loads FAISS
     from deepsearch_rl.retrieval.rows import Filter  # noqa: PLC0415
     from deepsearch_rl.retrieval.searcher import open_index  # noqa: PLC0415
@@ -201,7 +184,7 @@ def search_command(
         where = Filter(source=source, after=after and after.date(), before=before and before.date())
     except ValidationError as error:
         raise ConfigError(f"these filters contradict each other: {error.errors()[0]['msg']}.") from error
-    searcher: SearchesChunks = open_index(index, chunks, fields["retrieval.retriever"])
+    searcher = open_index(index, chunks, fields["retrieval.retriever"])
     if fields["reranker.model"]:
         config = _PRESET.with_overrides(fields).section("reranker", rerank.RerankerConfig)
         searcher = rerank.RerankedSearcher(searcher, rerank.CrossEncoder(config), config.depth)
@@ -235,8 +218,8 @@ def serve_command(
 
         deepsearch retrieve serve --index index --port 8000
     """
-    from deepsearch_rl.retrieval.rerank import RerankerConfig  # noqa: PLC0415 - with the rest
-    from deepsearch_rl.retrieval.server import launch  # noqa: PLC0415 - loads FAISS and the MCP library
+    from deepsearch_rl.retrieval.rerank import RerankerConfig  # noqa: PLC0415 - loads FAISS
+    from deepsearch_rl.retrieval.server import launch  # noqa: PLC0415 - and the MCP library
     from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig  # noqa: PLC0415
 
     if (index is None) == (fields["retrieval.online"] is None):

@@ -9,13 +9,14 @@ from typer import Option
 
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.presets import load_preset
+from deepsearch_rl.records import Question
 
 if TYPE_CHECKING:
     from deepsearch_rl.retrieval.measurement.comparison import Comparison, Interval
 
 _LEARNING = load_preset("retrieve").value("index")["fusion"]["learning"]
-METRICS = ("mrr", "map", "hits", "evidence_recall")  # in the order of the table's rows
 UNITS_MB = {"kb": 1e-3, "mb": 1.0, "gb": 1e3, "tb": 1e6}
 
 
@@ -38,7 +39,6 @@ def eval_command(
     seed: Annotated[int, Option(help="Of folds and resamples.", min=0, max=2**31 - 1)] = 0,
     draws: Annotated[int, Option(help="Bootstrap resamples.", min=0)] = 1000,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
-    as_csv: Annotated[Path | None, Option("--csv", help="Also write the figures to a CSV file.")] = None,
 ) -> None:
     """Score an index's retrievers over questions with gold evidence, with 95 % intervals.
 
@@ -48,8 +48,7 @@ def eval_command(
 
         deepsearch retrieve eval --index index --questions questions.jsonl
     """
-    from deepsearch_rl.files import read_jsonl  # noqa: PLC0415 - with the rest below, which loads FAISS
-    from deepsearch_rl.records import Question  # noqa: PLC0415
+    # Here, because it loads FAISS.
     from deepsearch_rl.retrieval.measurement.comparison import COMPARED, compare_retrievers  # noqa: PLC0415
     from deepsearch_rl.retrieval.ranking import LearningConfig  # noqa: PLC0415
     from deepsearch_rl.retrieval.searcher import open_index  # noqa: PLC0415
@@ -61,10 +60,8 @@ def eval_command(
     learning = None
     if cross_validate:
         learning = LearningConfig(split="given", questions=max(len(rows), 1), ridge=ridge, folds=folds)
-    searcher, names = open_index(index, chunks), retriever or COMPARED
+    searcher, names = open_index(index, chunks), retriever or list(COMPARED)
     comparison = compare_retrievers(searcher, index, rows, names, list(map(int, depths)), learning, seed, draws)
-    if as_csv:
-        _write_csv(as_csv, comparison)
     if as_json:
         typer.echo(comparison.model_dump_json(indent=2))
     else:
@@ -78,9 +75,8 @@ def _print(comparison: "Comparison", weights: str) -> None:
     }
     if comparison.hybrid_minus_better_half:
         columns["hybrid minus\nbetter half"] = comparison.hybrid_minus_better_half, "+.3f"
-    rows = [
-        [metric, *(_cell(scores[metric], form) for scores, form in columns.values())] for metric in _metrics(comparison)
-    ]
+    metrics = next(iter(comparison.scores.values()))
+    rows = [[metric, *(_cell(scores[metric], form) for scores, form in columns.values())] for metric in metrics]
     print_table("", ["", *columns], rows, is_ruled=True)
     length = comparison.chunk_length
     kinds = ", ".join(f"{count} by {kind}" for kind, count in comparison.gold.items())
@@ -94,28 +90,8 @@ def _cell(interval: "Interval", form: str) -> str:
     return f"{interval.mean:{form}}\n{interval.low:{form}} to {interval.high:{form}}"
 
 
-def _metrics(comparison: "Comparison") -> list[str]:
-    """Return the names of the metrics, such as ``hits@10``, in the order of the table."""
-    names = (metric.split("@") for metric in next(iter(comparison.scores.values())))
-    ranked = sorted((METRICS.index(name), int(depth)) for name, depth in names)
-    return [f"{METRICS[place]}@{depth}" for place, depth in ranked]
-
-
-def _write_csv(path: Path, comparison: "Comparison") -> None:
-    import pandas as pd  # noqa: PLC0415 - takes half a second
-
-    scores = {**comparison.scores, "hybrid_minus_better_half": comparison.hybrid_minus_better_half or {}}
-    rows = [
-        {"retriever": name, "metric": metric, **scores[name][metric].model_dump()}
-        for name in scores
-        for metric in _metrics(comparison)
-        if scores[name]
-    ]
-    pd.DataFrame(rows).to_csv(path, index=False, float_format="%.6f")
-
-
 def frontier_command(
-    out: Annotated[Path, Option(help="Folder for frontier.csv and frontier.png.")],
+    out: Annotated[Path, Option(help="Folder for frontier.csv.")],
     vectors: Annotated[Path | None, Option(help="Vectors to index, an N x D .npy file of unit rows.")] = None,
     index: Annotated[Path | None, Option(help="Or an index folder that keeps its vectors.")] = None,
     queries: Annotated[Path | None, Option(help="Query vectors, a .npy file.")] = None,
@@ -149,9 +125,8 @@ def frontier_command(
     points = frontier.measure_frontier(path, sample, settings, batch, out, seed)
     best = frontier.recommend(points, budget_mb, target)
     frontier.write_points(points, out / "frontier.csv")
-    frontier.draw_frontier(points, best, budget_mb, out / "frontier.png")
     typer.echo("\n".join(frontier.described(point) for point in frontier.pareto(points)))
-    typer.echo(f"\nAll settings: {out / 'frontier.csv'} and {out / 'frontier.png'}.")
+    typer.echo(f"\nAll settings: {out / 'frontier.csv'}.")
     if best is None:
         least_mb = min(point.memory_mb for point in points)
         raise ConfigError(f"no index fits {memory_budget}; the smallest takes {least_mb:.1f} MB.")

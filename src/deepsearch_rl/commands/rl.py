@@ -4,19 +4,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 from typer import Argument, Option
 
+from deepsearch_rl.commands.defaults import changed_field
+from deepsearch_rl.commands.rl_compare import compare_command
+from deepsearch_rl.commands.summary import ProfileName
 from deepsearch_rl.commands.terminal import print_table
-from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.profile import PARAMS, dvc_file, find_profile, require_profile
 
 app = typer.Typer(no_args_is_help=True, help="Runs of RL, their checkpoints, and new runs that begin at one of them.")
+app.command("compare")(compare_command)
 
 
 @app.command("runs")
 def runs_command(
-    profile: Annotated[str, Argument(help="`tiny` (the root params.yaml) or a folder of profiles/.")] = "tiny",
+    profile: ProfileName = "tiny",
 ) -> None:
     """List what has trained: steps, the best score on dev, and the steps whose checkpoints are kept.
 
@@ -26,14 +28,15 @@ def runs_command(
         deepsearch rl runs
     """
     from deepsearch_rl.files import read_jsonl  # noqa: PLC0415
+    from deepsearch_rl.training.curves import TrainingStep  # noqa: PLC0415
     from deepsearch_rl.training.rl.checkpoints import checkpoints  # noqa: PLC0415
-    from deepsearch_rl.training.rl.loop import TRAIN_LOG, RlLogLine, best_line  # noqa: PLC0415 - transformers
+    from deepsearch_rl.training.rl.loop import TRAIN_LOG, best_line  # noqa: PLC0415 - transformers
     from deepsearch_rl.training.rl_fork import find_runs  # noqa: PLC0415
 
     require_profile(Path(), profile)
     rows = []
     for run in find_runs(Path("work", profile)):
-        lines = list(read_jsonl(run / TRAIN_LOG, RlLogLine))
+        lines = list(read_jsonl(run / TRAIN_LOG, TrainingStep))
         size_mb = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) / 1e6
         best = best_line(lines)
         kept = " ".join(map(str, checkpoints(run)))
@@ -60,18 +63,10 @@ def fork_command(
     """
     from deepsearch_rl.training.rl_fork import fork_run  # noqa: PLC0415 - transformers
 
-    settings = find_profile(Path(), profile).with_overrides(dict(map(_change, changes or [])))
+    settings = find_profile(Path(), profile).with_overrides(dict(map(changed_field, changes or [])))
     source, target = fork_run(settings, run, step)
     typer.echo(f"{target.scratch.name} begins at step {step} of {source.name}. Train it with:\n")
     typer.echo(f"    {_train_command(profile, target.start_name, changes or [])}")
-
-
-def _change(text: str) -> tuple[str, object]:
-    """Return name and value of ``field=value``."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"-S {text} is no change of a field; write field=value, e.g. -S rl.learning_rate=5e-4.")
-    return name, yaml.safe_load(value)
 
 
 def _train_command(profile: str, start: str, changes: list[str]) -> str:

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from typer import Option
 
 from deepsearch_rl.errors import ArtifactError, DeepsearchError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import dvc_file, require_profile
+from deepsearch_rl.records import ForeignRecord
 from deepsearch_rl.tracking.local_store import local_store
 
 ProfileName = Annotated[str, typer.Argument(help="`tiny` (the root params.yaml) or a folder of profiles/.")]
@@ -17,10 +18,8 @@ STORE_HELP = Option(envvar="MLFLOW_TRACKING_URI", help="MLflow server or databas
 TIMINGS = Path("work", "timings.jsonl")
 
 
-class StageRun(BaseModel):
+class StageRun(ForeignRecord):
     """One finished run of a stage, as stages/entry.py writes it into ``work/timings.jsonl``."""
-
-    model_config = ConfigDict(frozen=True)
 
     profile: str
     stage: str = Field(description="name as DVC gives it, e.g. rl@sft")

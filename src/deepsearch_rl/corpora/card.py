@@ -1,30 +1,31 @@
-"""Source, licence, a sample row and the readers of a public data set."""
+"""The facts about the public data sets that can be read, from ``cards.yaml``: source, licence and a sample row."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue, TypeAdapter
 
-from deepsearch_rl.records import Document, Question
+from deepsearch_rl.profile import read_values
+from deepsearch_rl.records import NonEmpty, Record
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetCard:
-    """The facts that are stated beside the readers of a data set, and these readers."""
+class DatasetCard(Record):
+    """One data set, which :mod:`.catalogue` reads."""
 
-    name: str
-    """Its ``format`` in ``download.folder``."""
-    holds: str
-    paper: str
-    repository: str
-    """On the Hugging Face hub."""
-    revision: str | None
-    """Commit that the readers were written for; None where none was seen, so that one must be chosen."""
-    files: tuple[str, ...]
-    """Paths in the repository that the readers read; empty where they were not seen there."""
-    licence: str
-    sample: Mapping[str, JsonValue]
-    """A row in the form that the files have, shortened where it is long."""
-    read_questions: Callable[[Path], Iterable[Question]] | None = None
-    read_documents: Callable[[Path], Iterable[Document]] | None = None
+    holds: NonEmpty
+    paper: NonEmpty
+    repository: NonEmpty = Field(description="on the Hugging Face hub")
+    revision: str | None = Field(
+        description="commit that the readers were written for; null where none was seen, so that one must be chosen"
+    )
+    files: tuple[str, ...] = Field(
+        description="paths in the repository that the readers read; empty where they were not seen there"
+    )
+    licence: NonEmpty
+    sample: dict[str, JsonValue] = Field(description="a row in the form that the files have, shortened if it is long")
+
+
+CARDS: Mapping[str, DatasetCard] = TypeAdapter(dict[str, DatasetCard]).validate_python(
+    read_values(Path(__file__).with_name("cards.yaml"))
+)
+"""By name, the ``format`` in ``download.folder``."""

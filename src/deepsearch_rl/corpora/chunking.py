@@ -18,8 +18,8 @@ from pydantic import Field, model_validator
 
 from deepsearch_rl.corpora.spans import BLOCK_CHARS, Sentences, Span, sentence_blocks
 from deepsearch_rl.corpora.token_counts import TokenCounter, load_tokenizer
-from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, UnavailableError, look_up
-from deepsearch_rl.files import numbered_records, write_jsonl
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError, look_up
+from deepsearch_rl.files import at_least_one, read_distinct, write_jsonl
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import Chunk, Document, Record
 
@@ -83,9 +83,9 @@ def chunk_corpora(corpora: Path, chunks: Path, config: ChunkConfig) -> dict[str,
         path = paths[cutting.corpus if isinstance(cutting, ChunkVariant) else name]
         with path.open("rb") as lines:
             total = sum(block.count(b"\n") for block in iter(lambda: lines.read(1 << 20), b""))
-        documents = track(_read_documents(path), f"chunk {name}", total, "documents")
-        is_whole = name in config.passages
-        cut = _wholes(documents) if is_whole else cut_documents(documents, counter, cutting)
+        read = at_least_one(read_distinct(path, Document), f"{path} is an empty corpus: it holds no documents.")
+        documents = track(read, f"chunk {name}", total, "documents")
+        cut = _wholes(documents) if name in config.passages else cut_documents(documents, counter, cutting)
         counts[name] = write_jsonl(chunks / f"{name}.jsonl", cut)
     return counts
 
@@ -99,18 +99,6 @@ def _check_names(config: ChunkConfig, corpora: Mapping[str, Path]) -> None:
             raise ConfigError(f"chunk.variants.{name} cannot be made: there is a corpus {name!r}.")
         if variant.corpus in config.passages:
             raise ConfigError(f"chunk.variants.{name} cannot be made: {variant.corpus!r} is passages already.")
-
-
-def _read_documents(path: Path) -> Iterator[Document]:
-    # Hashes of the ids, not the ids: a corpus may have 21 million of them.
-    id_hashes: set[int] = set()
-    for number, document in numbered_records(path, Document):
-        if hash(document.id) in id_hashes:
-            raise RecordError(path, number, "id", f"{document.id!r} is the id of an earlier document too")
-        id_hashes.add(hash(document.id))
-        yield document
-    if not id_hashes:
-        raise ArtifactError(f"{path} is an empty corpus: it holds no documents.")
 
 
 def cut_documents(documents: Iterable[Document], counter: TokenCounter, cutting: Cutting) -> Iterator[Chunk]:

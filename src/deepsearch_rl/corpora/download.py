@@ -16,7 +16,7 @@ from deepsearch_rl.corpora.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.corpora.hub import HubConfig, fetch
 from deepsearch_rl.corpora.world.questions import WorldConfig, generate
 from deepsearch_rl.errors import ArtifactError, ConfigError, look_up
-from deepsearch_rl.files import write_jsonl
+from deepsearch_rl.files import at_least_one, write_jsonl
 from deepsearch_rl.records import Document, Question, Record
 
 SectionT = TypeVar("SectionT", bound=Record)
@@ -26,15 +26,13 @@ RecordT = TypeVar("RecordT", Document, Question)
 class CorpusSource(Record):
     """One corpus."""
 
-    format: str = Field(description="a key of CORPUS_FORMATS; `deepsearch datasets` lists them")
+    format: str = Field(description="a key of CORPUS_FORMATS or QUESTION_FORMATS; `deepsearch datasets` lists them")
     path: Path = Field(description="file (multihoprag: folder) below the root")
 
 
-class QuestionSource(Record):
+class QuestionSource(CorpusSource):
     """Splits cut from one file of questions."""
 
-    format: str = Field(description="a key of QUESTION_FORMATS; `deepsearch datasets` lists them")
-    path: Path = Field(description="file (multihoprag: folder) below the root")
     shuffle_seed: int | None = Field(description="seed of a shuffle before splitting; null keeps the file's order")
     splits: dict[str, Annotated[int, Field(ge=1)] | None] = Field(
         description="split -> number of questions, cut one after the other; null, in the last place, takes the rest"
@@ -90,16 +88,8 @@ def _write(folder: Path, records_by_name: Mapping[str, Iterable[RecordT]]) -> di
     counts: dict[str, int] = {}
     for name, records in records_by_name.items():
         path = folder / f"{name}.jsonl"
-        counts[name] = write_jsonl(path, _at_least_one(records, path))
+        counts[name] = write_jsonl(path, at_least_one(records, f"{path} was not written: its source holds no record."))
     return counts
-
-
-def _at_least_one(records: Iterable[RecordT], path: Path) -> Iterator[RecordT]:
-    record = None
-    for record in records:
-        yield record
-    if record is None:
-        raise ArtifactError(f"{path} was not written: its source holds no record.")
 
 
 def open_corpora(config: FolderConfig) -> dict[str, Iterable[Document]]:

@@ -20,15 +20,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import parse_record
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Document, Evidence, NonEmpty, Question, QuestionMetadata
+from deepsearch_rl.records import Document, Evidence, NonEmpty, OpenRecord, Question
 
 LINES_PER_REPORT = 4096
 
 
-class Row(BaseModel):
+class Row(OpenRecord):
     """One line; keys under ``metadata`` are moved beside ``id``, where other copies of the data have them."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", coerce_numbers_to_str=True)
+    model_config = ConfigDict(coerce_numbers_to_str=True)
 
     id: NonEmpty
 
@@ -72,8 +72,8 @@ class QuestionRow(Row):
 
     def record(self, **details: object) -> Question:
         """Return the row as a record with ``details`` as its metadata."""
-        metadata = QuestionMetadata.model_validate(details)
-        return Question(id=self.id, question=self.question, golden_answers=self.golden_answers, metadata=metadata)
+        fields = {"id": self.id, "question": self.question, "golden_answers": self.golden_answers}
+        return Question.model_validate(fields | {"metadata": details})
 
 
 def read_documents(path: Path) -> Iterator[Document]:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from deepsearch_rl.corpora.card import DatasetCard
 from deepsearch_rl.corpora.flashrag import Row, RowT, read_rows
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import parse_record
-from deepsearch_rl.records import Document, NonEmpty, Question, QuestionMetadata, Record
+from deepsearch_rl.records import Document, NonEmpty, Question, Record
 
 
 class CorpusRow(Record):
@@ -46,9 +45,9 @@ def read_questions(path: Path) -> Iterator[Question]:
     for row in _read_rows(path, QuestionRow):
         uses[row.id] += 1
         id_ = row.id if uses[row.id] == 1 else f"{row.id}-{uses[row.id]}"
-        details = {"question_type": row.question_type, "source": row.source, **(row.model_extra or {})}
-        metadata = QuestionMetadata.model_validate(details)
-        yield Question(id=id_, question=row.question, golden_answers=(row.answer,), metadata=metadata)
+        metadata = {"question_type": row.question_type, "source": row.source, **(row.model_extra or {})}
+        question = {"id": id_, "question": row.question, "golden_answers": [row.answer], "metadata": metadata}
+        yield Question.model_validate(question)
 
 
 def _read_rows(path: Path, model: type[RowT]) -> Iterator[RowT]:
@@ -65,24 +64,3 @@ def _read_rows(path: Path, model: type[RowT]) -> Iterator[RowT]:
             yield parse_record(model, json.dumps(row), path, number)
     except (OSError, ArrowException) as error:
         raise ArtifactError(f"{path} cannot be read as a Parquet file: {error}.") from error
-
-
-CARD = DatasetCard(
-    name="graphrag_bench",
-    holds="questions over a medical handbook and twenty novels, with their corpora",
-    paper="arXiv 2506.05690",
-    repository="GraphRAG-Bench/GraphRAG-Bench",
-    revision=None,
-    files=(),
-    licence="MIT (the authors' repository)",
-    sample={
-        "id": "Medical-73586ddc",
-        "source": "Medical",
-        "question": "What is the most common type of skin cancer?",
-        "answer": "Basal cell carcinoma (BCC) is the most common type of skin cancer.",
-        "question_type": "Fact Retrieval",
-        "evidence": "Basal cell carcinoma (BCC) is the most common type of skin cancer.",
-    },
-    read_questions=read_questions,
-    read_documents=read_documents,
-)

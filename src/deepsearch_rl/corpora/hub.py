@@ -5,7 +5,6 @@ its own name only when its digest is the expected one: the config's or, where th
 publishes for the revision (SHA-256 for large files, git's blob SHA-1 for small ones).
 """
 
-import hashlib
 import logging
 import re
 from pathlib import Path
@@ -13,9 +12,11 @@ from typing import Annotated
 
 import httpx
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub.utils.sha import git_hash
 from pydantic import Field
 
 from deepsearch_rl.errors import CheckFailedError, EndpointError
+from deepsearch_rl.files import sha256_file
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Record
 from deepsearch_rl.retries import retry
@@ -110,8 +111,4 @@ def _append(url: str, partial: Path) -> None:
 
 def file_digest(path: Path, like: str) -> str:
     """Return the SHA-256 of a file or, where ``like`` has 40 digits, its git blob SHA-1."""
-    with path.open("rb") as data:
-        if len(like) != 40:
-            return hashlib.file_digest(data, "sha256").hexdigest()
-        header = f"blob {path.stat().st_size}\0".encode()
-        return hashlib.file_digest(data, lambda: hashlib.sha1(header, usedforsecurity=False)).hexdigest()
+    return git_hash(path.read_bytes()) if len(like) == 40 else sha256_file(path)

@@ -6,24 +6,7 @@ arguments of ``instruction_id_list[i]``; some copies hold a null for every argum
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from deepsearch_rl.corpora.card import DatasetCard
 from deepsearch_rl.records import NonEmpty, Record
-
-CARD = DatasetCard(
-    name="ifeval",
-    holds="541 prompts with instructions that a program can check",
-    paper="Zhou et al. 2023, arXiv 2311.07911",
-    repository="google/IFEval",
-    revision="966cd89545d6b6acfd7638bc708b98261ca58e84",
-    files=("ifeval_input_data.jsonl",),
-    licence="Apache-2.0",
-    sample={
-        "key": 1001,
-        "prompt": "Write about a river. Do not use any commas, and highlight at least 3 sections.",
-        "instruction_id_list": ["punctuation:no_comma", "detectable_format:number_highlighted_sections"],
-        "kwargs": [{}, {"num_highlights": 3}],
-    },
-)
 
 
 class IfevalRow(Record):

@@ -11,26 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, JsonValue
 
-from deepsearch_rl.corpora.card import DatasetCard
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import parse_record
-from deepsearch_rl.records import Document, Evidence, NonEmpty, Question, QuestionMetadata
+from deepsearch_rl.records import Document, ForeignRecord, NonEmpty, OpenRecord, Question
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-class Article(BaseModel):
+class Article(OpenRecord):
     """A row of the configuration ``corpus``."""
-
-    model_config = ConfigDict(extra="allow")
 
     title: NonEmpty
     body: NonEmpty
 
 
-class Query(BaseModel):
+class Query(ForeignRecord):
     """A row of the configuration ``MultiHopRAG``; ``evidence_list`` is null in copies where the evidence got lost."""
 
     query: NonEmpty
@@ -49,12 +46,12 @@ def read_questions(folder: Path) -> Iterator[Question]:
     """Yield the questions, in the order of the file; evidence names its document by title and by id."""
     ids = {document.title: document.id for document in read_documents(folder)}
     for number, query in enumerate(_load(folder, "MultiHopRAG", Query)):
-        evidence = None
-        if query.evidence_list is not None:
-            facts = (fact | {"doc_id": ids.get(str(fact.get("title")))} for fact in query.evidence_list)
-            evidence = tuple(map(Evidence.model_validate, facts))
-        metadata = QuestionMetadata(question_type=query.question_type, evidence_list=evidence)
-        yield Question(id=str(number), question=query.query, golden_answers=(query.answer,), metadata=metadata)
+        evidence = query.evidence_list and [
+            fact | {"doc_id": ids.get(str(fact.get("title")))} for fact in query.evidence_list
+        ]
+        metadata = {"question_type": query.question_type, "evidence_list": evidence}
+        question = {"id": str(number), "question": query.query, "golden_answers": [query.answer], "metadata": metadata}
+        yield Question.model_validate(question)
 
 
 def _load(folder: Path, configuration: str, model: type[ModelT]) -> Iterator[ModelT]:
@@ -80,24 +77,3 @@ def _load(folder: Path, configuration: str, model: type[ModelT]) -> Iterator[Mod
 def _time_text(time: datetime.datetime) -> str:
     """Return a time, which ``datasets`` parses, as ISO 8601 text again (they are UTC)."""
     return time.replace(tzinfo=time.tzinfo or datetime.UTC).isoformat()
-
-
-CARD = DatasetCard(
-    name="multihoprag",
-    holds="609 news articles, and questions over two to four of them with gold evidence",
-    paper="Tang & Yang 2024, arXiv 2401.15391",
-    repository="yixuantt/MultiHopRAG",
-    revision="71ac0d0bd1f951d2d6b70311f7d2ae404e1ffa82",
-    files=("README.md", "corpus.json", "MultiHopRAG.json"),
-    licence="ODC-BY 1.0",
-    sample={
-        "query": "Who ...?",
-        "answer": "Sam Bankman-Fried",
-        "question_type": "inference_query",
-        "evidence_list": [
-            {"title": "...", "source": "The Verge", "published_at": "2023-10-04T12:00:00+00:00", "fact": "..."}
-        ],
-    },
-    read_questions=read_questions,
-    read_documents=read_documents,
-)

@@ -10,12 +10,13 @@ in a profile (profiles/gpu shows how), or name a folder with the part that is ne
 
 from pathlib import Path
 
-from deepsearch_rl.corpora import multihoprag
-from deepsearch_rl.corpora.catalogue import CARDS, CORPUS_FORMATS, QUESTION_FORMATS
+from deepsearch_rl.corpora.card import CARDS
+from deepsearch_rl.corpora.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.corpora.download import CorpusSource, DownloadConfig, FolderConfig, QuestionSource
 from deepsearch_rl.corpora.hub import HubConfig
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 
+MULTIHOPRAG = "multihoprag"
 HUB = "https://huggingface.co"
 ATTEMPTS = 20
 SPLIT = "val"  # the split to answer, in every set
@@ -30,7 +31,7 @@ def source_of(dataset: str, folder: Path | None, fetched: Path) -> DownloadConfi
         raise UnknownNameError("question set", dataset, sorted(CARDS.keys() & QUESTION_FORMATS.keys()))
     if folder is not None and not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder; name the one that holds the files of {dataset}.")
-    if dataset == multihoprag.CARD.name:
+    if dataset == MULTIHOPRAG:
         return _multihoprag(folder, fetched)
     if folder is None:
         raise ConfigError(
@@ -46,14 +47,14 @@ def source_of(dataset: str, folder: Path | None, fetched: Path) -> DownloadConfi
 
 
 def _multihoprag(folder: Path | None, fetched: Path) -> DownloadConfig:
-    card = multihoprag.CARD
-    root, path = (fetched, Path(card.name)) if folder is None else (folder, Path())
-    questions = QuestionSource(format=card.name, path=path, shuffle_seed=SHUFFLE_SEED, splits=PUBLISHED_SPLIT)
-    corpora = {card.name: CorpusSource(format=card.name, path=path)}
-    files = FolderConfig(root=root, corpora=corpora, questions={card.name: (questions,)})
+    card = CARDS[MULTIHOPRAG]
+    root, path = (fetched, Path(MULTIHOPRAG)) if folder is None else (folder, Path())
+    questions = QuestionSource(format=MULTIHOPRAG, path=path, shuffle_seed=SHUFFLE_SEED, splits=PUBLISHED_SPLIT)
+    corpora = {MULTIHOPRAG: CorpusSource(format=MULTIHOPRAG, path=path)}
+    files = FolderConfig(root=root, corpora=corpora, questions={MULTIHOPRAG: (questions,)})
     if folder is None:
         repository = {"repository": card.repository, "revision": card.revision, "files": dict.fromkeys(card.files)}
-        hub = {"endpoint": HUB, "attempts": ATTEMPTS, "repositories": {card.name: repository}}
+        hub = {"endpoint": HUB, "attempts": ATTEMPTS, "repositories": {MULTIHOPRAG: repository}}
         return DownloadConfig(source="hub", folder=files, hub=HubConfig.model_validate(hub))
     if missing := [file for file in card.files if not (folder / file).is_file()]:
         raise ArtifactError(

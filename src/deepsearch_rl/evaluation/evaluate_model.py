@@ -12,7 +12,6 @@ from pathlib import Path
 
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
-from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
 from deepsearch_rl.evaluation.plan import Evaluation, Run, plan_runs, settings_of
 from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation, RowKey, run_file
@@ -20,7 +19,6 @@ from deepsearch_rl.evaluation.scoring.score import build_control, build_row
 from deepsearch_rl.files import (
     atomic_directory,
     file_digests,
-    read_distinct,
     read_json,
     read_jsonl,
     sha256_file,
@@ -30,10 +28,10 @@ from deepsearch_rl.files import (
 from deepsearch_rl.records import Chunk, Question, RetrieverName
 from deepsearch_rl.retrieval.manifest import digest_index, read_manifest
 from deepsearch_rl.retrieval.server.launch import serve_index
-from deepsearch_rl.serving.adapters import read_adapter
+from deepsearch_rl.serving.adapters import digest_weights
 from deepsearch_rl.serving.launch import require_backend, serve_model
 from deepsearch_rl.serving.remote import read_remote, resolve_endpoint, shown_address
-from deepsearch_rl.trajectories.collect import TrajectoryFile, collect
+from deepsearch_rl.trajectories.collect import TrajectoryFile, collect, read_questions
 
 
 def checkpoint_name(folder: Path) -> str:
@@ -65,9 +63,7 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
         require_backend(setting.serving)
     checkpoint = checkpoint_name(folder)  # first: its error names the missing environment variable
     settings = [(each, _read_questions(data, each)) for each in settings_of(setting, model)]
-    files, adapter = file_digests(folder), None if remote else read_adapter(folder)
-    parts = [files, checkpoint] if remote else [files, file_digests(adapter.base)] if adapter else files
-    weights = sha256_json(parts)
+    weights = sha256_json([file_digests(folder), checkpoint]) if remote else digest_weights(folder)
     inputs = {"model": weights}
     rows: list[F1TableRow] = []
     with atomic_directory(out) as partial, serve_model(folder, setting.serving) as endpoint:
@@ -97,10 +93,7 @@ def _read_questions(data: Path, setting: Evaluation) -> dict[str, list[Question]
     questions: dict[str, list[Question]] = {}
     for name in setting.evaluate.sets:
         setting.corpus_of(name)
-        path = _questions_path(data, setting, name)
-        questions[name] = list(read_distinct(path, Question))
-        if not questions[name]:
-            raise ArtifactError(f"{path} holds no question; run the download stage again.")
+        questions[name] = read_questions(_questions_path(data, setting, name))
     return questions
 
 
@@ -133,13 +126,14 @@ class _Evaluator:
 
     def rows(self, question_sets: Mapping[str, list[Question]]) -> Iterator[F1TableRow]:
         """Yield the rows of the question sets; those with one corpus and one retriever share a server."""
-        plans = self.setting.evaluate.sets
+        setting, plans = self.setting, self.setting.evaluate.sets
         by_server: dict[tuple[str, RetrieverName], dict[str, list[Question]]] = {}
         for name, questions in question_sets.items():
-            server = self.setting.corpus_of(name), self.setting.retrieval_of(name).retriever
+            retriever = setting.retrieval.for_dataset(name, setting.datasets).retriever
+            server = setting.corpus_of(name), retriever
             by_server.setdefault(server, {})[name] = questions
         for (corpus, _), sets in sorted(by_server.items(), key=lambda item: item[0]):
-            retrieval = self.setting.retrieval_of(next(iter(sets)))
+            retrieval = setting.retrieval.for_dataset(next(iter(sets)), setting.datasets)
             controlled = [question for name, of_set in sets.items() if plans[name].controls for question in of_set]
             chunks = self.data / "chunks" / f"{corpus}.jsonl"
             gold = GoldPassages(read_jsonl(chunks, Chunk), controlled)

@@ -4,7 +4,7 @@ Accuracies are those of the official scorer (Zhou et al. 2023, arXiv 2311.07911)
 followed) and per instruction, strict (the response as it is) and loose (also without its first or last line and
 without asterisks). Reasoning between think tags is no part of a response. Every prompt must be answered and scored, or
 there is no score at all. Generated prompts have the official form and need no download: two of the 25 official kinds of
-instruction, whose checkers need NLTK's data, are left out.
+instruction, whose checkers need NLTK's data, are left out of ``ifeval_prompts.yaml``.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import openai
+import yaml
 from evalscope.api.messages.utils import parse_content_with_reasoning
 from evalscope.benchmarks.ifeval import instructions_registry
 from evalscope.benchmarks.ifeval.utils import process_results
@@ -33,41 +34,10 @@ from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Record
 from deepsearch_rl.serving.remote import shown_address
 
+PROMPTS = Path(__file__).with_name("ifeval_prompts.yaml")
+"""Instructions with the arguments of their checkers, and topics: the parts of generated prompts."""
 NEED_NLTK_DATA = frozenset({"length_constraints:number_sentences", "change_case:capital_word_frequency"})
 """Instructions that cannot be checked without NLTK's sentence model, ``punkt_tab``."""
-
-_INSTRUCTIONS: tuple[tuple[str, dict[str, JsonValue]], ...] = (
-    ("keywords:existence", {"keywords": ["river", "bridge"]}),
-    ("keywords:frequency", {"keyword": "city", "frequency": 2, "relation": "at least"}),
-    ("keywords:forbidden_words", {"forbidden_words": ["film", "actor"]}),
-    ("keywords:letter_frequency", {"letter": "o", "let_frequency": 5, "let_relation": "at least"}),
-    ("language:response_language", {"language": "en"}),
-    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}),
-    ("length_constraints:number_words", {"num_words": 30, "relation": "less than"}),
-    ("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "later"}),
-    ("detectable_content:number_placeholders", {"num_placeholders": 2}),
-    ("detectable_content:postscript", {"postscript_marker": "P.S."}),
-    ("detectable_format:number_bullet_lists", {"num_bullets": 3}),
-    ("detectable_format:constrained_response", {}),
-    ("detectable_format:number_highlighted_sections", {"num_highlights": 1}),
-    ("detectable_format:multiple_sections", {"section_spliter": "Section", "num_sections": 2}),
-    ("detectable_format:json_format", {}),
-    ("detectable_format:title", {}),
-    ("combination:two_responses", {}),
-    ("combination:repeat_prompt", {"prompt_to_repeat": "Name a capital city."}),
-    ("startend:end_checker", {"end_phrase": "That is all."}),
-    ("startend:quotation", {}),
-    ("change_case:english_capital", {}),
-    ("change_case:english_lowercase", {}),
-    ("punctuation:no_comma", {}),
-)
-_TOPICS = (
-    "Describe a small town by a river.",
-    "Tell a friend about a company that makes clocks.",
-    "Name a country and say who lives there.",
-    "Say where a director was born.",
-    "Write about a film that you would watch again.",
-)
 
 
 class IfevalConfig(Record):
@@ -110,16 +80,18 @@ class IfevalResponse(Record):
 def generated_prompts(count: int) -> list[IfevalPrompt]:
     """Return ``count`` prompts: every instruction alone first, then pairs of instructions that do not conflict."""
     conflicts, checkers = instructions_registry.INSTRUCTION_CONFLICTS, instructions_registry.INSTRUCTION_DICT
-    combinations: list[Sequence[tuple[str, dict[str, JsonValue]]]] = [(entry,) for entry in _INSTRUCTIONS]
-    for distance in range(1, len(_INSTRUCTIONS)):
-        for first, second in zip(_INSTRUCTIONS, _INSTRUCTIONS[distance:], strict=False):
+    parts = yaml.load(PROMPTS.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    instructions: list[tuple[str, dict[str, JsonValue]]] = list(parts["instructions"].items())
+    combinations: list[Sequence[tuple[str, dict[str, JsonValue]]]] = [(entry,) for entry in instructions]
+    for distance in range(1, len(instructions)):
+        for first, second in zip(instructions, instructions[distance:], strict=False):
             if second[0] not in conflicts[first[0]] and first[0] not in conflicts[second[0]]:
                 combinations.append((first, second))
     prompts: list[IfevalPrompt] = []
     for key, entries in enumerate(combinations[:count], 1):
         wording = (checkers[name](name).build_description(**arguments) for name, arguments in entries)
         ids, kwargs = tuple(name for name, _ in entries), tuple(arguments for _, arguments in entries)
-        text = " ".join([_TOPICS[key % len(_TOPICS)], *wording])
+        text = " ".join([parts["topics"][key % len(parts["topics"])], *wording])
         prompts.append(IfevalPrompt(key=key, prompt=text, instruction_id_list=ids, kwargs=kwargs))
     return prompts
 

@@ -106,16 +106,12 @@ class Evaluation:
         valid when those change. Section ``serving`` counts where the model is ``served_here``, from weights.
         """
         served = self.serving.digest_of_answers() if served_here else None
-        search = self.retrieval_of(dataset).search_fingerprint()
+        search = self.retrieval.for_dataset(dataset, self.datasets).search_fingerprint()
         return sha256_json([self.seed, self.agent.rollout_fingerprint(), search, served])
 
     def corpus_of(self, dataset: str) -> str:
         """Return the corpus of a question set; :class:`UnknownNameError` if section ``datasets`` has no such set."""
         return look_up("dataset", dataset, self.datasets).corpus
-
-    def retrieval_of(self, dataset: str) -> RetrievalConfig:
-        """Return how passages are found for a question set; raises as :meth:`RetrievalConfig.for_dataset`."""
-        return self.retrieval.for_dataset(dataset, self.datasets)
 
 
 def settings_of(setting: Evaluation, model: str) -> Iterator[Evaluation]:
@@ -130,11 +126,12 @@ def settings_of(setting: Evaluation, model: str) -> Iterator[Evaluation]:
             continue
         set_plan = SetPlan(questions=plan.questions, samples=plan.samples, greedy=0, controls=0)
         prompt = {"prompt": plan.prompt or own.agent.prompt}
+        retrieval = own.retrieval.for_dataset(plan.dataset, own.datasets)
         yield replace(
             own,
             evaluate=own.evaluate.model_copy(update={"sets": {plan.dataset: set_plan}}),
             agent=AgentConfig.model_validate(own.agent.model_dump() | prompt),  # a copy would not check the prompt
-            retrieval=own.retrieval_of(plan.dataset).model_copy(update={"top_k": plan.top_k or own.retrieval.top_k}),
+            retrieval=retrieval.model_copy(update={"top_k": plan.top_k or own.retrieval.top_k}),
             datasets={plan.dataset: DatasetConfig(corpus=plan.corpus or own.corpus_of(plan.dataset))},
             variant=name,
         )

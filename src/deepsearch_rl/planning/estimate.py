@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from deepsearch_rl.errors import ConfigError, look_up
 from deepsearch_rl.files import read_json
 from deepsearch_rl.planning.slopes import Slope, SlopeFile, read_slopes, slopes_for
 from deepsearch_rl.profile import Profile
+from deepsearch_rl.retrieval.server.requests import is_loopback
 
 GIB = 2**30
 _BILLIONS = re.compile(r"(\d+(?:\.\d+)?)B\b")
@@ -103,13 +105,17 @@ class _Sizes:
         if any(folder.startswith(f"{self.profile.models.as_posix()}/") for folder in models.values()):
             yield from self._training()
         rollouts = {model: self._evaluated(model) for model in models}
-        for model, folder in models.items():
-            yield self._answers(f"evaluate@{model}", folder, rollouts[model])
+        endpoints = {model: _endpoint(folder) for model, folder in models.items()}
+        prompts = self.profile.value("optimize_prompt")
+        for model, folder in prompts["models"].items():
+            yield self._answers(f"optimize_prompt@{model}", _endpoint(folder), prompts["rollouts"])
+        for model, endpoint in endpoints.items():
+            yield self._answers(f"evaluate@{model}", endpoint, rollouts[model])
         if Path(self.profile.value("trained")["ifeval"]).is_relative_to(self.profile.data):
-            prompts = self.profile.value("ifeval")
-            count = self.file.sizes.ifeval if prompts["prompts"] == "real" else prompts["count"]
-            for model, folder in models.items():
-                yield self._answers(f"ifeval@{model}", folder, count, is_ifeval=True)
+            ifeval = self.profile.value("ifeval")
+            count = self.file.sizes.ifeval if ifeval["prompts"] == "real" else ifeval["count"]
+            for model, endpoint in endpoints.items():
+                yield self._answers(f"ifeval@{model}", endpoint, count, is_ifeval=True)
         for stage in ("report", "track"):
             yield self._stage(stage, {"report_rollout_s": sum(rollouts.values())})
 
@@ -136,13 +142,17 @@ class _Sizes:
         work = {"pretrain_token_s": tokens, "download_gb_s": 2 * self._billions}
         yield self._stage("prepare_model", work, disk_gib=self._weights_gib * self._of("copies"))
         rollouts = self._questions(teacher["dataset"], teacher["split"], teacher["questions"]) * teacher["samples"]
-        if teacher["teacher"] == "endpoint":
-            yield self._asks("synthesize", teacher["endpoint"]["model"], rollouts)
-        else:
+        if teacher["teacher"] == "scripted":
             yield self._stage("synthesize", {"scripted_rollout_s": rollouts}, rollouts)
+        else:
+            server = teacher["endpoint"] if teacher["teacher"] == "endpoint" else None
+            yield self._answers("synthesize", server, rollouts)
         yield self._stage("filter", {"filter_row_s": rollouts}, rollouts)
         tokens = rollouts * self._of("success_share") * self._of("row_tokens") * sft["epochs"]
         work = {"swift_start_s": 1, "sft_token_s": tokens * self._size}
+        if sft["checkpoint"] == "dev":
+            answers, kept = sft["dev"]["questions"] * sft["dev"]["samples"], sft["kept_checkpoints"]
+            work |= {"serve_start_s": kept, _rollout_slope(self._vllm): kept * answers * self._size}
         yield self._trains("sft", work, self._update_gib(sft["max_length"]))
         yield self._merges("merge", "merge_s")
         for start in starts:
@@ -176,10 +186,10 @@ class _Sizes:
         gib = self._weights_gib
         return self._stage(stage, {slope: 1}, disk_gib=gib * self._of("copies"), host_gib=gib, gpu_gib=gib)
 
-    def _answers(self, stage: str, folder: str, count: int, is_ifeval: bool = False) -> StageWork:
-        """Return the work of a stage that serves a model, or asks an API's, for so many rollouts or prompts."""
-        if (endpoint := Path(folder, "endpoint.json")).is_file():
-            return self._asks(stage, read_json(endpoint)["model"], count, is_ifeval)
+    def _answers(self, stage: str, server: Mapping[str, str] | None, count: int, is_ifeval: bool = False) -> StageWork:
+        """Return the work of so many rollouts or prompts, by a model on this machine or by that of an API's server."""
+        if server and not is_loopback(urlsplit(server["base_url"]).hostname or ""):
+            return self._asks(stage, server["model"], count, is_ifeval)
         slope = "ifeval_prompt_s" if is_ifeval else _rollout_slope(self._vllm)
         work = {"serve_start_s": 1, slope: count * self._size}
         share = self._vllm.get("gpu_memory_utilization", 0.0) * self.profile.value("requires")["gpu_memory_gib"]
@@ -257,6 +267,12 @@ class _Sizes:
 
     def _of(self, slope: str) -> float:
         return self.slopes[slope].value
+
+
+def _endpoint(folder: str) -> Mapping[str, str] | None:
+    """Return the address of a model behind a server, None for a folder with weights."""
+    file = Path(folder, "endpoint.json")
+    return read_json(file) if file.is_file() else None
 
 
 def _rollout_slope(server: Mapping[str, Any]) -> str:

@@ -4,14 +4,15 @@ A slope is what one unit of work takes. Those of a machine without a GPU are sca
 of the tiny model's shape, whose time stands beside them.
 """
 
-import os
-import subprocess
-import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from timeit import Timer
 
+import numpy as np
 import yaml
 from pydantic import Field, RootModel
+from threadpoolctl import threadpool_limits
 
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.files import read_record
@@ -19,17 +20,6 @@ from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import NonEmpty, Record
 
 SLOPES = Path(__file__).with_name("slopes.yaml")
-PRODUCT = """
-import time, numpy
-rows, weights = numpy.ones((512, 128), "float32"), numpy.ones((128, 256), "float32")
-times = []
-for _ in range(5):
-    start = time.process_time()
-    for _ in range(100):
-        numpy.maximum(rows @ weights, 0) @ weights.T
-    times.append(time.process_time() - start)
-print(min(times))
-"""
 
 
 class Slope(Record):
@@ -115,7 +105,7 @@ def slopes_for(profile: Profile, file: SlopeFile, given: Mapping[str, float]) ->
 
 def calibrate() -> float:
     """Return the seconds of a matrix product of the tiny model's shape on one thread: the best of five runs."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    command = [sys.executable, "-c", PRODUCT]
-    result = subprocess.run(command, env=os.environ | threads, capture_output=True, text=True, check=True)
-    return float(result.stdout)
+    rows, weights = np.ones((512, 128), np.float32), np.ones((128, 256), np.float32)
+    with threadpool_limits(1):
+        products = Timer(lambda: np.maximum(rows @ weights, 0) @ weights.T, timer=time.process_time)
+        return min(products.repeat(repeat=5, number=100))

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Literal
 
 from deepsearch_rl.records import Chunk, Question
+from deepsearch_rl.retrieval.ranking import Retriever
 
 RANKED = 10  # depth of MRR@10 and MAP@10
 MRR, MAP = f"mrr@{RANKED}", f"map@{RANKED}"
@@ -72,13 +73,14 @@ def _bare_title(title: str) -> str:
     return title.strip().strip('"')
 
 
-def score_results(
-    results: Iterable[Iterable[Chunk]], questions: Iterable[tuple[str, Gold]], cutoffs: Sequence[int] = ()
+def score_retriever(
+    retriever: Retriever, chunks: Sequence[Chunk], questions: Sequence[tuple[str, Gold]], cutoffs: Sequence[int] = ()
 ) -> list[dict[str, float]]:
-    """Return the scores of every question (:func:`score_facts`), whose ranked chunks ``results`` holds."""
+    """Return the scores of every question (:func:`score_facts`) as a retriever ranks."""
+    rankings = retriever.search([text for text, _ in questions], max((*cutoffs, RANKED)))
     return [
-        score_facts(list(map(gold.found_in, chunks)), len(gold.items), cutoffs)
-        for chunks, (_, gold) in zip(results, questions, strict=True)
+        score_facts([gold.found_in(chunks[row]) for row in ranking.rows_K.tolist()], len(gold.items), cutoffs)
+        for ranking, (_, gold) in zip(rankings, questions, strict=True)
     ]
 
 
@@ -93,15 +95,15 @@ def score_facts(found_by_rank: Sequence[set[int]], facts: int, cutoffs: Sequence
     MAP@10 is the sum over ranks of newly found items / rank, divided by min(facts, 10). All scores are in [0, 1], but
     this one can pass 1 where a question has more than 10 items and a chunk holds several.
     """
-    scores: dict[str, float] = {}
-    for cutoff in cutoffs:
-        held = set().union(*found_by_rank[:cutoff])
-        scores[f"hits@{cutoff}"] = float(bool(held))
-        scores[f"evidence_recall@{cutoff}"] = len(held) / facts
-    scores[MRR] = next((1 / rank for rank, items in enumerate(found_by_rank[:RANKED], 1) if items), 0.0)
+    ranks = list(enumerate(found_by_rank[:RANKED], 1))
     earlier, gain = set[int](), 0.0
-    for rank, items in enumerate(found_by_rank[:RANKED], 1):
+    for rank, items in ranks:
         gain += len(items - earlier) / rank
         earlier |= items
-    scores[MAP] = gain / min(facts, RANKED)
-    return scores
+    held = {cutoff: set().union(*found_by_rank[:cutoff]) for cutoff in sorted(cutoffs)}
+    return {
+        MRR: next((1 / rank for rank, items in ranks if items), 0.0),
+        MAP: gain / min(facts, RANKED),
+        **{f"hits@{cutoff}": float(bool(items)) for cutoff, items in held.items()},
+        **{f"evidence_recall@{cutoff}": len(items) / facts for cutoff, items in held.items()},
+    }

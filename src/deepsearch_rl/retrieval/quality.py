@@ -9,8 +9,8 @@ from pydantic import Field
 
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import NonEmpty, Question, Record
-from deepsearch_rl.retrieval.gold import RANKED, Gold, mean_scores, score_results, with_gold
-from deepsearch_rl.retrieval.searcher import RETRIEVERS, SearchesChunks, open_index
+from deepsearch_rl.retrieval.gold import Gold, mean_scores, score_retriever, with_gold
+from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
 
 
 class QualityConfig(Record):
@@ -26,12 +26,9 @@ class DatasetConfig(Record):
     corpus: NonEmpty = Field(description="the corpus that the questions are answered from")
 
 
-def measure(
-    searcher: SearchesChunks, questions: Sequence[tuple[str, Gold]], cutoffs: Sequence[int]
-) -> dict[str, float]:
+def measure(searcher: Searcher, questions: Sequence[tuple[str, Gold]], cutoffs: Sequence[int]) -> dict[str, float]:
     """Return the mean scores over at least one question, and their number ``n``."""
-    results = searcher.search([text for text, _ in questions], max(*cutoffs, RANKED))
-    scores = score_results(([hit.chunk for hit in hits] for hits in results), questions, cutoffs)
+    scores = score_retriever(searcher.retriever, searcher.chunks, questions, cutoffs)
     return {"n": len(scores), **mean_scores(scores)}
 
 
@@ -41,7 +38,7 @@ def measure_datasets(
     """Return scores by dataset and retriever, each dataset searched in its corpus's index."""
 
     @cache  # an index is opened once, and only where a question has evidence to look for
-    def searcher(corpus: str, retriever: str) -> SearchesChunks:
+    def searcher(corpus: str, retriever: str) -> Searcher:
         return open_index(index_root / corpus, chunks_root / f"{corpus}.jsonl", retriever)
 
     scores: dict[str, dict[str, dict[str, float]]] = {}

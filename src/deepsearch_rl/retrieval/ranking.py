@@ -17,6 +17,7 @@ from pydantic import Field
 
 from deepsearch_rl.records import NonEmpty, Record
 
+Mask = NDArray[np.bool_]  # which of N rows may be found
 RankingName = Literal["learned", "bm25", "dense"]
 
 
@@ -34,7 +35,7 @@ class Ranking:
 class Retriever(Protocol):
     """Ranks the rows of an index."""
 
-    def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
+    def search(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
         """Return one ranking per query with at most ``top_k`` rows; fewer where fewer match, never padded.
 
         ``allowed_N`` tells which of the index's N rows may be found; None allows all.
@@ -93,7 +94,7 @@ class ReciprocalRankFusion:
     dense: Retriever
     config: FusionConfig
 
-    def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
+    def search(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
         """Rank the rows of both retrievers' rankings; equal scores are ordered by row."""
         depth = max(self.config.depth, top_k)
         halves = (retriever.search(queries, depth, allowed_N) for retriever in (self.bm25, self.dense))

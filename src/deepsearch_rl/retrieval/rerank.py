@@ -15,7 +15,8 @@ from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.records import Record
-from deepsearch_rl.retrieval.encoders.transformer import first_line, require_device
+from deepsearch_rl.retrieval.encoders.encoder import first_line
+from deepsearch_rl.retrieval.encoders.transformer import require_device
 from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit, SearchesChunks
 

@@ -13,6 +13,7 @@ is a mask over rows, which retrievers are given before they rank.
 import contextlib
 import json
 import os
+import struct
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Chunk, ChunkMetadata, NonEmpty, Record
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
-BUFFER_ROWS = 65536
+BUFFER_BYTES = 1 << 19
 OFFSETS_FILE = "offsets.npy"
 STREAM_BUFFER_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"  # how a gzipped file begins
@@ -51,9 +52,9 @@ class GrowingArray:
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
-        self._buffer: list[int] = []
+        self._pack = struct.Struct(self._dtype.char).pack
         self._rows = 0
-        self._file = path.open("wb")
+        self._file = path.open("wb", BUFFER_BYTES)
         self._write_header()
 
     def __enter__(self) -> Self:
@@ -62,7 +63,6 @@ class GrowingArray:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         with self._file:
             if error is None:
-                self.extend(())
                 self._file.seek(0)
                 self._write_header()
 
@@ -72,17 +72,14 @@ class GrowingArray:
 
     def append(self, value: int) -> None:
         """Add one row."""
-        self._buffer.append(value)
-        if len(self._buffer) == BUFFER_ROWS:
-            self.extend(())
+        self._file.write(self._pack(value))
+        self._rows += 1
 
-    def extend(self, values_N: NDArray[np.generic] | Sequence[int]) -> None:
-        """Write the buffered rows, then N more."""
-        for rows in (self._buffer, values_N):
-            # Not tofile: its error of a full disk carries no errno.
-            self._file.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
-            self._rows += len(rows)
-        self._buffer.clear()
+    def extend(self, values_N: NDArray[np.generic]) -> None:
+        """Add N rows."""
+        # Not tofile: its error of a full disk carries no errno.
+        self._file.write(np.ascontiguousarray(values_N, dtype=self._dtype).data)
+        self._rows += len(values_N)
 
 
 def open_column(path: Path, dtype: type[ScalarT]) -> NDArray[ScalarT]:

@@ -8,7 +8,7 @@ from typing import Protocol, get_args
 
 import numpy as np
 
-from deepsearch_rl.errors import ArtifactError, UnknownNameError
+from deepsearch_rl.errors import ArtifactError, look_up
 from deepsearch_rl.files import sha256_file
 from deepsearch_rl.records import Chunk, RetrieverName
 from deepsearch_rl.retrieval import manifest
@@ -75,8 +75,7 @@ def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str 
         ArtifactError: the index is missing or incomplete, of another format, or was built from another chunk file.
         UnknownNameError: there is no such retriever.
     """
-    if retriever not in RETRIEVERS:
-        raise UnknownNameError("retriever", retriever, RETRIEVERS)
+    look_up("retriever", retriever, dict.fromkeys(RETRIEVERS))
     built = read_manifest(index_dir)
     path = chunks_path or Path(os.path.normpath(index_dir.resolve() / built.chunks))
     if not path.is_file():
@@ -94,33 +93,28 @@ def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str 
 
 
 def open_retriever(folder: Path, config: IndexConfig, weights: FusionWeights | None, name: str) -> Retriever:
-    """Open the retriever ``bm25``, ``dense`` or ``hybrid``; raise ArtifactError where a file is missing or damaged.
+    """Open ``bm25``, ``dense``, ``reciprocal_ranks`` or ``hybrid``; raise ArtifactError for missing or damaged files.
 
     The hybrid is the learnt one, the better half where learning did not help, or what ``fusion.unlearned`` says where
     nothing was learnt.
     """
+    if name == "hybrid":
+        name = weights.ranking if weights else config.fusion.unlearned
     if name == "bm25":
         bm25 = folder / manifest.BM25_FOLDER
         return Bm25Index.open(bm25) if isinstance(config.bm25, Bm25Config) else LuceneIndex.open(bm25, config.bm25)
     if name == "dense":
         encoder = open_encoder(config.encoder, folder / manifest.ENCODER_FOLDER)
         return DenseRetriever(encoder, open_vector_index(folder / manifest.DENSE_FOLDER, config.vectors))
-    ranking = weights.ranking if weights else config.fusion.unlearned
-    if ranking == "reciprocal_ranks":
-        return ReciprocalRankFusion(*open_halves(folder, config), config.fusion)
-    if weights is None or ranking != "learned":
-        return open_retriever(folder, config, None, ranking)
+    if weights is None or name == "reciprocal_ranks":
+        bm25, dense = (open_retriever(folder, config, None, half) for half in ("bm25", "dense"))
+        return ReciprocalRankFusion(bm25, dense, config.fusion)
     weights_F = np.array([weights.weights[feature] for feature in FEATURES])
     return HybridRetriever(open_finder(folder, config, folder / manifest.TERMS_FOLDER), weights_F)
 
 
-def open_halves(folder: Path, config: IndexConfig) -> tuple[Retriever, Retriever]:
-    """Open BM25 and dense."""
-    return open_retriever(folder, config, None, "bm25"), open_retriever(folder, config, None, "dense")
-
-
 def open_finder(folder: Path, config: IndexConfig, terms_folder: Path) -> CandidateFinder:
     """Open the finder of the hybrid's candidates; ``terms_folder`` is usually that of the index."""
-    bm25, dense = open_halves(folder, config)
+    bm25, dense = (open_retriever(folder, config, None, half) for half in ("bm25", "dense"))
     terms, table = SentenceTerms.open(terms_folder), RowTable.open(folder / manifest.ROWS_FOLDER)
     return CandidateFinder(bm25, dense, terms, table, SourceNames.of(table.sources), config.fusion)

@@ -5,15 +5,15 @@ folder of the base, relative to the working directory. vLLM loads both and adds 
 engine's server adds it to the weights when it starts. Prompts and templates are the base's.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.files import read_json
+from deepsearch_rl.files import file_digests, read_json, sha256_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-LONGEST_HEADER = 100_000_000  # of a safetensors file, bytes; the limit of the format's own reader
 PREFIX = "base_model.model."  # PEFT's, before a base's own names
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as --max-lora-rank (``MaxLoRARanks`` in its config/lora.py)."""
@@ -27,16 +27,19 @@ class Adapter:
     base: Path
     rank: int
 
-    @property
-    def served_rank(self) -> int:
-        """The smallest rank that vLLM can be started for and that holds this adapter."""
-        rank = next((each for each in SERVED_RANKS if each >= self.rank), None)
-        if rank is None:
-            raise ConfigError(
-                f"{self.folder} is of rank {self.rank}, and vLLM serves adapters up to rank {SERVED_RANKS[-1]}; merge "
-                "it into its base (unsloth_merge) and evaluate the merged folder."
-            )
-        return rank
+
+def served_rank(rank: int, name: str) -> int:
+    """Return the smallest rank that vLLM can be started for and that holds the adapter ``name`` of rank ``rank``.
+
+    Raises ConfigError if there is none.
+    """
+    served = next((each for each in SERVED_RANKS if each >= rank), None)
+    if served is None:
+        raise ConfigError(
+            f"{name} is of rank {rank}, and vLLM serves adapters up to rank {SERVED_RANKS[-1]}; train one of a lower "
+            "rank, or evaluate this one merged into its base (unsloth_merge)."
+        )
+    return served
 
 
 def read_adapter(folder: Path) -> Adapter | None:
@@ -59,6 +62,12 @@ def read_adapter(folder: Path) -> Adapter | None:
     return adapter
 
 
+def digest_weights(folder: Path) -> str:
+    """Return the SHA-256 of a model folder, and of an adapter's base with it; raises as :func:`read_adapter`."""
+    adapter, files = read_adapter(folder), file_digests(folder)
+    return sha256_json([files, file_digests(adapter.base)] if adapter else files)
+
+
 def _require_fit(adapter: Adapter) -> None:
     """Compare the shape of every low-rank pair with that of the base's matrix."""
     base = {name: shape for path in sorted(adapter.base.glob("*.safetensors")) for name, shape in _shapes(path).items()}
@@ -77,11 +86,8 @@ def _require_fit(adapter: Adapter) -> None:
 
 
 def _shapes(path: Path) -> dict[str, list[int]]:
-    """Return the shape of every tensor of a safetensors file, whose first 8 bytes are the length of a JSON header."""
-    with path.open("rb") as file:
-        length = min(int.from_bytes(file.read(8), "little"), LONGEST_HEADER)
-        try:
-            header = json.loads(file.read(length))
-            return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
-        except (ValueError, AttributeError, TypeError, KeyError) as error:
-            raise ArtifactError(f"{path} is damaged; run the stage that makes it again.") from error
+    try:
+        with safe_open(path, "numpy") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - no mapping
+    except SafetensorError as error:
+        raise ArtifactError(f"{path} is damaged; run the stage that makes it again.") from error

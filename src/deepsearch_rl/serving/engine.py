@@ -138,7 +138,8 @@ class Engine:
 
     def _step(self, requests: list[_Request], new_tokens: list[list[int]]) -> None:
         try:
-            logits_BV = self._forward([request.slot for request in requests], new_tokens)
+            slots = [request.slot for request in requests]
+            logits_BV = forward(self._model, self._table, self._shapes, slots, new_tokens)
         except Exception as error:  # noqa: BLE001 - the requests' callers get it; the engine goes on with the others
             for request in requests:
                 self._release(request)
@@ -157,10 +158,6 @@ class Engine:
     def _release(self, request: _Request) -> None:
         self._running = [other for other in self._running if other is not request]
         self._table.release(request.slot)
-
-    def _forward(self, slots: list[int], new_tokens: list[list[int]]) -> torch.Tensor:
-        """Compute each row's new tokens and return the logits after its last one, [B, V]."""
-        return forward(self._model, self._table, self._shapes, slots, new_tokens)
 
 
 def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int], list[float]]:

@@ -12,7 +12,7 @@ A folder that describes a server which runs already (:mod:`deepsearch_rl.serving
 import contextlib
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -22,7 +22,7 @@ from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import sha256_json
 from deepsearch_rl.processes import LOOPBACK, free_port, running_server
 from deepsearch_rl.records import NonEmpty, Record, ServingBackend
-from deepsearch_rl.serving.adapters import Adapter, read_adapter
+from deepsearch_rl.serving.adapters import Adapter, read_adapter, served_rank
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.serving.remote import open_endpoint, read_remote
 
@@ -45,7 +45,7 @@ class VllmConfig(Record):
     max_model_len: int = Field(ge=1, description="longest prompt plus answer, tokens")
     max_num_seqs: int = Field(ge=1, description="requests decoded together")
     gpu_memory_utilization: float = Field(gt=0, le=1, description="share of the GPU's memory that vLLM takes")
-    enforce_eager: bool = Field(description="no CUDA graphs: slower decoding, the same kernels as in RL's rollouts")
+    enforce_eager: bool = Field(description="no CUDA graphs: slower decoding, a sooner start; rl.sampler has its own")
     tool_call_parser: NonEmpty = Field(description="vLLM's name of the model's tool call format, e.g. hermes")
     reasoning_parser: NonEmpty | None = Field(
         description="vLLM's name of the model's think format, e.g. qwen3; null: for models that do not think"
@@ -106,27 +106,29 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
         command = [sys.executable, "-m", "deepsearch_rl.serving.chat_server", *map(str, arguments)]
     else:
         port = free_port()  # vLLM takes no open socket
-        command = vllm_serve_command(base, settings, port, {SERVED_NAME: adapter} if adapter else {})
+        command = vllm_serve_command(base, settings, port, adapter_flags(adapter) if adapter else ())
         command[0] = str(Path(sys.executable).with_name("vllm"))  # the one installed beside this interpreter
     url, timeout_s = f"http://{LOOPBACK}:{port}", settings.start_timeout_s
     with running_server("the model server", command, url, "/health", timeout_s, listener=listener):
         yield Endpoint(base_url=f"{url}/v1", model=SERVED_NAME, api_key="EMPTY")
 
 
-def vllm_serve_command(
-    folder: Path, config: VllmConfig, port: int, adapters: Mapping[str, Adapter] | None = None
-) -> list[str]:
+def adapter_flags(adapter: Adapter) -> list[str]:
+    """Return the flags of ``vllm serve`` for an adapter beside its base; raise as :func:`served_rank`."""
+    rank = served_rank(adapter.rank, str(adapter.folder))
+    modules = ["--lora-modules", f"{SERVED_NAME}={adapter.folder}"]
+    return ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "1", *modules]
+
+
+def vllm_serve_command(folder: Path, config: VllmConfig, port: int, lora: Sequence[str] = ()) -> list[str]:
     """Return the ``vllm serve`` call for a 16-bit model folder on a loopback port (vLLM 0.32).
 
-    ``adapters`` of this base are served beside it, each under its name; the base is then called ``base``. Raises
-    ConfigError for a rank that vLLM does not serve.
-
-    Departures from vLLM's defaults: ``--generation-config vllm``, because the model folder's own file would add top-k
-    and top-p to every request; token ids in the log-probabilities, so that a trainer reads the very tokens that were
-    sampled.
+    ``lora`` are the flags of adapters that are served beside it; the base is then called ``base``. Departures from
+    vLLM's defaults: ``--generation-config vllm``, because the model folder's own file would add top-k and top-p to
+    every request; token ids in the log-probabilities, so that a trainer reads the very tokens that were sampled.
     """
     flags: dict[str, object] = {
-        "served-model-name": BASE_NAME if adapters else SERVED_NAME,
+        "served-model-name": BASE_NAME if lora else SERVED_NAME,
         "host": LOOPBACK,
         "port": port,
         "dtype": config.dtype,
@@ -139,13 +141,7 @@ def vllm_serve_command(
     }
     if config.reasoning_parser is not None:
         flags["reasoning-parser"] = config.reasoning_parser
-    switches = ["enable-auto-tool-choice", "return-tokens-as-token-ids"]
-    switches += ["enforce-eager"] if config.enforce_eager else []
-    switches += ["enable-lora" if adapters else "no-enable-lora"]
-    modules = [f"{name}={adapter.folder}" for name, adapter in (adapters or {}).items()]
-    if adapters:
-        flags["max-lora-rank"] = max(adapter.served_rank for adapter in adapters.values())
-        flags["max-loras"] = len(adapters)
+    switches = ["--enable-auto-tool-choice", "--return-tokens-as-token-ids"]
+    switches += ["--enforce-eager"] if config.enforce_eager else []
     pairs = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    command = ["vllm", "serve", str(folder), *pairs, *(f"--{name}" for name in switches)]
-    return [*command, "--lora-modules", *modules] if modules else command
+    return ["vllm", "serve", str(folder), *pairs, *switches, *(lora or ["--no-enable-lora"])]

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from deepsearch_rl.serving.slots import SlotTable, round_up
@@ -39,7 +38,7 @@ class Shapes(NamedTuple):
     keys: int
     """Keys of an attention row are padded to a multiple of this."""
     block: int
-    """Values are multiplied in blocks of this many tokens."""
+    """Keys and values are multiplied in blocks of this many tokens."""
 
 
 class Pass:
@@ -86,13 +85,15 @@ class Pass:
     ) -> torch.Tensor:
         """Return the attention's output for a query [1, H x G, P, D], as [1, P, H x G, D].
 
-        The query heads that share a key-value head are R = G x Q rows of one product with its keys. The values are
-        multiplied in blocks of K tokens, and the blocks' outputs are added in order.
+        The query heads that share a key-value head are R = G x Q rows of one product with its keys. Keys and values are
+        multiplied in blocks of K tokens, and the values' products are added in order.
         """
         heads = keys_BHTD.shape[1]
         query_HGBQD = (query[0] * scale).unflatten(0, (heads, -1))[:, :, self._tokens_BQ]
         query_BHRD = query_HGBQD.permute(2, 0, 1, 3, 4).flatten(2, 3)
-        scores_BHRT = (query_BHRD @ keys_BHTD.transpose(-1, -2)).add_(self._mask_B1RT)
+        scores_BHRT = torch.cat(
+            [query_BHRD @ keys_BHKD.transpose(-1, -2) for keys_BHKD in keys_BHTD.split(self._block, 2)], -1
+        ).add_(self._mask_B1RT)
         weights_BHRT = torch.softmax(scores_BHRT, dim=-1)
         blocks = zip(weights_BHRT.split(self._block, -1), values_BHTD.split(self._block, 2), strict=True)
         output_BHRD = functools.reduce(torch.add, (weights_BHRK @ values_BHKD for weights_BHRK, values_BHKD in blocks))
@@ -120,25 +121,18 @@ def padded(count: int, multiple: int) -> np.ndarray:
 
 
 def _attention(
-    module: torch.nn.Module,
+    _module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float = 1.0,
+    _mask: torch.Tensor | None,
     *,
-    layout: Pass | None = None,
+    scaling: float,
+    layout: Pass,
     **_unused: object,
 ) -> tuple[torch.Tensor, None]:
-    """Compute the attention of an engine's pass, or, where a trainer calls the same model, of a padded batch."""
-    del module
-    if layout is not None:
-        return layout.attend(query, key, value, scaling), None
-    causal = attention_mask is None and query.shape[2] > 1
-    output = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=True
-    )
-    return output.transpose(1, 2).contiguous(), None
+    """Compute the attention of a pass, as transformers asks for it."""
+    return layout.attend(query, key, value, scaling), None
 
 
 def forward(

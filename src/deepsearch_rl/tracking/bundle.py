@@ -3,7 +3,7 @@
     bundle.json        the F1 table, IFEval, every model with its training curve and digests, settings, tags
     predictions.jsonl  answers of every model, as many as ``track.predictions`` says of each run
     rollouts.jsonl     whole rollouts, the share ``track.traces`` of each run
-    question_f1.json   F1 of every question, by model and run: what two reports are compared by
+    question_f1.json   mean F1 of every question's answers, by model, run and id: two reports are compared by it
     files/             the table, figures and all settings as files, attached as they are
 
 A bundle is recognised by the digest of its results: settings and provenance are no part of its identity. Its rollouts
@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mlflow.entities import Metric
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
+from pydantic import Field, JsonValue
 
 from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.evaluation.report.tables import F1Table, Metrics
+from deepsearch_rl.evaluation.report.tables import F1Table, Figures
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, Share
 from deepsearch_rl.evaluation.scoring.score import score_questions
 from deepsearch_rl.files import (
@@ -42,6 +42,7 @@ from deepsearch_rl.files import (
 from deepsearch_rl.records import NonEmpty, Record, StopReason, Trajectory
 from deepsearch_rl.redaction import is_secret, mask_users
 from deepsearch_rl.tracking.curves import line_digest
+from deepsearch_rl.training.curves import TrainingStep
 
 BUNDLE, PREDICTIONS, ROLLOUTS, FILES = "bundle.json", "predictions.jsonl", "rollouts.jsonl", "files"
 PARAMS, QUESTION_F1 = "params.json", "question_f1.json"
@@ -93,21 +94,16 @@ class TrackedReport(Record):
 
 
 class Results(NamedTuple):
-    """Where a profile's results lie: its report, every model's evaluation, and the training logs that there are."""
+    """Where a profile's results lie: its report, every model's evaluation, and the training logs that there are.
+
+    ``prompts`` may hold a folder with what `optimize_prompt` found for a model.
+    """
 
     reports: Path
     evaluations: Mapping[str, Path]
     train_logs: Mapping[str, Path]
     questions: Path
-
-
-class CurvePoint(BaseModel):
-    """One line of a ``train_log.jsonl``: a step and its metrics by name; null where a step has no such value."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-    __pydantic_extra__: dict[str, float | None]  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    step: int = Field(ge=0)
+    prompts: Path
 
 
 class Prediction(Record):
@@ -145,12 +141,8 @@ class EvaluatedModel(Record):
     checkpoint: NonEmpty = Field(description="weights, or the name at an endpoint")
     sha256: str = Field(description="of the model's files, or of what names it")
     questions: dict[str, DatasetDigest] = Field(description="question set -> file")
-    curve: tuple[CurvePoint, ...]
+    curve: tuple[TrainingStep, ...]
     tags: dict[str, str]
-
-
-class QuestionF1(RootModel[dict[str, dict[str, dict[str, float]]]]):
-    """``question_f1.json``: the mean F1 of every question's answers, by model, run and question id."""
 
 
 class Bundle(Record):
@@ -206,9 +198,8 @@ class Bundle(Record):
         time_ms = now_ms
         for point in reversed(evaluated.curve):
             time_ms = (step_times or {}).get(line_digest(point.model_dump()), time_ms)
-            for name, value in sorted((point.__pydantic_extra__ or {}).items(), reverse=True):
-                if value is not None:
-                    curve.append(Metric(f"train/{name}", value, time_ms, point.step))
+            for name, value in sorted(point.metrics.items(), reverse=True):
+                curve.append(Metric(f"train/{name}", value, time_ms, point.step))
         return metrics + curve[::-1]
 
 
@@ -217,7 +208,8 @@ def row_scores(row: F1TableRow) -> dict[str, float]:
     suffix = "" if row.main else "_greedy"
     run = _NOT_IN_A_NAME.sub("_", f"{row.dataset}.{row.variant}" if row.variant else row.dataset)
     failed = float(sum(row.failures.values()))
-    return {f"{name}{suffix}/{run}": getattr(row, name) for name in SCORES} | {f"failed{suffix}/{run}": failed}
+    scores = {name: getattr(row, name) for name in SCORES} | row.pass_scores | {"failed": failed}
+    return {f"{name}{suffix}/{run}": value for name, value in scores.items()}
 
 
 def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, seed: int, out: Path) -> TrackedReport:
@@ -226,7 +218,7 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
     Raise ArtifactError or RecordError where a result is missing or malformed.
     """
     table = read_record(results.reports / "f1_table.json", F1Table)
-    ifeval = read_record(results.reports / "metrics.json", Metrics).root.get("ifeval", {})
+    ifeval = read_record(results.reports / "metrics.json", Figures).root.get("ifeval", {})
     models = {name: _model(name, results, provenance) for name in sorted({row.model for row in table.rows})}
     with atomic_directory(out) as partial:
         rows = map(_prediction, _rollouts(table, results, 1.0, config.predictions, seed))
@@ -236,6 +228,8 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
         (partial / FILES).mkdir()
         for name in ("f1_table.md", "f1_table.csv", "metrics.json"):
             shutil.copyfile(results.reports / name, partial / FILES / name)
+        for path in sorted(results.prompts.glob("*/*.json")):
+            shutil.copyfile(path, partial / FILES / f"prompts-{path.parent.name}-{path.name}")
         params, defaults = dict(flatten(provenance.params)), dict(flatten(provenance.defaults))
         write_json(partial / FILES / PARAMS, params)
         curves = {name: [point.model_dump() for point in model.curve] for name, model in models.items()}
@@ -274,7 +268,7 @@ def _model(name: str, results: Results, provenance: Provenance) -> EvaluatedMode
         checkpoint=evaluation.rows[0].checkpoint,
         sha256=evaluation.inputs.get("model", ""),
         questions=questions,
-        curve=tuple(read_jsonl(log, CurvePoint)) if log else (),
+        curve=tuple(read_jsonl(log, TrainingStep)) if log else (),
         tags=provenance.model_tags.get(name, {}),
     )
 

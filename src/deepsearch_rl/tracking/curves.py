@@ -1,7 +1,8 @@
 """Curves of training runs (:mod:`deepsearch_rl.training.curves`), as tracking reads them.
 
 A resumed run repeats the steps since its last checkpoint. Of each metric the first value of a step counts, so that
-every reading of a file gives the same points, however often training was killed.
+every reading of a file gives the same points, however often training was killed. Where training begins again, because
+it had finished or its scratch folder was removed, another run begins.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,17 +57,21 @@ class CurveRun:
 def read_runs(path: Path) -> list[CurveRun]:
     """Return the runs of a curve file, without a line cut off by a kill; RecordError for a line that does not fit."""
     runs: list[CurveRun] = []
-    for number, line in enumerate(_read_lines(path)):
-        if not runs or (runs[-1].end == "FINISHED" and line.step is not None):
-            runs.append(CurveRun(path.stem, number, []))
-        runs[-1].lines.append(line)
+    for number, text in enumerate(path.read_bytes().splitlines(keepends=True)):
+        if text.endswith(b"\n"):
+            line = parse_record(CurveLine, text, path, number + 1)
+            if not runs or _begins_another(line, runs[-1]):
+                runs.append(CurveRun(path.stem, number, []))
+            runs[-1].lines.append(line)
     return runs
 
 
-def _read_lines(path: Path) -> list[CurveLine]:
-    lines = path.read_bytes().splitlines(keepends=True)
-    whole = (entry for entry in enumerate(lines, 1) if entry[1].endswith(b"\n"))
-    return [parse_record(CurveLine, line, path, number) for number, line in whole]
+def _begins_another(line: CurveLine, run: CurveRun) -> bool:
+    """Return whether a line is the first of another run: the first step again, or any step after the end FINISHED."""
+    first = run.lines[0]
+    if line.step is None or first.step is None or run.end == "FINISHED":
+        return line.step is not None
+    return line.step <= first.step and not line.metrics.keys().isdisjoint(first.metrics)
 
 
 def line_digest(line: Mapping[str, float | None]) -> str:

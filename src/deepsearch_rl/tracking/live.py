@@ -9,29 +9,30 @@ Where a kill comes between a request and that note, the same metrics are sent ag
 one of equal metrics.
 """
 
-import contextlib
+import io
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from mlflow.entities import Metric, Run
 from mlflow.tracking import MlflowClient
 from pydantic import Field
+from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.summary.writer.record_writer import RecordWriter
 
-from deepsearch_rl.errors import DeepsearchError, EndpointDownError
+from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.records import Record
 from deepsearch_rl.tracking.curves import CurveRun, read_runs
-from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_id, public_uri
-from deepsearch_rl.tracking.tensorboard import write_events
-from deepsearch_rl.training.curves import CURVES
+from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_id, held, public_uri
+from deepsearch_rl.training.curves import CURVES, CurveLine
 
 LIVE, TENSORBOARD, TRAIN = "-live", "tensorboard", "train/"
-CURVE_TAG = "curve"
+CURVE_TAG, EVENT_FORMAT = "curve", "brain.Event:2"
 POLL_S = 2.0
 RETRY_S = 30.0
 """Seconds between two attempts at a server that failed."""
@@ -64,12 +65,12 @@ class LiveFigures:
     def write_events(self) -> None:
         """Bring TensorBoard's files up to date; RecordError for a curve that cannot be read."""
         for path in self._grown(self._written):
-            with self._held(path):
+            with held(path, self.timeout_s, f"the curve {path}"):  # two processes would make two runs of it
                 size = path.stat().st_size
                 for run in read_runs(path):
                     began = datetime.fromtimestamp(run.began_ms / 1000, UTC)
                     folder = self.work / TENSORBOARD / run.name / f"{began:%Y%m%dT%H%M%S}"
-                    write_events(folder / f"events.out.tfevents.{run.began_ms // 1000}", run.steps(), TRAIN)
+                    _write_events(folder / f"events.out.tfevents.{run.began_ms // 1000}", run.steps())
             self._written[path] = size
 
     def send(self, is_last: bool = False) -> dict[str, int]:
@@ -80,7 +81,7 @@ class LiveFigures:
         """
         counts: dict[str, int] = {}
         for path in self._grown({} if is_last else self._sent):
-            with self._held(path):
+            with held(path, self.timeout_s, f"the curve {path}"):  # two processes would make two runs of it
                 size = path.stat().st_size
                 counts[path.stem] = self._send_curve(path, is_last)
             self._sent[path] = size
@@ -88,23 +89,9 @@ class LiveFigures:
 
     def _grown(self, sizes: Mapping[Path, int]) -> list[Path]:
         """Return the curves whose size is not that in ``sizes``."""
-        paths = sorted((self.work / CURVES).glob(f"{self.stage}-*.jsonl" if self.stage else "*.jsonl"))
+        paths = sorted((self.work / CURVES).glob("*.jsonl"))
+        paths = [path for path in paths if self.stage in ("", path.stem.rpartition("-")[0])]  # <stage>-<key>
         return [path for path in paths if path.stat().st_size != sizes.get(path)]
-
-    @contextlib.contextmanager
-    def _held(self, path: Path) -> Iterator[None]:
-        """Hold a curve's files: two processes would make two runs of it."""
-        lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=self.timeout_s)
-        try:
-            lock.acquire()
-        except Timeout as error:
-            raise EndpointDownError(
-                f"another process has been sending {path} for {self.timeout_s:g} s; let it end, or stop it."
-            ) from error
-        try:
-            yield
-        finally:
-            lock.release()
 
     def _send_curve(self, path: Path, is_last: bool) -> int:
         runs, state_path = read_runs(path), path.with_suffix(".json")
@@ -122,12 +109,31 @@ class LiveFigures:
             for run in runs:
                 if run.last > sent or (is_killed and run is runs[-1]):
                     tags = state.tags.get(str(run.began_ms), {})
-                    is_open = "KILLED" if is_killed else "RUNNING"
-                    _send_run(client, experiment, run, sent, {"profile": self.work.name, **tags}, run.end or is_open)
+                    without_end = "KILLED" if is_killed or run is not runs[-1] else "RUNNING"
+                    status = run.end or without_end
+                    _send_run(client, experiment, run, sent, {"profile": self.work.name, **tags}, status)
         state = state.model_copy(update={"sent": {**state.sent, store: total}})
         write_json(state_path, state.model_dump(mode="json"))
         self._followed.add(path)
         return total - sent
+
+
+def _write_events(path: Path, steps: Iterable[CurveLine]) -> None:
+    """Append what the event file of a run's steps does not have: after the format, an event per step.
+
+    Equal steps have equal bytes, so a file is the beginning of what it shall hold, wherever a kill cut it off.
+    """
+    content = io.BytesIO()
+    writer = RecordWriter(content)
+    writer.write(Event(file_version=EVENT_FORMAT).SerializeToString())
+    for line in steps:
+        pairs = ((name, value) for name, value in line.metrics.items() if value is not None)
+        values = [Summary.Value(tag=f"{TRAIN}{name}", simple_value=value) for name, value in pairs]
+        event = Event(wall_time=line.time_ms / 1000, step=line.step, summary=Summary(value=values))
+        writer.write(event.SerializeToString())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(content.getvalue()[file.tell() :])
 
 
 def live_runs(client: MlflowClient, experiment: str, curve: str) -> list[Run]:

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -51,19 +52,17 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
         EndpointDownError: no server answers, or another process holds the local store for longer than ``timeout_s``.
         EndpointError: the store refuses or breaks off, in this call or in the block.
     """
-    place, secrets = public_uri(uri), _secrets(uri)
+    place, database, address = public_uri(uri), database_file(uri), urlsplit(uri)
+    parts = [address.username, address.password, *(value for _, value in parse_qsl(address.query))]
+    secrets = list(filter(None, parts))
+    alone = held(database, timeout_s, f"the MLflow store {place}") if database else contextlib.nullcontext()
     try:
-        with _lock(uri, timeout_s), _bounded(timeout_s):
+        with alone, _bounded(timeout_s):
             _check_health(uri, timeout_s)
             follow_folder(uri)
             yield MlflowClient(tracking_uri=uri)
     except DeepsearchError:
         raise
-    except Timeout as error:
-        raise EndpointDownError(
-            f"the MLflow store {place} was held by another process for {timeout_s:g} s; wait for that process, or end "
-            "it."
-        ) from error
     except Exception as error:  # noqa: BLE001 - whatever an answer, a driver or a full disk breaks in MLflow
         problem = error.message if isinstance(error, MlflowException) else f"{type(error).__name__}: {error}"
         refused = EndpointError(f"MLflow at {place} refused the report: {redact(problem, secrets)}")
@@ -92,13 +91,17 @@ def batches(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
         yield some
 
 
-def _lock(uri: str, timeout_s: float) -> contextlib.AbstractContextManager[object]:
-    """Return what a local store is held by; servers need nothing."""
-    database = database_file(uri)
-    if database is None:
-        return contextlib.nullcontext()
-    database.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(database.with_name(f".{database.name}.lock"), timeout=timeout_s)
+@contextlib.contextmanager
+def held(path: Path, timeout_s: float, name: str) -> Iterator[None]:
+    """Hold a file alone; raise EndpointDownError if another process holds it, by its ``name``, for ``timeout_s``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(path.with_name(f".{path.name}.lock")).acquire(timeout=timeout_s)
+    except Timeout as error:
+        problem = f"{name} was held by another process for {timeout_s:g} s"
+        raise EndpointDownError(f"{problem}; wait for that process, or end it.") from error
+    with lock:
+        yield
 
 
 @contextlib.contextmanager
@@ -130,10 +133,3 @@ def _check_health(uri: str, timeout_s: float) -> None:
     except (httpx.TransportError, httpx.InvalidURL) as error:
         remedy = "Start it, or unset MLFLOW_TRACKING_URI to use the local store."
         raise EndpointDownError(f"no MLflow server answers at {public_uri(uri)} ({error}). {remedy}") from error
-
-
-def _secrets(uri: str) -> list[str]:
-    """Return the parts of an address that nobody may see."""
-    address = urlsplit(uri)
-    parts = [address.username, address.password, *(value for _, value in parse_qsl(address.query))]
-    return [part for part in parts if part]

@@ -9,20 +9,47 @@ a kill, and a resumed run goes on in it. ``tracking/`` sends it to MLflow. Where
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import stdev
 from typing import Literal
 
 from pydantic import Field
 
-from deepsearch_rl.files import AppendLog
-from deepsearch_rl.records import Record
+from deepsearch_rl.files import AppendLog, read_jsonl
+from deepsearch_rl.records import OpenRecord, Record
 
 CURVES = "curves"
+ERROR = "_se"
+"""Ends the name of a metric's standard error."""
+Z_95 = 1.96
 _LOG = logging.getLogger(__name__)
+
+
+class TrainingStep(OpenRecord):
+    """One line of a ``train_log.jsonl``: a step and its metrics by name; null where a step has no such value."""
+
+    __pydantic_extra__: dict[str, float | None]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    step: int = Field(ge=0)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics that the step has."""
+        return {name: value for name, value in (self.__pydantic_extra__ or {}).items() if value is not None}
+
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """Return the 95 % normal interval of a mean whose standard error is logged (:func:`standard_error`)."""
+        mean, error = (self.metrics.get(name) for name in (metric, metric + ERROR))
+        return None if mean is None or error is None else (mean - Z_95 * error, mean + Z_95 * error)
+
+    @property
+    def dev_f1(self) -> float | None:
+        """Mean F1 on the dev questions, where RL measured it."""
+        return self.metrics.get("dev_f1")
 
 
 class CurveLine(Record):
@@ -37,13 +64,15 @@ class CurveLine(Record):
 @dataclass(slots=True)
 class _Curve:
     path: Path
-    has_steps: bool = False
     is_warned: bool = False
 
     def append(self, line: CurveLine) -> None:
+        """Append a step, or an end behind the steps; an end that is there, or FINISHED, gets no other behind it."""
         try:
             with AppendLog(self.path) as log:
-                log.append(line)
+                lines = list(read_jsonl(self.path, CurveLine)) if line.end else []
+                if line.end is None or (lines and lines[-1].end not in (line.end, "FINISHED")):
+                    log.append(line)
         except OSError as error:
             if not self.is_warned:
                 _LOG.warning("training goes on, but its curve %s cannot be written: %s", self.path, error.strerror)
@@ -51,6 +80,11 @@ class _Curve:
 
 
 _CURVE: ContextVar[_Curve | None] = ContextVar("curve", default=None)
+
+
+def standard_error(metric: str, values: Sequence[float]) -> dict[str, float]:
+    """Return the standard error of the mean of independent values by its name in a log; nothing for a single value."""
+    return {metric + ERROR: stdev(values) / len(values) ** 0.5} if len(values) > 1 else {}
 
 
 def curve_path(work: Path, name: str) -> Path:
@@ -68,7 +102,7 @@ def recorded_curve(path: Path) -> Iterator[None]:
         end = "FINISHED"
     finally:
         _CURVE.reset(token)
-        if curve.has_steps:
+        if path.is_file():
             curve.append(CurveLine(time_ms=_now_ms(), end=end))
 
 
@@ -78,7 +112,6 @@ def record_step(line: Mapping[str, int | float | None]) -> None:
         pairs = ((name, value) for name, value in line.items() if value is not None and name != "step")
         metrics: dict[str, float | None] = {name: float(value) for name, value in pairs}
         curve.append(CurveLine(time_ms=_now_ms(), step=int(line["step"] or 0), metrics=metrics))
-        curve.has_steps = True
 
 
 def _now_ms() -> int:

@@ -37,7 +37,6 @@ from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, CONFIG, complete_folder, require_files
 from deepsearch_rl.training.swift_run import run_swift, swift_command
 
-MANIFEST = "manifest.json"
 QUESTIONS = (
     "Who directed the film?",
     "In which city was the founder of the company born?",
@@ -90,7 +89,7 @@ def merge_adapter(config: MergeConfig, base: Path, adapter: Path, work: Path, ou
     with atomic_directory(output) as partial:
         partial.rmdir()  # swift export makes the folder itself, and refuses one that exists
         run_swift(swift_export_command(config, base, adapter, partial), work / "merge" / "swift.log")
-        complete_folder(base, partial)
+        complete_folder(base, partial, adapter)
 
 
 class AdapterMergeConfig(Record):
@@ -150,9 +149,7 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
                 model.save_pretrained_merged(tokenizer=tokenizer, **unsloth_save_arguments(partial))
         else:
             unmerged.merge_and_unload().save_pretrained(partial)
-        complete_folder(start, partial)
-        if (adapter / MANIFEST).is_file():  # names the training step that was kept
-            shutil.copyfile(adapter / MANIFEST, partial / MANIFEST)
+        complete_folder(start, partial, adapter)
         merged = answers_of_new_process(partial, config, prompts)
         require_same_answers(expected, merged, config.tie_tolerance)
 

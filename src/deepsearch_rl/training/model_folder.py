@@ -8,7 +8,7 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json, write_json
 
 WEIGHTS = "*.safetensors"
-CONFIG = "config.json"
+CONFIG, MANIFEST = "config.json", "manifest.json"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -27,8 +27,10 @@ def require_files(folder: Path, names: Sequence[str]) -> None:
         raise ArtifactError(f"{folder} is not whole, {', '.join(missing)} missing; run the stage that makes it first.")
 
 
-def complete_folder(base: Path, merged: Path) -> None:
+def complete_folder(base: Path, merged: Path, adapter: Path) -> None:
     """Give a folder of merged weights the base's tokenizer, chat template and settings, with the cache switched on.
+
+    The manifest is the adapter's, if it has one: it names the training step that was kept.
 
     A training run leaves ``use_cache: false`` in a model's config, and then every generated token recomputes the
     whole prompt. Raises ArtifactError if both folders miss a file that serving needs.
@@ -37,9 +39,11 @@ def complete_folder(base: Path, merged: Path) -> None:
     for stale in ("args.json", "README.md"):
         (merged / stale).unlink(missing_ok=True)
     for source in sorted(base.iterdir()):
-        of_weights = source.name in (CONFIG, "model.safetensors.index.json") or source.match(WEIGHTS)
+        of_weights = source.name in (CONFIG, MANIFEST, "model.safetensors.index.json") or source.match(WEIGHTS)
         if source.is_file() and not of_weights:
             shutil.copyfile(source, merged / source.name)
     write_json(merged / CONFIG, {**config, "use_cache": True})
+    if (adapter / MANIFEST).is_file():
+        shutil.copyfile(adapter / MANIFEST, merged / MANIFEST)
     require_files(merged, [CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
     weight_files(merged)

@@ -11,8 +11,9 @@ from pathlib import Path
 from deepsearch_rl.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.files import atomic_directory, read_jsonl, read_record, write_json, write_jsonl
 from deepsearch_rl.profile import Profile
+from deepsearch_rl.training.curves import TrainingStep
 from deepsearch_rl.training.rl.checkpoints import FORK_FILE, checkpoints
-from deepsearch_rl.training.rl.loop import TRAIN_LOG, RlLogLine, best_line
+from deepsearch_rl.training.rl.loop import TRAIN_LOG, best_line, evaluations_since_best
 from deepsearch_rl.training.rl.watchdog import OUTPUT_LOG
 from deepsearch_rl.training.rl_worker import RUN_FILE, RlRun, rl_run
 
@@ -52,7 +53,7 @@ def fork(scratch: Path, step: int, target: RlRun) -> None:
     is left out of the log: nothing could be published under it.
 
     Raises:
-        ConfigError: ``target`` has trained already, has no step left to train, or cannot load the checkpoint.
+        ConfigError: ``target`` has trained already, has no step or no patience left, or cannot load the checkpoint.
         ArtifactError: there is no checkpoint of ``step``, or nothing before it that dev has scored.
     """
     kept = checkpoints(scratch)
@@ -60,7 +61,7 @@ def fork(scratch: Path, step: int, target: RlRun) -> None:
         has = ", ".join(map(str, kept)) or "none"
         raise ArtifactError(f"{scratch.name} keeps no checkpoint of step {step}; it has: {has} (rl.keep).")
     _check_target(scratch, step, target)
-    lines = [line for line in read_jsonl(scratch / TRAIN_LOG, RlLogLine) if line.step <= step]
+    lines = [line for line in read_jsonl(scratch / TRAIN_LOG, TrainingStep) if line.step <= step]
     scored = [line for line in lines if line.step in kept and line.dev_f1 is not None]
     if not scored:
         raise ArtifactError(
@@ -68,6 +69,13 @@ def fork(scratch: Path, step: int, target: RlRun) -> None:
             "Fork a later step; rl.keep.every as a multiple of rl.dev.every keeps checkpoints with scores."
         )
     best = best_line(scored)
+    lines = [_without_lost_score(line, best) for line in lines]
+    worse = evaluations_since_best(lines)
+    if target.rl.patience and worse >= target.rl.patience:
+        raise ConfigError(
+            f"the fork would train nothing: at step {step}, {worse} scores on dev came after the best one, of step "
+            f"{best.step}, and rl.patience is {target.rl.patience}. Raise it, or fork an earlier step."
+        )
     unneeded = {path for number in kept.keys() - {step, best.step} for path in kept[number]}
     unneeded |= {scratch / name for name in (TRAIN_LOG, RUN_FILE, OUTPUT_LOG)}
     with atomic_directory(target.scratch) as partial:
@@ -77,12 +85,12 @@ def fork(scratch: Path, step: int, target: RlRun) -> None:
             dirs_exist_ok=True,
             ignore=lambda folder, names: [name for name in names if Path(folder, name) in unneeded],
         )
-        write_jsonl(partial / TRAIN_LOG, [_without_lost_score(line, best) for line in lines])
+        write_jsonl(partial / TRAIN_LOG, lines)
         write_json(partial / RUN_FILE, target.model_dump(mode="json"))
         write_json(partial / FORK_FILE, {"run": scratch.name, "step": step})
 
 
-def _without_lost_score(line: RlLogLine, best: RlLogLine) -> RlLogLine:
+def _without_lost_score(line: TrainingStep, best: TrainingStep) -> TrainingStep:
     """Return a line, without its score on dev if that would be chosen before the best step that has a checkpoint."""
     is_lost = line.dev_f1 is not None and best_line([line, best]).step != best.step
     return line.model_copy(update={"dev_f1": None}) if is_lost else line
@@ -102,7 +110,7 @@ def _check_target(scratch: Path, step: int, target: RlRun) -> None:
             f"with these params the stage continues {scratch.name} itself; say what the fork shall do otherwise, e.g. "
             "-S rl.learning_rate=5e-4, or edit the params."
         )
-    if (target.scratch / TRAIN_LOG).is_file():
+    if target.scratch in find_runs(target.scratch.parent):
         raise ConfigError(f"{target.scratch} has trained with these params; remove it, or choose others.")
     if target.rl.steps[target.start_name] <= step:
         name = f"rl.steps.{target.start_name}"

@@ -6,13 +6,11 @@ Torch and the engine are imported in that process alone; the watching one stays 
 """
 
 import sys
-from datetime import datetime
 from pathlib import Path
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.errors import EndpointDownError, look_up
+from deepsearch_rl.errors import look_up
 from deepsearch_rl.files import read_jsonl, sha256_file, sha256_json, write_json
-from deepsearch_rl.processes import is_healthy
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Record
 from deepsearch_rl.retrieval.quality import DatasetConfig
@@ -21,12 +19,11 @@ from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.training.backends.make import open_engine
 from deepsearch_rl.training.curves import curve_path, recorded_curve
 from deepsearch_rl.training.model_folder import weight_files
-from deepsearch_rl.training.rl.heartbeat import checked, run_watched
+from deepsearch_rl.training.rl.heartbeat import check_server, run_watched
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 from deepsearch_rl.training.rl.watchdog import watch
 
 RUN_FILE = "run.json"
-HEALTH_CHECKS = 3  # of a server under load, two seconds each
 
 
 class RlRun(Record):
@@ -53,7 +50,8 @@ class RlRun(Record):
 def rl_run(profile: Profile, item: str) -> RlRun:
     """Return the run of a profile from the start ``item``; its scratch folder is named by a digest of all inputs.
 
-    How often checkpoints are kept and when a run counts as hung are no inputs: to change them continues the run.
+    How often checkpoints are kept, when a run counts as hung and how many rollouts run at once are no inputs: to change
+    them continues the run.
     Raises UnknownNameError for an unknown start or corpus, ArtifactError where an input is missing.
     """
     config = profile.section("rl", RlConfig)
@@ -67,7 +65,7 @@ def rl_run(profile: Profile, item: str) -> RlRun:
     index, chunks = profile.data / "index" / corpus, profile.data / "chunks" / f"{corpus}.jsonl"
     weights = [sha256_file(path) for path in weight_files(start)]
     inputs = [index / "manifest.json", questions / "train.jsonl", questions / "dev.jsonl"]
-    settings = config.model_dump(mode="json", exclude={"keep", "watchdog"})
+    settings = config.model_dump(mode="json", exclude={"keep", "watchdog", "concurrency"})
     fingerprints = [settings, agent.rollout_fingerprint(), retrieval.search_fingerprint()]
     key = sha256_json([seed, *fingerprints, *weights, *map(sha256_file, inputs)])
     scratch = profile.work / f"rl-{item}-{key[:12]}"
@@ -96,7 +94,7 @@ def train_watched(run: RlRun) -> None:
 
 
 def train(run: RlRun) -> None:
-    """Train in this process, with a retrieval server that is asked before every phase whether it still answers."""
+    """Train in this process, with a retrieval server."""
     from deepsearch_rl.training.rl.loop import train_policy  # noqa: PLC0415 - imports transformers
 
     make_trainer = open_engine(run.rl.backend)
@@ -104,6 +102,7 @@ def train(run: RlRun) -> None:
         task = RlTask(
             start=run.start,
             start_name=run.start_name,
+            weights=run.weights,
             train=list(read_jsonl(run.questions / "train.jsonl", Question)),
             dev=list(read_jsonl(run.questions / "dev.jsonl", Question)),
             agent=run.agent,
@@ -111,23 +110,8 @@ def train(run: RlRun) -> None:
             scratch=run.scratch,
             seed=run.seed,
         )
-        with checked(_RetrievalCheck(url)):
-            train_policy(task, run.rl, make_trainer(task, run.rl), run.output)
-
-
-class _RetrievalCheck:
-    """Raises EndpointDownError where the retrieval server does not answer, so that no step learns from its silence."""
-
-    def __init__(self, url: str) -> None:
-        self._url, self._answered = url, datetime.now()
-
-    def __call__(self) -> None:
-        if not any(is_healthy(f"{self._url}/healthz") for _ in range(HEALTH_CHECKS)):
-            raise EndpointDownError(
-                f"the retrieval server at {self._url} does not answer; it did at {self._answered:%d %b %H:%M:%S}. The "
-                "rollouts since then are not used."
-            )
-        self._answered = datetime.now()
+        check_server("the retrieval server", f"{url}/healthz")
+        train_policy(task, run.rl, make_trainer(task, run.rl), run.output)
 
 
 if __name__ == "__main__":

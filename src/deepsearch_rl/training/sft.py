@@ -1,8 +1,8 @@
 """Supervised fine-tuning with ms-swift: a LoRA on the teacher's successful trajectories.
 
 The loss is on assistant tokens alone (reasoning, tool calls and answers), which ms-swift derives from the roles of the
-rows; ``loss_scale`` restricts it to the last turn where each turn is a row of its own. Where a share of the rows is
-held back, the checkpoint with the lowest loss on them is kept, otherwise the last one.
+rows; ``loss_scale`` restricts it to the last turn where each turn is a row of its own. ``checkpoint`` says which of the
+checkpoints is published; for ``dev`` all that are on disk are, and :mod:`deepsearch_rl.training.sft_dev` chooses.
 
 On a CPU, rows go through one at a time with gradients accumulated over a batch: without padding, attention needs no
 mask and skips its upper half, which makes a token cost 90 us instead of 125 us (three layers of 128, one thread), for
@@ -16,9 +16,9 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import (
@@ -35,14 +35,24 @@ from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.curves import curve_path, record_step, recorded_curve
-from deepsearch_rl.training.model_folder import ADAPTER_FILES, weight_files
+from deepsearch_rl.training.model_folder import ADAPTER_FILES, MANIFEST, weight_files
 from deepsearch_rl.training.swift_run import run_swift, swift_command
 from deepsearch_rl.trajectories.convert import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
 ATTENTION_PACKAGES = {"sdpa": (), "flash_attn": ("flash_attn|kernels",), "flash_attention_3": ("flash_attn_interface",)}
+TRAIN_LOG, CHECKPOINTS = "train_log.jsonl", "checkpoints"
 TRAINER_STATE = "trainer_state.json"  # the last file that a checkpoint gets
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
+
+
+class SftDev(Record):
+    """Section ``sft.dev``: the rollouts that checkpoints are compared by."""
+
+    dataset: NonEmpty
+    questions: int = Field(ge=1, description="the first so many of the dev split")
+    samples: int = Field(ge=1, description="answers per question")
+    temperature: float = Field(ge=0)
 
 
 class SftConfig(Record):
@@ -68,7 +78,11 @@ class SftConfig(Record):
     attention: Literal["sdpa", "flash_attn", "flash_attention_3"]
     gradient_checkpointing: bool = Field(description="recompute activations: a third slower, far less memory")
     liger_kernel: bool = Field(description="fused GPU kernels for normalisation and loss (package liger-kernel)")
-    eval_share: float = Field(ge=0, lt=1, description="share of the rows held back to choose the best checkpoint")
+    eval_share: float = Field(ge=0, lt=1, description="share of the rows held back, whose loss is measured")
+    checkpoint: Literal["last", "loss", "dev"] = Field(
+        description="which one is published: lowest loss on the rows held back, or best F1 of rollouts on dev"
+    )
+    dev: SftDev = Field(description="for checkpoint dev")
     save_steps: int = Field(ge=1, description="steps between checkpoints, from which a killed run goes on")
     kept_checkpoints: int = Field(ge=2, description="newest checkpoints on disk; the newest may be half-written")
     log_steps: int = Field(ge=1, description="steps between the lines of the training curve")
@@ -84,6 +98,8 @@ class SftConfig(Record):
             raise ValueError("packing needs flash attention: set attention to flash_attn, or packing to false")
         if self.eval_share and self.save_steps % self.log_steps:
             raise ValueError(f"save_steps {self.save_steps} is no multiple of log_steps {self.log_steps}")
+        if self.checkpoint == "loss" and not self.eval_share:
+            raise ValueError("checkpoint loss needs rows that are held back: set eval_share, or checkpoint to last")
         return self
 
 
@@ -98,31 +114,27 @@ class SftLogLine(BaseModel):
     eval_loss: float | None = Field(default=None, description="on the rows held back, at the steps with a checkpoint")
 
 
-class SftEvaluation(BaseModel):
-    """The loss on the rows held back, after a step."""
-
-    step: int
-    eval_loss: float
-
-
 class TrainerState(BaseModel):
     """How far a run is, and what it logged (``logging.jsonl`` repeats steps after a resume)."""
 
     global_step: int = Field(ge=0)
     max_steps: int = Field(ge=0)
-    log_history: tuple[
-        Annotated[SftLogLine | None, BeforeValidator(lambda entry: entry if "loss" in entry else None)], ...
-    ] = Field(description="None for a summary, which has no loss, and for an evaluation")
-    evaluations: tuple[
-        Annotated[SftEvaluation | None, BeforeValidator(lambda entry: entry if "eval_loss" in entry else None)], ...
-    ] = Field(validation_alias="log_history", description="the same entries; None for those that are no evaluation")
+    log_history: tuple[SftLogLine | None, ...] = Field(description="None for a summary, and for an evaluation")
     best_global_step: int | None = Field(default=None, description="the evaluation with the lowest loss so far")
+
+    @field_validator("log_history", mode="before")
+    @classmethod
+    def _with_evaluations(cls, entries: list[dict[str, Any]] | None) -> list[dict[str, Any] | None] | None:
+        """Give every line the loss of its step's evaluation, which is an entry of its own."""
+        if entries is None:
+            return None
+        losses = {entry.get("step"): entry["eval_loss"] for entry in entries if "eval_loss" in entry}
+        return [{**entry, "eval_loss": losses.get(entry.get("step"))} if "loss" in entry else None for entry in entries]
 
     @property
     def lines(self) -> list[SftLogLine]:
         """The training curve."""
-        losses = {each.step: each.eval_loss for each in self.evaluations if each}
-        return [line.model_copy(update={"eval_loss": losses.get(line.step)}) for line in self.log_history if line]
+        return [line for line in self.log_history if line]
 
 
 def swift_sft_command(
@@ -188,7 +200,9 @@ def swift_sft_command(
 def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: Path, output: Path) -> None:
     """Train on a base model and ms-swift's rows; write adapter, ``train_log.jsonl`` and ``manifest.json`` at once.
 
-    Checkpoints are in ``work`` under a name made from all inputs, so that a killed run continues.
+    For ``checkpoint`` dev, the adapters to choose from are in ``checkpoints/<step>/`` of ``output``. Checkpoints are in
+    ``work`` under a name made from all that training depends on, so that a killed run continues, and another choice
+    trains nothing again.
 
     Raises:
         UnavailableError: params name a GPU and there is none.
@@ -201,7 +215,8 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
     count = sum(1 for _ in read_jsonl(rows, SwiftRow)) if rows.is_file() else 0
     if not count:
         raise ArtifactError(f"{rows} holds no rows to train on; look at the drop counts of the filter stage.")
-    key = sha256_json([config.model_dump(), seed, *(sha256_file(path) for path in (rows, *weight_files(model)))])
+    settings = config.model_dump(exclude={"checkpoint", "dev"})
+    key = sha256_json([settings, seed, *(sha256_file(path) for path in (rows, *weight_files(model)))])
     scratch = work / f"sft-{key[:12]}"
     checkpoint = newest_checkpoint(scratch)
     state = checkpoint and read_record(checkpoint / TRAINER_STATE, TrainerState)
@@ -213,7 +228,11 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
     if checkpoint is None:
         raise ArtifactError(f"swift sft left no checkpoint in {scratch}; its output is in swift.log there.")
     state = read_record(checkpoint / TRAINER_STATE, TrainerState)
-    best = best_checkpoint(checkpoint, state)
+    if config.checkpoint == "dev":
+        chosen, adapters = {}, {f"{CHECKPOINTS}/{step}": path for step, path in whole_checkpoints(scratch).items()}
+    else:
+        best = chosen_checkpoint(config, checkpoint, state)
+        chosen, adapters = {"best_step": read_record(best / TRAINER_STATE, TrainerState).global_step}, {"": best}
     packages = ("ms-swift", "transformers", "peft", "torch")
     manifest = {
         "tool": "ms-swift",
@@ -222,34 +241,41 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
         "seed": seed,
         "rows": count,
         "steps": state.global_step,
-        "best_step": state.best_global_step or state.global_step,
+        **chosen,
         "final_loss": state.lines[-1].loss,
         "versions": {name: importlib.metadata.version(name) for name in packages},
     }
     with atomic_directory(output) as partial:
-        shutil.copyfile(best / ADAPTER_WEIGHTS, partial / ADAPTER_WEIGHTS)
-        settings = read_json(best / ADAPTER_CONFIG)
-        write_json(partial / ADAPTER_CONFIG, canonical_adapter_config(settings, model))
-        write_jsonl(partial / "train_log.jsonl", state.lines)
-        write_json(partial / "manifest.json", manifest)
+        for name, source in adapters.items():
+            (partial / name).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / ADAPTER_WEIGHTS, partial / name / ADAPTER_WEIGHTS)
+            settings = canonical_adapter_config(read_json(source / ADAPTER_CONFIG), model)
+            write_json(partial / name / ADAPTER_CONFIG, settings)
+        write_jsonl(partial / TRAIN_LOG, state.lines)
+        write_json(partial / MANIFEST, manifest)
 
 
-def newest_checkpoint(scratch: Path) -> Path | None:
-    """Return the last whole checkpoint, None if there is none; a killed run may leave one that is not whole."""
-    checkpoints = []
+def whole_checkpoints(scratch: Path) -> dict[int, Path]:
+    """Return the checkpoints by step, in order; one that a killed run left half-written is none."""
+    checkpoints: dict[int, Path] = {}
     for folder in scratch.glob("checkpoint-*"):
         with contextlib.suppress(ArtifactError):
             if read_json(folder / TRAINER_STATE):
-                checkpoints.append(folder)
-    return max(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+                checkpoints[int(folder.name.rpartition("-")[2])] = folder
+    return dict(sorted(checkpoints.items()))
 
 
-def best_checkpoint(newest: Path, state: TrainerState) -> Path:
-    """Return the checkpoint with the lowest evaluation loss, which outlives newer ones; without evaluations the last.
+def newest_checkpoint(scratch: Path) -> Path | None:
+    """Return the last whole checkpoint, None if there is none."""
+    return next(reversed(whole_checkpoints(scratch).values()), None)
 
-    Raise ArtifactError if it is gone.
+
+def chosen_checkpoint(config: SftConfig, newest: Path, state: TrainerState) -> Path:
+    """Return the last checkpoint, or for ``loss`` the one with the lowest, which outlives newer ones.
+
+    Where training ended before its first evaluation, that is the last one, too. Raise ArtifactError if it is gone.
     """
-    if state.best_global_step is None:
+    if config.checkpoint == "last" or state.best_global_step is None:
         return newest
     best = newest.with_name(f"checkpoint-{state.best_global_step}")
     if not (best / ADAPTER_WEIGHTS).is_file():

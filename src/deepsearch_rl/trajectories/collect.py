@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -20,8 +21,16 @@ from pydantic import JsonValue
 
 from deepsearch_rl.agent.timing import RolloutTimes, Stopwatch
 from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.errors import EndpointError, RecordError
-from deepsearch_rl.files import AppendLog, only_writer, parse_record, read_jsonl, sha256_json, write_jsonl
+from deepsearch_rl.errors import ArtifactError, EndpointError, RecordError
+from deepsearch_rl.files import (
+    AppendLog,
+    only_writer,
+    parse_record,
+    read_distinct,
+    read_jsonl,
+    sha256_json,
+    write_jsonl,
+)
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, StopReason, Trajectory
 
@@ -70,6 +79,14 @@ def read_times(logs: Path, trajectories: Collection[str]) -> dict[str, RolloutTi
     return times
 
 
+def read_questions(path: Path, count: int | None = None) -> list[Question]:
+    """Return the first ``count`` questions of a file, or all; raise ArtifactError where there is none."""
+    questions = list(islice(read_distinct(path, Question), count))
+    if not questions:
+        raise ArtifactError(f"{path} holds no question; run the download stage again.")
+    return questions
+
+
 def log_path(stage: str, determined_by: JsonValue) -> Path:
     """Return where a stage keeps its log, by a digest of what determines the result."""
     return Path("work", stage, f"{sha256_json(determined_by)[:16]}.jsonl")
@@ -86,6 +103,15 @@ class TrajectoryFile:
 
     def __iter__(self) -> Iterator[Trajectory]:
         return read_jsonl(self.path, Trajectory)
+
+    def without_server_failures(self) -> Iterator[Trajectory]:
+        """Return the rollouts where their scores choose something; raise EndpointError if a server failed one."""
+        if self.server_failures:  # as zeros they would be held against what is chosen from
+            raise EndpointError(
+                f"a server failed {self.server_failures} of {self.count} rollouts; run the stage again "
+                "once it is well, which goes on from the finished ones."
+            )
+        return iter(self)
 
 
 def collect(

@@ -6,7 +6,7 @@ questions. What a trainer would refuse an hour into a run is refused here by pan
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pandas as pd
 import pandera.pandas as pa
@@ -21,33 +21,28 @@ from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.trajectories.convert import row_targets, swift_row
 from deepsearch_rl.trajectories.results import UNKNOWN
 
-CellCheck: TypeAlias = Callable[[pd.Series], pd.Series]
 ExportRow = RootModel[dict[str, Any]]
 
 
-def _roles_are(*roles: str) -> CellCheck:
-    return lambda prompts: prompts.map(lambda turns: tuple(turn["role"] for turn in turns) == roles)
+def _cells(name: str, check: Callable[[Any], bool]) -> pa.Column:
+    return pa.Column(object, pa.Check(check, name=name, element_wise=True))
 
 
-def _ends_in(*roles: str) -> CellCheck:
-    return lambda conversations: conversations.map(
-        lambda turns: bool(turns) and turns[-1]["role"] in roles and turns[-1]["content"] != ""
-    )
+def _turns(name: str, *roles: str) -> pa.Column:
+    """Return the column of a conversation whose messages have these roles."""
+    return _cells(name, lambda turns: tuple(turn["role"] for turn in turns) == roles)
 
 
-def _checked(check: CellCheck, name: str) -> pa.Column:
-    return pa.Column(object, pa.Check(check, name=name))
+def _ends_in(name: str, *roles: str) -> pa.Column:
+    return _cells(name, lambda turns: bool(turns) and turns[-1]["role"] in roles and turns[-1]["content"] != "")
 
 
-_NOT_EMPTY = pa.Check(lambda values: values.map(len) > 0, name="not empty")
-_TEXT, _ANYTHING = pa.Column(str, _NOT_EMPTY), pa.Column(object)
-_CONVERSATION = _checked(_ends_in("assistant"), "ends in an assistant's answer")
+_TEXT, _ANYTHING = pa.Column(str, pa.Check(bool, name="not empty", element_wise=True)), pa.Column(object)
+_CONVERSATION = _ends_in("ends in an assistant's answer", "assistant")
 _RL = {
     "data_source": _TEXT,
     "ability": _TEXT,
-    "reward_model": _checked(
-        lambda rewards: rewards.map(lambda reward: len(reward["ground_truth"]["target"]) > 0), "has golden answers"
-    ),
+    "reward_model": _cells("has golden answers", lambda reward: bool(reward["ground_truth"]["target"])),
     "extra_info": _ANYTHING,
 }
 SCHEMAS: Mapping[str, pa.DataFrameSchema] = {
@@ -56,15 +51,12 @@ SCHEMAS: Mapping[str, pa.DataFrameSchema] = {
         "ms-swift": {"tools": _TEXT, "messages": _CONVERSATION},
         "ms-swift-turns": {
             "tools": _TEXT,
-            "messages": _checked(_ends_in("assistant", "tool_call"), "ends in a turn of the model"),
+            "messages": _ends_in("ends in a turn of the model", "assistant", "tool_call"),
         },
         "trl": {"tools": _ANYTHING, "messages": _CONVERSATION},
-        "search-r1": {**_RL, "prompt": _checked(_roles_are("user"), "one user message")},
-        "verl": {**_RL, "prompt": _checked(_roles_are("system", "user"), "system, then user")},
-        "rlinf": {
-            "prompt": _checked(_roles_are("user"), "one user message"),
-            "solutions": pa.Column(object, _NOT_EMPTY),
-        },
+        "search-r1": {**_RL, "prompt": _turns("one user message", "user")},
+        "verl": {**_RL, "prompt": _turns("system, then user", "system", "user")},
+        "rlinf": {"prompt": _turns("one user message", "user"), "solutions": _cells("not empty", bool)},
     }.items()
 }
 FORMATS = (*SCHEMAS, "trajectories")

@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import TypeAlias
 
 from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
-from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, f1, normalise
+from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, f1, normalise, score_rollout
 from deepsearch_rl.errors import ArtifactError, look_up
-from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.records import Message, Question, Trajectory
 from deepsearch_rl.retrieval.gold import Gold, gold_evidence, without_space
 
 Predicate: TypeAlias = Callable[[Trajectory, Question], bool]
@@ -91,6 +91,22 @@ PREDICATES: Mapping[str, Predicate] = {
 def find_predicates(names: Sequence[str]) -> dict[str, Predicate]:
     """Return the predicates of these names, in this order; raise UnknownNameError where there is none of a name."""
     return {name: look_up("filter predicate", name, PREDICATES) for name in names}
+
+
+def best_per_question(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
+    """Return the best ``count`` trajectories of each question, in the order given.
+
+    The better of two has the higher F1, then fewer searches, then the lower sample number. Of equal conversations, as
+    samples at a low temperature often are, the first counts.
+    """
+    best: dict[str, dict[tuple[Message, ...], Trajectory]] = {}
+    ranks = {each.id: (-score_rollout(each).f1, len(each.retrievals), each.sample) for each in trajectories}
+    for trajectory in sorted(trajectories, key=lambda each: ranks[each.id]):
+        of_question = best.setdefault(trajectory.question_id, {})
+        if len(of_question) < count:
+            of_question.setdefault(trajectory.messages, trajectory)
+    ids = {trajectory.id for of_question in best.values() for trajectory in of_question.values()}
+    return [trajectory for trajectory in trajectories if trajectory.id in ids]
 
 
 def apply_predicates(

@@ -3,36 +3,32 @@
 import json
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from deepsearch_rl.answers import extract_answer
 from deepsearch_rl.errors import CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.files import numbered_records, parse_record, read_json, write_jsonl
-from deepsearch_rl.records import Message, NonEmpty, StopReason, Trajectory
+from deepsearch_rl.records import ForeignRecord, Message, NonEmpty, StopReason, Trajectory
 
 UNKNOWN = "unknown"  # the prompt of results, which do not name theirs
 
 
-class _Output(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
+class _Output(ForeignRecord):
     pred: str | None = None
     answer: str = Field(default="", description="the model's last text, with its answer tags")
     error: str | None = None
 
 
-class ForeignMetadata(BaseModel):
+class ForeignMetadata(ForeignRecord):
     """The part of another system's metadata that is used here; the rest may have any form."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     question_type: str | None = None
 
 
-class ForeignRow(BaseModel):
+class ForeignRow(ForeignRecord):
     """A question with its golden answers in a row of another system; keys that are not used here are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
+    model_config = ConfigDict(coerce_numbers_to_str=True)
 
     id: NonEmpty
     question: str

@@ -1,12 +1,13 @@
 """Teacher trajectories for the training questions.
 
-The teacher answers through the same agent, tool and retriever as any model.
+The teacher answers through the same agent, tool and retriever as any model. A model that is its own teacher
+(rejection sampling) is served by the stage's other program, ``stages/synthesize_self.py``, so that only its graph
+depends on weights and model servers.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from pydantic import Field, JsonValue
 
@@ -14,19 +15,28 @@ from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import PolicyPerRollout, SearchAgent
 from deepsearch_rl.agent.teacher import ScriptedTeacher, TeacherConfig, read_plan
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
-from deepsearch_rl.files import read_distinct, sha256_file
+from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.files import sha256_file
 from deepsearch_rl.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.manifest import digest_index
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint
-from deepsearch_rl.trajectories.collect import collect, log_path, times_path
+from deepsearch_rl.trajectories.collect import collect, log_path, read_questions, times_path
+
+ServedTeacher: TypeAlias = tuple[Endpoint, JsonValue]
+"""A model that is served now, and what its answers depend on."""
+
+
+class SelfTeacher(Record):
+    """Section ``synthesize.self``."""
+
+    model: NonEmpty = Field(description="folder of weights, or of an adapter that names its base")
 
 
 class SynthesizeConfig(Record):
     """Section ``synthesize``: the teacher and its questions."""
 
-    teacher: str = Field(description="scripted (generated worlds only) or endpoint")
+    teacher: Literal["scripted", "endpoint", "self"] = Field(description="scripted: generated worlds only")
     dataset: NonEmpty
     split: NonEmpty
     questions: int | None = Field(ge=1, description="the first so many; null: all")
@@ -34,35 +44,40 @@ class SynthesizeConfig(Record):
     temperature: float = Field(ge=0)
     scripted: TeacherConfig | None = Field(description="mistakes of the scripted teacher")
     endpoint: RemoteConfig | None = Field(description="an OpenAI-compatible server and the variable that holds its key")
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The questions to answer and the index to search."""
-
-    questions: Path
-    index: Path
-    chunks: Path
+    self: SelfTeacher | None = Field(description="the model that answers, for teacher self; DVC makes it first")
 
 
 def synthesize(
-    config: SynthesizeConfig, agent: AgentConfig, retrieval: RetrievalConfig, source: Source, seed: int, out: Path
+    config: SynthesizeConfig,
+    agent: AgentConfig,
+    retrieval: RetrievalConfig,
+    seed: int,
+    served: ServedTeacher | None = None,
+    *,
+    questions: Path,
+    index: Path,
+    chunks: Path,
+    out: Path,
 ) -> int:
     """Write the teacher's trajectories to ``out``, sorted by id, and return how many there are.
 
-    Raise ConfigError where the teacher is unknown, has no settings, or cannot answer these questions; ArtifactError
-    where an input is missing or empty; and as :func:`serve_index` and :func:`collect`.
+    ``served`` is the teacher ``self``. Raise ConfigError where the teacher has no settings, cannot answer these
+    questions or is not the graph's; ArtifactError where an input is missing or empty; and as :func:`serve_index` and
+    :func:`collect`.
     """
-    questions = list(islice(read_distinct(source.questions, Question), config.questions))
-    if not questions:
-        raise ArtifactError(f"{source.questions} holds no questions, so there is nothing to synthesize.")
-    teacher, address = _teacher(config, questions, seed)
+    to_answer = read_questions(questions, config.questions)
+    if (config.teacher == "self") != (served is not None):
+        raise ConfigError(
+            f"synthesize.teacher is {config.teacher!r}, but the graph's stage synthesize is that of another teacher: "
+            "set it in profile.yaml (of tiny: src/deepsearch_rl/presets/tiny.yaml) and run `make params deps`."
+        )
+    teacher, determined_by = served or _teacher(config, to_answer, seed)
     settings = [config.model_dump(mode="json"), agent.rollout_fingerprint(), retrieval.search_fingerprint()]
-    inputs = [digest_index(source.index), sha256_file(source.questions)]
-    log = log_path("synthesize", [*settings, *inputs, seed, address])
-    with serve_index(source.index, source.chunks, retrieval) as url:
+    inputs = [digest_index(index), sha256_file(questions)]
+    log = log_path("synthesize", [*settings, *inputs, seed, determined_by])
+    with serve_index(index, chunks, retrieval) as url:
         agents = partial(SearchAgent, agent, teacher, url, config.temperature, model_name="teacher", seed=seed)
-        artifact = collect(questions, config.samples, agents, log, agent.concurrency, "synthesize", out)
+        artifact = collect(to_answer, config.samples, agents, log, agent.concurrency, "synthesize", out)
     if not artifact.server_failures:
         log.unlink()  # the artifact is complete; a forced run must ask again
         times_path(log).unlink()
@@ -78,10 +93,7 @@ def _teacher(
             raise ConfigError("synthesize.teacher is 'endpoint' but synthesize.endpoint is null; give its address.")
         endpoint = open_endpoint(config.endpoint)
         return endpoint, [endpoint.base_url, endpoint.model]
-    scripted = config.scripted
-    if config.teacher != "scripted":
-        raise UnknownNameError("teacher", config.teacher, ("scripted", "endpoint"))
-    if scripted is None:
+    if (scripted := config.scripted) is None:
         raise ConfigError("synthesize.teacher is 'scripted' but synthesize.scripted is null; give its error rates.")
     for question in questions:
         read_plan(question)  # refuse a set without plans before the first answer, not in every rollout

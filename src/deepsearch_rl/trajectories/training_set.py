@@ -29,11 +29,11 @@ from deepsearch_rl.progress import track
 from deepsearch_rl.records import FilterReport, NonEmpty, Question, Record, TokenCounts, Trajectory
 from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.trajectories.convert import SwiftRow, row_targets, swift_row
-from deepsearch_rl.trajectories.filters import apply_predicates, find_predicates
+from deepsearch_rl.trajectories.filters import apply_predicates, best_per_question, find_predicates
 
 IGNORED = -100  # label of a token without loss
 NO_LIMIT = 1 << 24  # ms-swift refuses longer conversations; the limit on rows applies after the proof
-TOO_LONG = "too_long"
+PER_QUESTION, TOO_LONG = "per_question", "too_long"
 LAST_TURN = "last_round"  # ms-swift's loss scale that trains the last turn of a row alone
 
 
@@ -43,6 +43,7 @@ class FilterConfig(Record):
     dataset: NonEmpty = Field(description="the question set that the teacher answered")
     split: NonEmpty
     predicates: tuple[str, ...] = Field(description="which trajectories to keep; applied in this order")
+    per_question: int | None = Field(ge=1, description="most trajectories of one question, the best first; null: all")
     flatten: bool = Field(
         description="a row per turn, trained after a history without reasoning; else a row per trajectory"
     )
@@ -78,6 +79,9 @@ def build_training_set(
     """
     answers = list(read_distinct(trajectories, Trajectory))
     kept, dropped = apply_predicates(answers, read_distinct(questions, Question), find_predicates(config.predicates))
+    if config.per_question:
+        best = best_per_question(kept, config.per_question)
+        dropped[PER_QUESTION], kept = len(kept) - len(best), best
     for trajectory in kept:
         _require_served_prompts(trajectory, config.flatten, history_reasoning)
     proof = TokenProof(model, config.template, config.agent_template, config.loss_scale)

@@ -34,11 +34,13 @@ PER_RUN = 100
 PHONE = (390, 844)
 
 
-def shown_of(finished: Path, model: str, per_run: int) -> list[ShownRollout]:
+def shown_of(
+    finished: Path, model: str, per_run: int, turned: dict[tuple[str, str], set[str]] | None = None
+) -> list[ShownRollout]:
     sources = sources_in(finished)
     questions = read_questions(sources.questions)
     rows = read_record(sources.evaluate[model] / "rows.json", ModelEvaluation).rows
-    return list(shown_rollouts(read_runs(sources.evaluate, rows, questions, per_run), questions))
+    return list(shown_rollouts(read_runs(sources.evaluate, rows, questions, per_run, turned or {}), questions))
 
 
 def test_rollouts_are_spread_over_every_run_and_their_outcome_named(finished: Path) -> None:
@@ -52,6 +54,16 @@ def test_rollouts_are_spread_over_every_run_and_their_outcome_named(finished: Pa
     assert {rollout.outcome for rollout in rollouts} == {"correct", "wrong", "no_answer_tag"}
     assert all((rollout.f1 >= 0.8) == (rollout.outcome == "correct") for rollout in rollouts)
     assert shown_of(finished, "sft", 0) == []
+
+
+def test_the_first_rollouts_of_turned_questions_are_shown_as_well(finished: Path) -> None:
+    without = {rollout.id for rollout in shown_of(finished, "sft", 1) if rollout.dataset == "multihoprag"}
+    every = {rollout.id for rollout in shown_of(finished, "sft", 10**6) if rollout.dataset == "multihoprag"}
+    missing = sorted(id_.removesuffix("#0") for id_ in every - without if id_.endswith("#0"))[:3]
+    turned = {("sft", "multihoprag"): set(missing)}
+    shown = {rollout.id for rollout in shown_of(finished, "sft", 1, turned) if rollout.dataset == "multihoprag"}
+    assert shown == without | {f"{id_}#0" for id_ in missing}
+    assert len(missing) == 3
 
 
 def test_rare_outcomes_are_shown_beside_the_evenly_spread_ones() -> None:
@@ -153,6 +165,37 @@ def test_two_thousand_rollouts_open_in_two_seconds(chromium: webdriver.Chrome, p
         spent.append(chromium.execute_script("return performance.getEntriesByName('rollouts ready')[0].startTime"))
     assert min(spent) < 2000
     assert [entry for entry in chromium.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+@pytest.mark.slow
+def test_greedy_f1_stands_beside_sampled_f1_in_the_headline_and_searches_beside_both_in_the_table(
+    chromium: webdriver.Chrome, page: str
+) -> None:
+    opened(chromium, page)
+    sampled, greedy = chromium.find_elements(By.CSS_SELECTOR, ".headline div:last-child dd")
+    assert sampled.rect["y"] == greedy.rect["y"]
+    assert sampled.rect["x"] < greedy.rect["x"]
+    assert all("2.50 searches" in figure.text for figure in (sampled, greedy))
+    table = chromium.find_element(By.CSS_SELECTOR, "section[aria-labelledby=f1] table")
+    titles = [cell.text for cell in table.find_elements(By.CSS_SELECTOR, "thead th")]
+    assert titles == ["model", "F1", "F1, greedy", "searches", "pass@1", "pass@2"]
+    cells = table.find_elements(By.CSS_SELECTOR, "tbody tr:nth-child(4) td")
+    shown = [cell.text.splitlines()[0] for cell in cells]
+    assert shown[:3] == [sampled.text.splitlines()[0], greedy.text.splitlines()[0], "2.50"]
+
+
+@pytest.mark.slow
+def test_a_question_that_turned_leads_to_its_rollout(
+    chromium: webdriver.Chrome, finished: Path, tmp_path: Path
+) -> None:
+    config = ReportConfig(comparisons=(("sft", "base"),), draws=100, rollouts=1)
+    write_report("tiny", sources_in(finished), config, 0, tmp_path)
+    opened(chromium, (tmp_path / "index.html").as_uri())
+    link = chromium.find_element(By.CSS_SELECTOR, "a[aria-label^='sft answers question']")
+    question = str(link.get_attribute("aria-label")).split()[-1]
+    chromium.execute_script("arguments[0].click()", link)
+    assert chromium.find_element(By.ID, "rollout").text.strip()
+    assert f"id={question}%230" in chromium.current_url
 
 
 @pytest.mark.slow

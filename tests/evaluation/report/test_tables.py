@@ -4,13 +4,16 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from deepsearch_rl.evaluation.report.page import bin_width
+from deepsearch_rl.evaluation.report.plots import read_rl_run, rl_figure
 from deepsearch_rl.evaluation.report.tables import F1Table, markdown
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
 from deepsearch_rl.files import read_record, write_json
+from deepsearch_rl.training.curves import TrainingStep
 from tests.evaluation.conftest import sources_in
 
 CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5)
@@ -59,7 +62,7 @@ def test_rows_are_read_the_in_domain_set_first_and_models_in_training_order(own:
     table = F1Table(profile="tiny", generated=True, rows=rows, comparisons=())
     lines = [line for line in markdown(table).splitlines() if line.startswith("|")]
     assert len({len(line) for line in lines}) == 1, "padded, so that it reads as plain text"
-    assert [line.split("|")[1].strip() for line in lines[2:5]] == ["base", "sft_rl", "kimi"]
+    assert [line.split("|")[2].strip() for line in lines[2:6]] == ["base", "sft_rl", "kimi", "*constant answer*"]
     ordered = [(row.dataset, row.model) for row in table.reading_order]
     assert ordered == [("multihoprag", "base"), ("multihoprag", "sft_rl"), ("multihoprag", "kimi"), ("musique", "base")]
     assert [row.model for row in table.main_rows("musique")] == ["base"]
@@ -108,5 +111,21 @@ def test_a_model_that_answered_one_set_alone_leaves_cells_empty_and_a_profile_wi
     only = Sources(models, {}, {}, results.retrieval, None, results.questions)
     write_report("api", only, CONFIG, 0, tmp_path)
     page = (tmp_path / "index.html").read_text()
-    assert re.search(r'<th scope="row">rl</th><td></td><td></td><td>\.\d', page)
+    main_tables = page[page.index('<h2 id="f1"') : page.index("<figure")].split("<caption>")[1:]
+    assert ["musique" in text for text in main_tables if '<th scope="row">rl</th><td>.' in text] == [True]
     assert not {"rl", "ifeval", "filter"} & set(re.findall(r'<h2 id="(\w+)"', page))
+
+
+def test_the_learning_curve_has_the_intervals_whose_errors_are_logged(results: Sources) -> None:
+    run = read_rl_run(results.rl["sft"])
+    reward, f1, _ = rl_figure({"sft": run}).axes
+    [band] = reward.collections
+    assert set(np.asarray(band.get_paths()[0].vertices)[:, 0]) == set(range(1, 21))
+    bars = [points for line in f1.lines if len(points := np.asarray(line.get_xydata())) == 2]
+    assert [bar[0, 0] for bar in bars] == [0, 5, 10, 15, 20]
+    assert bars[-1][:, 1] == pytest.approx([0.6 - 1.96 * 0.04, 0.6 + 1.96 * 0.04])
+    plain = [{name: value for name, value in line.model_dump().items() if "_se" not in name} for line in run.steps]
+    without = run._replace(steps=tuple(map(TrainingStep.model_validate, plain)))
+    reward, f1, _ = rl_figure({"sft": without}).axes
+    assert not reward.collections
+    assert [len(np.asarray(line.get_xydata())) for line in f1.lines] == [20, 1, 1, 1, 1, 1]

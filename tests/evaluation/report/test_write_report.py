@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, UnknownNameError
-from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table, signed
+from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table, interval_text, score_text, signed
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import run_file
 from deepsearch_rl.files import read_json, read_jsonl, write_json, write_jsonl
@@ -80,17 +80,61 @@ def test_rows_are_keyed_as_the_contract_says_in_every_form(report: Path) -> None
     main = next(row for row in rows if row["model"] == "sft" and row["dataset"] == "musique")
     assert read_json(report / "metrics.json")["f1"]["musique"]["sft"] == round(main["f1"], 4)
     assert f"{main['f1']:.3f}"[1:] in (report / "f1_table.md").read_text()
+    first = next(row for row in rows if row["model"] == "sft" and row["samples"] == 3)
+    [line] = [line for line in lines if line["model"] == "sft" and line["samples"] == "3"]
+    assert [float(line["pass_at_1"]), float(line["pass_at_2"])] == list(first["pass_at"].values())
+    assert read_json(report / "metrics.json")["pass_at_2"]["multihoprag"]["sft"] == round(first["pass_at"]["2"], 4)
+    assert first["em"] == first["pass_at"]["1"] < first["pass_at"]["2"]
+
+
+def test_the_main_table_has_greedy_f1_beside_sampled_f1_then_searches_and_pass_at_k(report: Path) -> None:
+    rows = F1Table.model_validate(read_json(report / "f1_table.json")).rows
+    sampled, greedy = (row for row in rows if (row.model, row.dataset) == ("sft_rl", "multihoprag"))
+    lines = [line.split(" | ") for line in (report / "f1_table.md").read_text().splitlines()]
+    head, first = ([cell.strip(" |") for cell in line] for line in (lines[2], lines[7]))
+    assert head[:7] == ["set", "model", "F1", "F1, greedy", "searches", "pass@1", "pass@2"]
+    passes = [score_text(share) for share in sampled.pass_at.values()]
+    searches = f"{sampled.mean_tool_calls:.2f}"
+    assert first[:7] == ["multihoprag (40 x 3)", "sft_rl", *map(interval_text, (sampled, greedy)), searches, *passes]
+    assert sampled.mean_tool_calls == 2.5
+    page = (report / "index.html").read_text()
+    titles = re.search(r"40 questions x 3</caption>.*?</tr>", page, re.DOTALL)
+    assert titles
+    assert re.findall(r'"col">(.*?)</th>', titles[0]) == ["model", *head[2:7]]
 
 
 def test_models_are_compared_wherever_both_answered_the_same_set(report: Path) -> None:
     table = F1Table.model_validate(read_json(report / "f1_table.json"))
-    f1 = {(row.model, row.dataset, row.temperature): row.f1 for row in table.rows}
+    rows = {(row.model, row.dataset, row.temperature): row for row in table.rows}
     assert {(entry.model, entry.other) for entry in table.comparisons} == {("sft", "base"), ("sft_rl", "sft")}
     assert len(table.comparisons) == 2 * 5
     for entry in table.comparisons:
-        of_model, of_other = (f1[name, entry.dataset, entry.temperature] for name in (entry.model, entry.other))
-        assert entry.difference == pytest.approx(of_model - of_other, abs=1e-5)
+        of_model, of_other = (rows[name, entry.dataset, entry.temperature] for name in (entry.model, entry.other))
+        assert entry.difference == pytest.approx(of_model.f1 - of_other.f1, abs=1e-5)
         assert entry.low <= entry.difference <= entry.high
+        searches = entry.tool_calls
+        assert searches.difference == pytest.approx(of_model.mean_tool_calls - of_other.mean_tool_calls, abs=1e-5)
+        assert searches.low <= searches.difference <= searches.high
+        assert {kind: change.tool_calls.difference for kind, change in entry.types.items()} == {
+            kind: score.mean_tool_calls - of_other.types[kind].mean_tool_calls for kind, score in of_model.types.items()
+        }
+        weighted = sum(change.n * change.difference for change in entry.types.values())
+        assert weighted / entry.n == pytest.approx(entry.difference, abs=1e-4)
+    by_run = [(entry.model, entry.run_name) for entry in table.comparisons_on("multihoprag")]
+    assert by_run[:2] == [("sft", "multihoprag"), ("sft", "multihoprag, greedy")]
+    assert "+1.500 [" in (report / "f1_table.md").read_text(), "sft_rl searches more for deeper chains"
+    assert "<strong>+3.000</strong><small>+3.000 to +3.000</small>" in (report / "index.html").read_text()
+
+
+def test_a_comparison_names_the_questions_that_turned(report: Path) -> None:
+    table = F1Table.model_validate(read_json(report / "f1_table.json"))
+    turned = [change for entry in table.comparisons for change in entry.types.values()]
+    assert any(change.gained for change in turned)
+    assert all(not set(change.gained) & set(change.lost) for change in turned)
+    assert all(len(change.gained) + len(change.lost) <= change.n for change in turned)
+    page = (report / "index.html").read_text()
+    gained = next((entry, change) for entry in table.comparisons for change in entry.types.values() if change.gained)
+    assert f"{gained[0].model} answers question {gained[1].gained[0]}" in page
 
 
 def test_a_comparison_with_a_model_that_was_not_evaluated_is_refused_by_name(results: Sources, tmp_path: Path) -> None:

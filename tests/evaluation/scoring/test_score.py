@@ -1,8 +1,11 @@
+from itertools import combinations, product
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from deepsearch_rl.answers import METRICS
 from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.evaluation.scoring.overlap import best_constant
 from deepsearch_rl.evaluation.scoring.score import (
@@ -13,6 +16,7 @@ from deepsearch_rl.evaluation.scoring.score import (
     build_control,
     build_row,
     paired_differences,
+    pass_at_k,
     score_questions,
 )
 from deepsearch_rl.records import StopReason
@@ -48,7 +52,7 @@ def test_samples_are_averaged_per_question_before_anything_else() -> None:
 def test_a_failed_rollout_scores_zero_and_stays_in_the_denominator(reason: StopReason) -> None:
     failed = make_rollout(1, gold="", stop=reason)  # its empty answer would match the empty gold
     scored = score_questions([make_rollout(0, answer="Port Vale"), failed], samples=1)
-    assert [values.tolist() for values in scored.metrics.values()] == [[1.0, 0.0]] * 5
+    assert [scored.metrics[name].tolist() for name in METRICS] == [[1.0, 0.0]] * 5
 
 
 @pytest.mark.parametrize("samples", [[0], [0, 0], [0, 2], [0, 1, 2]])
@@ -123,10 +127,41 @@ def test_the_best_constant_answer_maximises_f1_over_the_whole_set() -> None:
     assert best_constant([("y",), ("x",)]).answer == "x"
 
 
+@pytest.mark.parametrize("samples", range(1, 7))
+def test_pass_at_k_is_the_share_of_all_sets_of_k_answers_with_one_that_matches(samples: int) -> None:
+    for k in range(1, samples + 1):
+        passed_Q = []
+        for matches in range(samples + 1):
+            drawn = list(combinations([True] * matches + [False] * (samples - matches), k))
+            passed_Q.append(sum(map(any, drawn)) / len(drawn))
+            assert pass_at_k(np.array([matches / samples]), samples, k) == pytest.approx(passed_Q[-1])
+        em_Q = np.arange(samples + 1) / samples
+        assert pass_at_k(em_Q, samples, k) == pytest.approx(np.mean(passed_Q))
+
+
+@pytest.mark.parametrize(("samples", "k"), [(3, 0), (3, 4)])
+def test_pass_at_k_is_refused_for_more_answers_than_there_are(samples: int, k: int) -> None:
+    with pytest.raises(ValueError, match=f"pass@{k} .* {samples} answers"):
+        pass_at_k(np.array([1.0]), samples, k)
+
+
+@pytest.mark.parametrize(("samples", "passes"), [(1, [1]), (2, [1, 2]), (3, [1, 2]), (8, [1, 8]), (12, [1, 8])])
+def test_a_row_has_pass_at_1_and_at_the_largest_power_of_two_among_its_samples(samples: int, passes: list[int]) -> None:
+    answers = {(0, 0), *product([1], range(samples))}  # of question 0 the first answer alone, of question 1 all
+    rollouts = [
+        make_rollout(question, sample, "Port Vale" if (question, sample) in answers else "the port of Vale")
+        for question, sample in product((0, 1, 2), range(samples))
+    ]
+    row = build_row(row_key("sft", "musique", "outworld", samples), rollouts, generated=True, draws=200)
+    assert list(row.pass_at) == passes
+    assert row.pass_at[1] == row.em
+    assert row.pass_at[passes[-1]] == pytest.approx((passes[-1] / samples + 1 + 0) / 3, abs=1e-6)
+
+
 def test_a_row_counts_failures_by_kind_and_scores_every_type() -> None:
     rollouts = [
-        make_rollout(0, 0, "Port Vale", kind="1_hop"),
-        make_rollout(0, 1, stop=StopReason.SEARCH_BUDGET, kind="1_hop"),
+        make_rollout(0, 0, "Port Vale", kind="1_hop", searches=2),
+        make_rollout(0, 1, stop=StopReason.SEARCH_BUDGET, kind="1_hop", searches=4),
         make_rollout(1, 0, stop=StopReason.DEADLINE, kind="null"),
         make_rollout(1, 1, stop=StopReason.SEARCH_BUDGET, kind="null"),
     ]
@@ -135,7 +170,8 @@ def test_a_row_counts_failures_by_kind_and_scores_every_type() -> None:
     assert row.failures == {"deadline": 1, "search_budget": 2}
     assert {kind: (score.n, score.f1) for kind, score in row.types.items()} == {"1_hop": (1, 0.5), "null": (1, 0.0)}
     assert row.constant.f1 == 1.0
-    assert (row.mean_rounds, row.mean_tool_calls) == (2.0, 1.0)
+    assert (row.mean_rounds, row.mean_tool_calls) == (2.0, 2.0)
+    assert {kind: score.mean_tool_calls for kind, score in row.types.items()} == {"1_hop": 3.0, "null": 1.0}
 
 
 def test_a_row_is_made_from_rollouts_that_pass_by_once() -> None:

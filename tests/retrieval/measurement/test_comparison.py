@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -48,7 +49,7 @@ def test_the_mean_length_of_the_chunks_is_told(index_dir: Path) -> None:
 
 
 def test_an_interval_holds_the_mean_and_narrows_with_the_questions() -> None:
-    few, many = ([0.0, 1.0] * count for count in (5, 500))
+    few, many = (np.array([0.0, 1.0] * count) for count in (5, 500))
     for values in (few, many):
         assert intervals({"x": values}, 0, 200)["x"].mean == 0.5
     widths = [one.high - one.low for one in (intervals({"x": values}, 0, 200)["x"] for values in (few, many))]
@@ -75,12 +76,11 @@ def test_cutoffs_that_are_no_numbers_are_refused_and_not_left_out(cutoffs: str) 
         CliRunner().invoke(app, asked, catch_exceptions=False)
 
 
-def test_the_command_prints_a_table_json_and_csv(index_dir: Path, tmp_path: Path) -> None:
+def test_the_command_prints_a_table_and_json(index_dir: Path, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "q.jsonl", QUESTIONS)
     asked = ["retrieve", "eval", "--index", str(index_dir), "--questions", str(tmp_path / "q.jsonl"), "--draws", "20"]
-    shown = CliRunner().invoke(app, [*asked, "--csv", str(tmp_path / "t.csv")], catch_exceptions=False).stdout
+    shown = CliRunner().invoke(app, asked, catch_exceptions=False).stdout
     assert "hybrid minus" in shown
     assert "5 questions (5 by titles); 5 chunks of 9.6 words" in shown
-    assert (tmp_path / "t.csv").read_text().startswith("retriever,metric,mean,low,high\nbm25,mrr@10,1.000000,")
     printed = CliRunner().invoke(app, [*asked, "--retriever", "bm25", "--json"], catch_exceptions=False).stdout
     assert json.loads(printed)["scores"]["bm25"]["mrr@10"]["mean"] == 1.0

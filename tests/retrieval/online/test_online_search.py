@@ -95,21 +95,17 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def searching(endpoint: Endpoint) -> Iterator[Callable[..., OnlineSearcher]]:
-    opened: list[OnlineSearcher] = []
-
+def searching(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OnlineSearcher]:
     def make(**changes: object) -> OnlineSearcher:
         values = {"name": "test web", "url": f"{endpoint.url}/s?q={{query}}&n={{top_k}}", "fields": FIELDS} | changes
         config = OnlineConfig.model_validate(values)
         waits: list[float] = []
-        found = OnlineSearcher(SearchEndpoint(config, KEY if config.api_key_variable else None, waits.append))
+        monkeypatch.setattr("time.sleep", waits.append)
+        found = OnlineSearcher(SearchEndpoint(config, KEY if config.api_key_variable else None))
         found.waits = waits  # type: ignore[attr-defined]
-        opened.append(found)
         return found
 
-    yield make
-    for searcher in opened:
-        searcher.close()
+    return make
 
 
 def test_results_become_hits_in_the_endpoints_order(

@@ -168,7 +168,7 @@ def test_access_to_too_many_pages_or_bytes_is_answered_422(tmp_path: Path) -> No
         (b"[]", "body: "),
         (b"{", "body: "),
         (b"", "body: "),
-        (b'{"urls": ["\\ud800"]}', "urls.0: "),
+        (b'{"urls": ["\\ud800"]}', "body: "),
     ],
 )
 def test_an_access_request_that_does_not_fit_is_answered_422_and_names_the_field(

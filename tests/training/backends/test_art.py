@@ -1,15 +1,22 @@
 """Real runs of the loop with ART on an untrained policy: real rollouts, ART's own packing and loss, a real server."""
 
+import asyncio
 import json
 import multiprocessing
 import os
-import shutil
+import random
 import signal
+import types
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import art
 import pytest
+import torch
+from art.local.backend import LocalBackend
+from art.preprocessing.pack import PackedTensors
+from mp_actors import move_to_child_process
 from openai.types.chat.chat_completion import Choice
 from transformers import PreTrainedModel
 
@@ -19,14 +26,17 @@ from deepsearch_rl.files import file_digests, read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.training.backends.art.policy import Policy
-from deepsearch_rl.training.backends.art.service import make_own_trainer
-from deepsearch_rl.training.backends.art.trainer import conversation
+from deepsearch_rl.training.backends.art.samplers import EngineSampler
+from deepsearch_rl.training.backends.art.service import OwnService, make_own_trainer
+from deepsearch_rl.training.backends.art.trainer import ServiceBackend, conversation, with_advantages
 from deepsearch_rl.training.backends.make import open_engine
+from deepsearch_rl.training.curves import TrainingStep
 from deepsearch_rl.training.rl import loop
-from deepsearch_rl.training.rl.loop import RlLogLine, train_policy
+from deepsearch_rl.training.rl.loop import train_policy
+from deepsearch_rl.training.rl.policy_loss import ALGORITHMS, advantages
 from deepsearch_rl.training.rl.trainer import BackendConfig, LoraConfig, RlConfig, RlTask
-from deepsearch_rl.trajectories.synthesize import Source
 from tests.policies import CONTEXT_TOKENS
+from tests.worlds import World
 
 
 @pytest.fixture
@@ -38,12 +48,13 @@ def config(smoke: Profile) -> RlConfig:
 
 
 @pytest.fixture
-def task(policy_folder: Path, world: Source, world_server: str, smoke: Profile, tmp_path: Path) -> RlTask:
+def task(policy_folder: Path, world: World, world_server: str, smoke: Profile, tmp_path: Path) -> RlTask:
     agent = smoke.section("agent", AgentConfig)
     questions = list(read_jsonl(world.questions, Question))
     return RlTask(
         start=policy_folder,
         start_name="base",
+        weights="digest",
         train=questions[:5],
         dev=questions[5:7],
         agent=agent.model_copy(update={"max_tokens": 8, "context_tokens": CONTEXT_TOKENS}),
@@ -64,10 +75,70 @@ def letters(_weights: object, trajectory: Trajectory, *_: object) -> dict[str, f
     return {"letters": float(len(trajectory.messages[-1].content) % 5)}
 
 
-def train(task: RlTask, config: RlConfig, output: Path) -> list[RlLogLine]:
+def train(task: RlTask, config: RlConfig, output: Path) -> list[TrainingStep]:
     """Train with the service in this process and return the log."""
     train_policy(task, config, make_own_trainer(task, config, in_process=True), output)
-    return list(read_jsonl(output / "train_log.jsonl", RlLogLine))
+    return list(read_jsonl(output / "train_log.jsonl", TrainingStep))
+
+
+def packed_rollouts(backend: LocalBackend, start: Path) -> tuple[list[float], PackedTensors]:
+    """Return the rewards of two groups, and their rollouts as a backend packs them, in the order of the rewards."""
+    rewards = [1.0, 0.25, 0.5, 0.0, 2.0, 0.75]
+    settings: Any = {"init_args": {"max_seq_length": CONTEXT_TOKENS}}
+    model = art.TrainableModel(name="policy", project="p", base_model=str(start), _internal_config=settings)
+    rollouts = [
+        art.Trajectory(
+            messages_and_choices=[
+                {"role": "user", "content": "who is it"},
+                {"role": "assistant", "content": " the" * (number + 1)},
+            ],
+            reward=reward,
+        )
+        for number, reward in enumerate(rewards)
+    ]
+    random.seed(0)
+    packed = backend._get_packed_tensors(
+        model,
+        [art.TrajectoryGroup(rollouts[:2]), art.TrajectoryGroup(rollouts[2:])],
+        advantage_balance=0.0,
+        allow_training_without_logprobs=True,
+        scale_rewards=True,
+        plot_tensors=False,
+        packed_sequence_length=CONTEXT_TOKENS,
+        logprob_calculation_chunk_size=CONTEXT_TOKENS,
+    )
+    assert packed is not None
+    order = packed["assistant_mask"].sum(dim=1).argsort()
+    tensors: Any = {name: tensor[order] for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)}
+    return rewards, tensors
+
+
+def test_rollouts_are_packed_as_art_packs_them(policy_folder: Path, config: RlConfig, tmp_path: Path) -> None:
+    arts, ours = LocalBackend(path=str(tmp_path)), ServiceBackend(loss=config.loss, in_process=True, path=str(tmp_path))
+    arts._packed_sequence_length_requires_chunk_alignment = False
+    (_, theirs), (_, mine) = (packed_rollouts(backend, policy_folder) for backend in (arts, ours))
+    for name in ("tokens", "assistant_mask", "weights", "advantages"):
+        torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_packed_advantages_are_those_of_the_algorithm(
+    policy_folder: Path, config: RlConfig, tmp_path: Path, algorithm: str
+) -> None:
+    loss = config.loss.model_copy(update={"algorithm": algorithm, "unit_advantages": False})
+    backend = ServiceBackend(loss=loss, in_process=True, path=str(tmp_path))
+    rewards, packed = packed_rollouts(backend, policy_folder)
+    counts = packed["assistant_mask"].sum(dim=1)
+    groups = torch.tensor([0, 0, 1, 1, 1, 1])
+    kind = ALGORITHMS[loss.algorithm].advantage
+    expected = advantages(kind, torch.tensor(rewards, dtype=torch.float64), groups, counts)
+    torch.testing.assert_close(packed["advantages"].sum(dim=1) / counts, expected.float(), rtol=0, atol=1e-5)
+
+
+def test_a_step_without_signal_is_not_packed(config: RlConfig) -> None:
+    rollout = art.Trajectory(messages_and_choices=[], reward=0.1)
+    rows: Any = [types.SimpleNamespace(trajectory=rollout, prompt_id=2**62, assistant_mask=[0, 1]) for _ in range(3)]
+    assert with_advantages(rows, config.loss) == []
 
 
 @pytest.mark.slow
@@ -108,6 +179,18 @@ def test_serving_the_previous_steps_weights_stops_the_run(
     assert not (tmp_path / "adapter").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("any_reward")
+def test_rollouts_ahead_are_one_step_off_policy_and_only_the_first_step_is_checked_for_a_stale_policy(
+    task: RlTask, config: RlConfig, tmp_path: Path
+) -> None:
+    ahead = config.model_copy(update={"rollouts_ahead": True, "learning_rate": 0.05, "steps": {"base": 3}})
+    lines = train(task, ahead.model_copy(update={"epochs": 2.0}), tmp_path / "adapter")
+    first, *lagging = [line.metrics["mismatch_median"] for line in lines[1:]]
+    assert first < 1e-4
+    assert all(median > config.max_mismatch for median in lagging)
+
+
 def killed_in_step_2(task: RlTask, config: RlConfig, output: Path) -> None:
     """Train in a process of its own until it is killed while it saves the checkpoint of step 2."""
     save = Policy.save
@@ -128,9 +211,10 @@ def killed_in_step_2(task: RlTask, config: RlConfig, output: Path) -> None:
 def test_a_run_that_was_killed_or_lost_a_checkpoint_ends_with_the_bytes_of_one_that_was_not(
     task: RlTask, config: RlConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = replace(task, agent=task.agent.model_copy(update={"concurrency": 1}))
     dev = config.dev.model_copy(update={"every": 9})
-    config = config.model_copy(update={"dev": dev})
+    optimizer = config.optimizer.model_copy(update={"warmup_steps": 1, "schedule": "linear"})
+    update = {"dev": dev, "concurrency": 1, "max_refills": 1, "epochs": 2.0, "update_epochs": 2, "optimizer": optimizer}
+    config = config.model_copy(update=update)
     train(task, config, tmp_path / "undisturbed")
     again = replace(task, scratch=tmp_path / "killed")
     child = multiprocessing.get_context("spawn").Process(target=killed_in_step_2, args=(again, config, tmp_path / "x"))
@@ -151,18 +235,39 @@ def test_a_run_that_was_killed_or_lost_a_checkpoint_ends_with_the_bytes_of_one_t
 def test_a_scratch_folder_of_another_start_is_refused(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
     config = config.model_copy(update={"steps": {"base": 0}})
     train(task, config, tmp_path / "adapter")
-    other = shutil.copytree(task.start, tmp_path / "other")
-    (other / "model.safetensors").write_bytes((task.start / "model.safetensors").read_bytes()[:-4] + b"\0\0\0\0")
     with pytest.raises(ArtifactError, match="was trained from other weights"):
-        train(replace(task, start=other), config, tmp_path / "adapter")
+        train(replace(task, weights="another"), config, tmp_path / "adapter")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("refills", [0, 1])
 def test_groups_of_equal_rewards_leave_the_policy_as_it_is_and_the_run_continues(
-    task: RlTask, config: RlConfig, tmp_path: Path
+    task: RlTask, config: RlConfig, tmp_path: Path, refills: int
 ) -> None:
-    lines = train(task, config, tmp_path / "adapter")
+    lines = train(task, config.model_copy(update={"max_refills": refills, "epochs": 2.0}), tmp_path / "adapter")
     assert [line.metrics.get("trainable_groups") for line in lines[1:]] == [0.0, 0.0]
+
+
+class RecordedSampler(EngineSampler):
+    """Writes a file when it is closed."""
+
+    def close(self) -> None:
+        (self.start_folder / "closed").touch()
+
+
+@pytest.mark.slow
+def test_the_sampler_is_closed_in_the_process_of_its_service(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
+    service = OwnService("policy", str(tmp_path), task, config)
+    service.__dict__["_sampler"] = RecordedSampler(tmp_path, 2, CONTEXT_TOKENS)
+    backend = ServiceBackend(loss=config.loss, path=str(tmp_path), in_process=False)
+    backend._services["policy"] = move_to_child_process(service)
+    asyncio.run(backend.close())
+    assert (tmp_path / "closed").is_file()
+
+
+def test_a_damaged_checkpoint_is_named_with_what_to_do(task: RlTask, config: RlConfig) -> None:
+    with pytest.raises(ArtifactError, match=rf"0003, .* is damaged.* delete {task.scratch} to train again"):
+        make_own_trainer(task, config, in_process=True).require_whole(3)
 
 
 def choice(text: str) -> Choice:

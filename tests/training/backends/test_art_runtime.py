@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.errors import UnavailableError
-from deepsearch_rl.training.backends.art.runtime import install_runtime, require_runtime
+from deepsearch_rl.training.backends.art.runtime import require_runtime
+from scripts.art_runtime import install_runtime
 
 UV = """#!/bin/sh
 echo "$@" >> "$UV_LOG"

@@ -1,23 +1,26 @@
 """The policy's numbers against ART's own way on the same tensors, and what it saves and refuses."""
 
+import asyncio
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from art.preprocessing.pack import PackedTensors
+from art import types
+from art.preprocessing.pack import PackedTensors, packed_tensors_to_dir
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.rl_step import LOSS, arts_gradients, arts_logprobs, disturb, gradients, own_gradients, random_rollouts
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import file_digests
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.training.backends.art.checkpoints import SEAL, is_whole, require_start
 from deepsearch_rl.training.backends.art.policy import Policy, Rows
-from deepsearch_rl.training.backends.art.service import memory_named, minibatches
+from deepsearch_rl.training.backends.art.service import OwnService, memory_named, minibatches
 from deepsearch_rl.training.pretrain.model import ModelConfig, build_model
-from deepsearch_rl.training.rl.trainer import LoraConfig, RlConfig
+from deepsearch_rl.training.rl.trainer import LoraConfig, RlConfig, RlTask
 
 LENGTHS = [50, 120, 64, 64, 90]
 
@@ -39,7 +42,7 @@ def disturbed(start: Path, config: RlConfig) -> Policy:
     return policy
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize(("algorithm", "level"), [("grpo", "token"), ("gspo", "sequence")])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -54,11 +57,13 @@ def test_gradients_are_those_of_arts_padded_rollouts(
     config: RlConfig,
     packed: PackedTensors,
     changes: dict[str, Any],
+    algorithm: str,
     level: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(LOSS, "importance_sampling_level", level)
-    own, other = (disturbed(policy_folder, config.model_copy(update=changes)) for _ in range(2))
+    loss = config.loss.model_copy(update={"algorithm": algorithm})
+    own, other = (disturbed(policy_folder, config.model_copy(update={**changes, "loss": loss})) for _ in range(2))
     own_gradients(own, packed)
     arts_gradients(other.model, packed)
     ours, arts = gradients(own.model), gradients(other.model)
@@ -80,7 +85,7 @@ def test_old_log_probabilities_are_the_trainers_and_the_samplers_only_weigh_toke
     assert torch.equal(rows.tensors["original_logprobs"][mask], sampled[mask])
     assert metrics["mismatch_mean"] == pytest.approx(float((sampled - expected)[mask].abs().mean()), rel=1e-4)
     assert metrics["kl"] > 0
-    update = policy.update(rows, torch.arange(len(LENGTHS)), LOSS)
+    update = policy.update(rows, torch.arange(len(LENGTHS)))
     assert update["loss/clip_fraction"] == 0.0, "the policy has not moved since it was scored"
     weight = (expected - sampled)[mask].exp().clamp(max=2.0)
     terms = -(weight * rows.tensors["advantages"][mask] * rows.tensors["weights"][mask])
@@ -90,14 +95,108 @@ def test_old_log_probabilities_are_the_trainers_and_the_samplers_only_weigh_toke
 def test_later_minibatches_are_clipped_against_the_policy_before_the_step(
     policy_folder: Path, config: RlConfig, packed: PackedTensors
 ) -> None:
-    policy = Policy(policy_folder, config.model_copy(update={"learning_rate": 0.1}), 0, None)
+    policy = Policy(policy_folder, config.model_copy(update={"learning_rate": 0.3}), 0, None)
     rows = Rows(packed)
     policy.score(rows)
     parts = minibatches(len(LENGTHS), 3, seed=0)
     assert sorted(torch.cat(parts).tolist()) == list(range(len(LENGTHS)))
-    shares = [policy.update(rows, part, LOSS)["loss/clip_fraction"] for part in parts]
+    shares = [policy.update(rows, part)["loss/clip_fraction"] for part in parts]
     assert shares[0] == 0.0 < max(shares[1:])
     assert [part.tolist() for part in minibatches(4, None, 1)] == [[row] for row in torch.cat(minibatches(4, 1, 1))]
+
+
+def updates(service: OwnService, packed: PackedTensors) -> list[dict[str, float]]:
+    """Have a service make a step; return the metrics of its optimizer steps."""
+
+    async def train() -> list[dict[str, float]]:
+        tensors = packed_tensors_to_dir(packed, f"{service.output_dir}/tensors")
+        return [metrics async for metrics in service.train(tensors, types.TrainConfig(), {})]
+
+    return asyncio.run(train())
+
+
+@pytest.fixture
+def task(policy_folder: Path, smoke: Profile, tmp_path: Path) -> RlTask:
+    agent = smoke.section("agent", AgentConfig)
+    return RlTask(policy_folder, "base", "digest", [], [], agent, "http://127.0.0.1:9", tmp_path, 0)
+
+
+def test_a_second_epoch_over_a_steps_rollouts_has_another_order_ratios_and_weights(
+    task: RlTask, config: RlConfig, packed: PackedTensors, tmp_path: Path
+) -> None:
+    config = config.model_copy(update={"learning_rate": 0.1, "minibatches": 1})
+    services = [
+        OwnService("policy", str(tmp_path / str(epochs)), task, config.model_copy(update={"update_epochs": epochs}))
+        for epochs in (1, 2)
+    ]
+    (once,), (first, second) = (updates(service, packed) for service in services)
+    assert once == first
+    assert (first["loss/clip_fraction"], second["loss/clip_fraction"] > 0) == (0.0, True), (
+        "the first epoch's ratio is 1"
+    )
+    weights = [
+        file_digests(Path(service.output_dir))["checkpoints/0001/adapter_model.safetensors"] for service in services
+    ]
+    assert weights[0] != weights[1]
+
+
+def test_a_service_trains_at_the_rate_of_its_step_also_after_a_resume(
+    task: RlTask, config: RlConfig, packed: PackedTensors, tmp_path: Path
+) -> None:
+    optimizer = config.optimizer.model_copy(update={"warmup_steps": 1, "schedule": "linear"})
+    config = config.model_copy(update={"optimizer": optimizer, "steps": {"base": 3}})
+    folders = [str(tmp_path / name) for name in ("undisturbed", "resumed")]
+    services = [OwnService("policy", folders[0], task, config)] * 3
+    services += [OwnService("policy", folders[1], task, config) for _ in range(3)]
+    rates = [updates(service, packed)[0]["loss/learning_rate"] for service in services]
+    assert rates == pytest.approx([config.learning_rate * factor for factor in (0.5, 1.0, 0.5)] * 2)
+    undisturbed, resumed = (file_digests(Path(folder) / "checkpoints") for folder in folders)
+    assert undisturbed == resumed
+
+
+def test_a_second_minibatch_has_another_gradient_than_before_the_first(
+    policy_folder: Path, config: RlConfig, packed: PackedTensors
+) -> None:
+    policy, rows = Policy(policy_folder, config, 0, None), Rows(packed)
+    policy.score(rows)
+    first, second = minibatches(len(LENGTHS), 2, seed=0)
+
+    def gradient() -> torch.Tensor:
+        rows.weigh(second, config.loss, config.max_sequence_tokens)
+        policy.backward(rows.take(second, "cpu"), 1.0)
+        vector = gradients(policy.model)
+        policy.optimizer.zero_grad(set_to_none=True)
+        return vector
+
+    before = gradient()
+    policy.update(rows, first)
+    assert float((gradient() - before).norm() / before.norm()) > 0.01
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"algorithm": name} for name in ("gspo_token", "dr_grpo", "rloo", "reinforce_pp", "cispo")),
+        {"aggregation": "token"},
+        {"kl_penalty": 0.5},
+        {"kl_loss": 0.5},
+        {"entropy_bonus": 0.5},
+    ],
+    ids=str,
+)
+def test_every_setting_of_the_loss_changes_the_gradient(
+    policy_folder: Path, config: RlConfig, packed: PackedTensors, changes: dict[str, Any]
+) -> None:
+    vectors = []
+    for loss in (config.loss, config.loss.model_copy(update=changes)):
+        policy, rows = disturbed(policy_folder, config.model_copy(update={"loss": loss})), Rows(packed)
+        policy.score(rows)
+        everything = torch.arange(len(LENGTHS))
+        rows.weigh(everything, loss, config.max_sequence_tokens)
+        for rows_B in rows.batches(everything, config.max_batch_tokens):
+            policy.backward(rows.take(rows_B, "cpu"), 1.0)
+        vectors.append(gradients(policy.model))
+    assert float((vectors[1] - vectors[0]).norm() / vectors[0].norm()) > 1e-3
 
 
 def trained(start: Path, config: RlConfig, packed: PackedTensors, folder: Path) -> dict[str, str]:
@@ -105,7 +204,7 @@ def trained(start: Path, config: RlConfig, packed: PackedTensors, folder: Path) 
     policy, rows = Policy(start, config, 0, None), Rows(packed)
     policy.score(rows)
     for part in minibatches(len(LENGTHS), 2, seed=3):
-        policy.update(rows, part, LOSS)
+        policy.update(rows, part)
     policy.save(folder, "digest")
     return file_digests(folder)
 
@@ -131,7 +230,7 @@ def test_a_resumed_policy_goes_on_to_the_same_bytes(
         policy = Policy(policy_folder, config, 0, tmp_path / "1") if name == "2" else undisturbed
         rows = Rows(packed)
         policy.score(rows)
-        policy.update(rows, torch.arange(len(LENGTHS)), LOSS)
+        policy.update(rows, torch.arange(len(LENGTHS)))
         policy.save(tmp_path / name, "digest")
     assert file_digests(tmp_path / "2") == file_digests(tmp_path / "2 without a break")
     assert file_digests(tmp_path / "1") != file_digests(tmp_path / "2")
@@ -163,7 +262,7 @@ def test_bfloat16_trains_float32_adapters(policy_folder: Path, config: RlConfig,
     assert 1e-5 < float((logprobs[0] - logprobs[1]).abs().mean()) < 0.05
     rows = Rows(packed)
     half.score(rows)
-    assert half.update(rows, torch.arange(len(LENGTHS)), LOSS)["loss/grad_norm"] > 0
+    assert half.update(rows, torch.arange(len(LENGTHS)))["loss/grad_norm"] > 0
     assert {group.dtype for group in half.optimizer.param_groups[0]["params"]} == {torch.float32}
 
 

@@ -12,7 +12,7 @@ import pytest
 from deepsearch_rl.errors import ConfigError, EndpointError, UnavailableError
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.training.backends.art.policy import Policy
-from deepsearch_rl.training.backends.art.samplers import VllmSampler, lora_ranks
+from deepsearch_rl.training.backends.art.samplers import VllmSampler, lora_rank
 from deepsearch_rl.training.backends.art.service import require_sampler
 from deepsearch_rl.training.rl.trainer import LoraConfig, RlConfig, SamplerConfig
 
@@ -110,9 +110,9 @@ def test_a_server_that_fails_at_an_adapter_is_one_error(
 
 
 def test_what_vllm_cannot_hold_is_refused_before_it_starts(config: RlConfig) -> None:
-    assert lora_ranks(config) == 16
-    with pytest.raises(ConfigError, match=r"rl\.lora\.rank is 600, .* up to rank 512"):
-        lora_ranks(config.model_copy(update={"lora": LoraConfig(rank=600, alpha=1)}))
+    assert lora_rank(config) == 16
+    with pytest.raises(ConfigError, match=r"the adapter of rl\.lora is of rank 600, .* up to rank 512"):
+        lora_rank(config.model_copy(update={"lora": LoraConfig(rank=600, alpha=1)}))
     with pytest.raises(ConfigError, match=r"rl\.lora is null"):
         require_sampler(config.model_copy(update={"lora": None}))
     require_sampler(config)

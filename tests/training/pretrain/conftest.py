@@ -16,22 +16,21 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def stage() -> CurriculumStage:
     return CurriculumStage(
         tokens=1200,
-        passages=(3, 3),
+        hops=(0.4, 0.4, 0.2),
+        results=3,
         facts=(0, 2),
         fillers=(1, 3),
-        questions=(2, 4),
         copy_share=0.25,
-        reasoning_share=0.2,
         search_share=0.1,
-        continuation_share=0.1,
-        demonstration_share=0.2,
+        continuation_share=0.2,
+        given_share=0.2,
     )
 
 
 @pytest.fixture
 def document_config() -> DocumentConfig:
     return DocumentConfig(
-        strange_names=0.2, unanswerable=0.2, without_system=0.4, wrong_query=0.0, wrong_answer=0.0, hops=(0.5, 0.5)
+        in_domain=0.5, second_words=0.2, unanswerable=0.2, without_system=0.4, second_query=0.2, tool_continuations=0
     )
 
 
@@ -46,6 +45,6 @@ def pretrain_config(stage: CurriculumStage, document_config: DocumentConfig) -> 
             "model": {**shape, "rope_theta": 10000, "initializer_range": 0.05, "context_tokens": 1024},
             "documents": document_config,
             "curriculum": [stage, stage.model_copy(update={"search_share": 0.0})],
-            "optimizer": {**rates, "batch_tokens": 256, "pool": 8},
+            "optimizer": {**rates, "batch_tokens": 256, "threads": 2, "pool": 8},
         }
     )

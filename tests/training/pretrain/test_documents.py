@@ -8,8 +8,9 @@ import pytest
 
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.answers import INSUFFICIENT, extract_answer
-from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, name_words, read_object
+from deepsearch_rl.corpora.world.grammar import GRAMMARS, IN_DOMAIN, OUT_OF_DOMAIN, find_entities, read_object
 from deepsearch_rl.training.pretrain.documents import (
+    GIVEN,
     CurriculumStage,
     DocumentConfig,
     DocumentGenerator,
@@ -17,8 +18,9 @@ from deepsearch_rl.training.pretrain.documents import (
     draw_similar_name,
 )
 
-KINDS = ("copy", "reasoning", "search", "continuation", "demonstration")
+KINDS = ("copy", "search", "continuation", "given")
 Turns = list[dict[str, Any]]
+RELATIONS = {noun: relation for grammar in GRAMMARS.values() for noun, relation in grammar.relations.items()}
 
 
 @pytest.fixture
@@ -27,19 +29,37 @@ def generator(document_config: DocumentConfig) -> DocumentGenerator:
 
 
 def take(generator: DocumentGenerator, stage: CurriculumStage, count: int, **shares: float) -> list[Turns]:
-    """The turns of the first documents, mixed as ``shares`` says; the rest is reading."""
+    """The turns of the first documents, mixed as ``shares`` says; the rest is demonstrations."""
     mixed = stage.model_copy(update={f"{kind}_share": shares.get(kind, 0.0) for kind in KINDS})
     return list(itertools.islice(generator.documents(mixed, random.Random(5)), count))
 
 
-def match(pattern: str, text: str) -> tuple[str, ...]:
-    groups = re.search(pattern, text)
-    assert groups, text
-    return groups.groups()
-
-
 def query_of(call: dict[str, Any]) -> str:
     return json.loads(call["tool_calls"][0]["function"]["arguments"])["query"]
+
+
+def read(noun: str, subject: str, passages: str) -> str | None:
+    """The object of a fact, whichever of its words the passages say."""
+    return read_object(noun, subject, passages) or read_object(RELATIONS[noun].second, subject, passages)
+
+
+def asked(query: str) -> tuple[str, str]:
+    """The subject and the relation's noun of a query."""
+    subject, _, word = query.removeprefix("about ").rpartition(" ")
+    return subject, next(noun for noun, relation in RELATIONS.items() if word in (noun, relation.second))
+
+
+def check_notes(notes: list[str], subject: str, passages: str) -> str | None:
+    """Check that each note states what the passages say of the name before it; return the last name."""
+    name: str | None = subject
+    for note in notes:
+        if note == "found nothing":
+            return None
+        found, noun, name = note.split(" ", 2)
+        assert found == "found"
+        assert read(noun, subject, passages) == name
+        subject = name
+    return name
 
 
 def test_equal_seeds_give_equal_documents(generator: DocumentGenerator, stage: CurriculumStage) -> None:
@@ -50,121 +70,99 @@ def test_equal_seeds_give_equal_documents(generator: DocumentGenerator, stage: C
 def test_a_demonstration_searches_once_for_its_first_fact_and_reads_the_answer_there(
     generator: DocumentGenerator, stage: CurriculumStage
 ) -> None:
-    nouns = {relation.noun: relation.name for relation in IN_DOMAIN.relations.values()}
     missing = 0
-    for turns in take(generator, stage, 100, demonstration=1.0):
-        question, call, result, answer = turns[-4:]
-        head, first_noun = match(r"((?: [A-Z]\w+)+)'s (\w+)", question["content"])
-        head = head.strip()
-        assert query_of(call).endswith(head)
-        name = read_object(IN_DOMAIN, nouns[first_noun], head, result["content"])
-        assert extract_answer(answer["content"]) == (name or INSUFFICIENT)
+    for turns in take(generator, stage, 100):
+        system, question, call, result, answer = turns
+        assert system["role"] == "system"
+        subject, noun = asked(query_of(call))
+        assert [subject] == find_entities(question["content"])
+        name = read(noun, subject, result["content"])
+        *notes, last = answer["content"].splitlines()
+        assert check_notes(notes, subject, result["content"]) == name
+        assert extract_answer(last) == (name or INSUFFICIENT)
         missing += name is None
     assert 5 <= missing <= 40  # a fifth on average
 
 
-def test_a_continuation_looks_up_the_next_relation_of_the_name_in_the_last_result(
+def test_a_continuation_notes_what_it_read_and_looks_up_the_next_fact_without_a_system_block(
     generator: DocumentGenerator, stage: CurriculumStage
 ) -> None:
-    for document in take(generator, stage, 100, continuation=1.0):
-        turns = [turn for turn in document if turn["role"] != "system"]
-        head, path = match(r"((?: [A-Z]\w+)+)((?:'s \w+)+)", turns[0]["content"])
-        subject, relations = head.strip(), path.removeprefix("'s ").split("'s ")
-        queries = [query_of(turn) for turn in turns[1::2]]
-        assert 2 <= len(queries) <= len(relations)
-        for place, query in enumerate(queries):
-            assert query == f"{relations[place]} of {subject}"
-            if place + 1 < len(queries):
-                subject = read_object(IN_DOMAIN, relations[place], subject, turns[2 + 2 * place]["content"])
+    second_queries = 0
+    for turns in take(generator, stage, 100, continuation=1.0):
+        subject, noun = asked(query_of(turns[1]))
+        assert [subject] == find_entities(turns[0]["content"])
+        for result, call in zip(turns[2::2], turns[3::2], strict=True):
+            name = read(noun, subject, result["content"])
+            assert check_notes([call["content"]], subject, result["content"]) == name
+            following = asked(query_of(call))
+            if name is None:
+                assert query_of(call) == f"about {subject} {RELATIONS[noun].second}"
+                second_queries += 1
+            else:
+                assert following[0] == name
+                subject, noun = following
         assert turns[-1]["role"] == "assistant"
+    assert 10 <= second_queries <= 60
 
 
-def test_every_answer_of_a_reading_document_is_stated_in_its_passages(
+def test_a_given_search_answers_from_passages_that_the_model_did_not_ask_for(
     generator: DocumentGenerator, stage: CurriculumStage
 ) -> None:
-    for turns in take(generator, stage, 100):
-        passages = turns[0]["content"].rpartition("\n\n")[0]
-        for turn in turns[1::2]:
-            answer = extract_answer(turn["content"])
-            assert answer == INSUFFICIENT or f" {answer}" in passages
+    lengths = set()
+    for document in take(generator, stage, 100, given=1.0):
+        question, call, result, answer = [turn for turn in document if turn["role"] != "system"]
+        assert call[GIVEN]
+        assert query_of(call) == question["content"]
+        *notes, last = answer["content"].splitlines()
+        assert check_notes(notes, *find_entities(question["content"]), result["content"]) == extract_answer(last)
+        lengths.add(len(notes))
+    assert lengths == {1, 2, 3}
 
 
-def test_each_step_of_a_reasoning_document_is_stated_and_opens_the_next(
+def test_documents_are_about_both_languages_and_never_mix_them(
     generator: DocumentGenerator, stage: CurriculumStage
 ) -> None:
-    for turns in take(generator, stage, 100, reasoning=1.0):
-        (passages, _, question), reply = turns[0]["content"].rpartition("\n\n"), turns[1]["content"]
-        *steps, answer = reply.splitlines()
-        subject = match(r"((?: [A-Z]\w+)+)'s ", question)[0].strip()
-        for step in steps:
-            query, _, name = step.partition(": ")
-            relation = next(
-                r for r in IN_DOMAIN.relations.values() for q in r.queries if q.format(subject=subject) == query
-            )
-            assert (read_object(IN_DOMAIN, relation.name, subject, passages) or INSUFFICIENT) == name
-            subject = name
-        assert extract_answer(answer) == subject
-        assert len(steps) == question.count("'s ") or subject == INSUFFICIENT
+    documents = [json.dumps(turns) for turns in itertools.islice(generator.documents(stage, random.Random(5)), 200)]
+    words = [set(re.findall(r"\w+", text)) for text in documents]
+    inside, outside = ([each & set(grammar.relations) for each in words] for grammar in (IN_DOMAIN, OUT_OF_DOMAIN))
+    assert not [None for first, second in zip(inside, outside, strict=True) if first and second]
+    assert 60 <= sum(map(bool, inside)) <= 120
 
 
-def test_documents_hold_no_sentence_and_no_entity_of_the_other_world(
+def test_a_share_of_the_first_calls_and_given_searches_goes_without_the_system_block(
     generator: DocumentGenerator, stage: CurriculumStage
 ) -> None:
-    statements = [text for relation in OUT_OF_DOMAIN.relations.values() for text in relation.statements]
-    sentences = [part for text in statements for part in re.split(r"\{\w+\}", text) if len(part) > 8]
-    words = set(name_words(OUT_OF_DOMAIN))
-    seen: set[str] = set()
-    for turns in take(generator, stage, 200, demonstration=0.3, copy=0.2, reasoning=0.2):
-        text = json.dumps(turns)
-        assert not [sentence for sentence in sentences if sentence in text]
-        for first, second in itertools.pairwise(re.findall(r"\w+", text)):
-            seen |= {first, second} & words
-            assert not is_entity(first, second)
-    assert len(seen) > 50
-
-
-def is_entity(first: str, second: str) -> bool:
-    return any(
-        len(kind.word_lists) == 2 and first in kind.word_lists[0] and second in kind.word_lists[1]
-        for kind in OUT_OF_DOMAIN.kinds.values()
-    )
-
-
-def test_a_share_of_the_tool_conversations_goes_without_the_system_block(
-    generator: DocumentGenerator, stage: CurriculumStage
-) -> None:
-    shares = {f"{kind}_share": 0.5 * (kind in ("demonstration", "search")) for kind in KINDS}
-    documents = list(itertools.islice(generator.documents(stage.model_copy(update=shares), random.Random(5)), 300))
+    documents = take(generator, stage, 300, search=0.5, given=0.5)
     bare = [turns for turns in documents if turns[0]["role"] != "system"]
     assert 0.3 < len(bare) / len(documents) < 0.5
 
 
-def passage_set(seed: int) -> PassageSet:
-    return PassageSet(0.0, (0, 2), (1, 2), random.Random(seed))
+def passage_set(stage: CurriculumStage, seed: int, *taken: str) -> PassageSet:
+    return PassageSet(IN_DOMAIN, stage, 0.0, random.Random(seed), set(taken))
 
 
-def test_a_chain_never_comes_back_to_a_subject_though_its_kind_has_few_names() -> None:
-    country, capital = IN_DOMAIN.relations["country"], IN_DOMAIN.relations["capital"]
-    for seed in range(20):
-        passages, subject, subjects = passage_set(seed), "Harwick", {"Harwick"}
-        for relation in (country, capital, country, capital, country, capital):
-            subject = passages.state(relation, subject)
-            assert subject not in subjects
-            subjects.add(subject)
+def test_a_chain_never_comes_back_to_a_name_though_its_kind_has_few(stage: CurriculumStage) -> None:
+    names = {"Harwick"}
+    for seed in range(10):
+        passages = passage_set(stage, seed, *names)
+        country = passages.state(IN_DOMAIN.relations["country"], "Harwick")
+        assert country is not None
+        assert country not in names
+        names.add(country)
 
 
-def test_a_hidden_fact_is_stated_nowhere() -> None:
+def test_a_hidden_fact_is_stated_nowhere(stage: CurriculumStage) -> None:
     birthplace = IN_DOMAIN.relations["birthplace"]
     for seed in range(50):
-        passages = passage_set(seed)
-        assert passages.state(birthplace, "Ada Abbott", hidden=True) == INSUFFICIENT
-        passages.add(4)
-        text = "\n".join(passage.contents for passage in passages.passages)
-        assert read_object(IN_DOMAIN, "birthplace", "Ada Abbott", text) is None
+        passages = passage_set(stage, seed, "Ada Abbott")
+        assert passages.state(birthplace, "Ada Abbott", hidden=True) is None
+        passages.fill(5)
+        assert len(passages.passages) == 5
+        assert read("birthplace", "Ada Abbott", passages.text()) is None
 
 
 def test_a_similar_name_differs_in_one_word() -> None:
     rng = random.Random(0)
-    similar = [draw_similar_name("Silent Harbor", IN_DOMAIN.kinds["film"], 0.0, rng).split() for _ in range(50)]
+    similar = [draw_similar_name(IN_DOMAIN, "Silent Harbor", "film", rng).split() for _ in range(50)]
     assert all((first == "Silent") or (last == "Harbor") for first, last in similar)
     assert len({tuple(name) for name in similar}) > 20

@@ -9,7 +9,13 @@ import pytest
 from huggingface_hub import constants
 
 from deepsearch_rl.errors import ConfigError, EndpointError
-from deepsearch_rl.training.pretrain.prepare import ModelHubConfig, download
+from deepsearch_rl.training.pretrain.prepare import (
+    DESCRIPTIONS,
+    ModelHubConfig,
+    PrepareModelConfig,
+    prepare_model,
+    snapshot,
+)
 
 REVISION = "cdbee75f17c01a7cc42f958dc650907174af0554"
 FILES = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": bytes(range(256)) * 40, "README.md": b"no"}
@@ -49,36 +55,46 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
+def set_address(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """As the variable HF_ENDPOINT does in a new process."""
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+
+
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        set_address(monkeypatch, f"http://127.0.0.1:{server.server_port}")
+        yield
         server.shutdown()
         thread.join()
 
 
-def test_a_snapshot_brings_weights_and_configs_as_plain_files(hub: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("hub")
+def test_a_snapshot_brings_weights_and_configs_as_plain_files(tmp_path: Path) -> None:
     folder = tmp_path / "base"
-    folder.mkdir()
-    download(ModelHubConfig(repository="me/tiny", revision=REVISION), folder, endpoint=hub)
+    config = ModelHubConfig(repository="me/tiny", revision=REVISION)
+    prepare_model(PrepareModelConfig(source="hub", hub=config), 0, folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         name: FILES[name] for name in ("config.json", "model.safetensors")
     }
     assert not [path for path in folder.iterdir() if path.is_symlink()]
 
 
-def test_a_repository_that_is_not_there_is_a_wrong_setting(hub: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("hub")
+def test_a_repository_that_is_not_there_is_a_wrong_setting() -> None:
     with pytest.raises(ConfigError, match="me/other"):
-        download(ModelHubConfig(repository="me/other", revision=REVISION), tmp_path, endpoint=hub)
+        snapshot(ModelHubConfig(repository="me/other", revision=REVISION), DESCRIPTIONS)
 
 
 def test_a_hub_that_does_not_answer_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    set_address(monkeypatch, "http://127.0.0.1:9")
     with pytest.raises(EndpointError, match="HF_ENDPOINT"):
-        download(ModelHubConfig(repository="me/tiny", revision=REVISION), tmp_path, endpoint="http://127.0.0.1:9")
+        snapshot(ModelHubConfig(repository="me/tiny", revision=REVISION), DESCRIPTIONS)
 
 
 def test_a_revision_that_can_move_is_refused() -> None:

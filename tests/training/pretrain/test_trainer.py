@@ -1,18 +1,19 @@
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.training.pretrain.documents import Turn
+from deepsearch_rl.training.pretrain.documents import GIVEN, Turn
 from deepsearch_rl.training.pretrain.model import build_model
 from deepsearch_rl.training.pretrain.trainer import (
     IGNORED,
     Example,
     Muon,
     PretrainConfig,
-    backward,
+    backward_in_threads,
     batches,
     encode,
     orthogonalise,
@@ -46,8 +47,38 @@ def test_the_loss_of_a_batch_is_that_of_transformers_on_its_trained_tokens(
     model = build_model(pretrain_config.model, tokenizer, seed=0)
     texts = [example([5, 6, 7, 8], trained_from=2), example([9, 10], trained_from=1)]
     losses = [model(input_ids=tokens[None], labels=labels[None]).loss.item() for tokens, labels in texts]
-    loss, _ = backward(model, texts)
+    with ThreadPoolExecutor() as pool:
+        loss = backward_in_threads(model, texts, pool, threads=1).loss
+        alone = [parameter.grad for parameter in model.parameters()]
+        model.zero_grad()
+        in_two = backward_in_threads(model, texts, pool, threads=2).loss
     assert loss == pytest.approx((2 * losses[0] + losses[1]) / 3, rel=1e-5)
+    assert in_two == pytest.approx(loss, rel=1e-5)
+    for gradient, parameter in zip(alone, model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_gradients_of_two_threads_have_the_same_bytes_every_time(
+    tokenizer: PreTrainedTokenizerFast, pretrain_config: PretrainConfig
+) -> None:
+    model = build_model(pretrain_config.model, tokenizer, seed=0)
+    rng = random.Random(0)
+    texts = [example([rng.randrange(len(tokenizer)) for _ in range(60)], trained_from=20) for _ in range(7)]
+    gradients = []
+    for _ in range(5):
+        model.zero_grad()
+        with ThreadPoolExecutor() as pool:
+            backward_in_threads(model, texts, pool, threads=2)
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for other in gradients[1:]:
+        assert all(torch.equal(first, second) for first, second in zip(gradients[0], other, strict=True))
+
+
+def test_a_given_turn_is_read_and_not_trained(tokenizer: PreTrainedTokenizerFast) -> None:
+    turns = [*TURNS[:2], {**TURNS[2], GIVEN: True}, *TURNS[3:]]
+    tokens, labels = encode(tokenizer, turns)
+    assert torch.equal(tokens, encode(tokenizer, TURNS).tokens_T)
+    assert tokenizer.decode(tokens[labels == tokens]) == "<answer> Ada Abbott</answer><|im_end|>"
 
 
 def test_batches_hold_every_example_once_within_the_token_limit() -> None:
@@ -82,7 +113,8 @@ def test_steps_are_those_of_torch_muon_up_to_its_bfloat16() -> None:
         for parameter, other in zip(ours, theirs, strict=True):
             parameter.grad = torch.randn_like(parameter)
             other.grad = parameter.grad.clone()
-        muon.step(0.02)
+        with ThreadPoolExecutor() as pool:
+            muon.step(0.02, pool)
         reference.step()
     for parameter, other in zip(ours, theirs, strict=True):
         assert torch.allclose(parameter, other, atol=2e-3)

@@ -30,6 +30,7 @@ def task(run: RlRun) -> RlTask:
     return RlTask(
         start=run.start,
         start_name=run.start_name,
+        weights=run.weights,
         train=QUESTIONS[:5],
         dev=QUESTIONS[5:],
         agent=run.agent,

@@ -12,11 +12,17 @@ from deepsearch_rl.training.rl.trainer import LossConfig
 NAN = float("nan")
 LOSS = LossConfig(
     algorithm="gspo",
+    aggregation=None,
+    sample_std=False,
+    unit_advantages=True,
     epsilon=0.1,
     epsilon_high=0.2,
+    dual_clip=None,
     truncated_importance_sampling=2.0,
     kl_penalty=0.0,
-    scale_rewards=True,
+    kl_loss=0.0,
+    kl_estimate="k3",
+    entropy_bonus=0.0,
 )
 
 
@@ -59,6 +65,12 @@ def test_single_rollouts_may_differ() -> None:
     metrics = agreement(sampled, trained, torch.tensor([1.0, -1.0, 1.0]), LOSS, max_mismatch=0.01)
     assert metrics["mismatch_median"] == pytest.approx(0.001, rel=1e-3)
     assert metrics["mismatch_max"] == pytest.approx(2.0)
+
+
+def test_rollouts_of_an_earlier_policy_are_measured_and_not_refused() -> None:
+    sampled = torch.tensor([[-1.0, -2.0]])
+    metrics = agreement(sampled, sampled - 0.5, torch.tensor([1.0]), LOSS, max_mismatch=None)
+    assert metrics["mismatch_median"] == 0.5
 
 
 @pytest.mark.parametrize("drift", [0.02, NAN])

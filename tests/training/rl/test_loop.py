@@ -1,10 +1,12 @@
 """The loop against an engine of a few lines that knows no model: what the loop itself decides, checks and writes."""
 
+import asyncio
 import json
-import random
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -14,18 +16,15 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, StopReason
-from deepsearch_rl.training.curves import CurveLine, recorded_curve
+from deepsearch_rl.training.curves import CurveLine, TrainingStep, recorded_curve
 from deepsearch_rl.training.rl.checkpoints import KeepConfig, kept_steps
 from deepsearch_rl.training.rl.loop import (
-    RlLogLine,
     batch,
     best_line,
-    best_steps,
-    group_rewards,
     policy_text,
     train_policy,
 )
-from deepsearch_rl.training.rl.trainer import DevConfig, RlConfig, RlTask, RlTrainer
+from deepsearch_rl.training.rl.trainer import DevConfig, RlConfig, RlTask, RlTrainer, Rollout
 from tests.training.rl.tiny_trainer import TinyTrainer
 
 Train = Callable[..., TinyTrainer]
@@ -51,6 +50,7 @@ def task(policy_folder: Path, smoke: Profile, tmp_path: Path) -> RlTask:
     return RlTask(
         start=policy_folder,
         start_name="base",
+        weights="digest",
         train=questions[:5],
         dev=questions[5:],
         agent=smoke.section("agent", AgentConfig),
@@ -64,8 +64,13 @@ def task(policy_folder: Path, smoke: Profile, tmp_path: Path) -> RlTask:
 def train(task: RlTask, config: RlConfig, tmp_path: Path) -> Train:
     """Train with the tiny engine into ``adapter`` and return that engine."""
 
-    def run(steps: int = 3, ends: Mapping[int, StopReason] | None = None, **changes: object) -> TinyTrainer:
-        trainer: RlTrainer = TinyTrainer(task.scratch / "checkpoints", ends)
+    def run(
+        steps: int = 3,
+        ends: Mapping[int, StopReason] | None = None,
+        easy: Collection[str] = (),
+        **changes: object,
+    ) -> TinyTrainer:
+        trainer: RlTrainer = TinyTrainer(task.scratch / "checkpoints", ends, easy)
         settings = config.model_copy(update={"steps": {"base": steps}, **changes})
         train_policy(task, settings, trainer, tmp_path / "adapter")
         assert isinstance(trainer, TinyTrainer)
@@ -74,8 +79,8 @@ def train(task: RlTask, config: RlConfig, tmp_path: Path) -> Train:
     return run
 
 
-def logged(folder: Path) -> list[RlLogLine]:
-    return list(read_jsonl(folder / "train_log.jsonl", RlLogLine))
+def logged(folder: Path) -> list[TrainingStep]:
+    return list(read_jsonl(folder / "train_log.jsonl", TrainingStep))
 
 
 def test_the_loop_asks_an_engine_for_one_update_per_step_and_a_dev_score_where_params_say(train: Train) -> None:
@@ -96,10 +101,20 @@ def test_the_log_has_a_line_per_step_with_the_rewards_f1_and_the_engines_own_met
     ]
     assert end.end == "FINISHED"
     assert [(line.step, line.dev_f1) for line in lines] == [(0, 0.0), (1, None), (2, 1.0), (3, 1.0)]
-    assert not lines[0].metrics
+    assert lines[0].metrics == {"dev_f1": 0.0, "dev_f1_se": 0.0}
+    assert lines[1].metrics["reward_se"] >= 0.0
     assert lines[1].metrics["reward"] == lines[1].metrics["reward/f1"] == 0.5
     assert [line.metrics["f1"] for line in lines[1:]] == [0.25, 0.5, 0.75]
     assert lines[3].metrics["loss"] == -1.0
+
+
+def test_a_damaged_best_checkpoint_ends_a_resumed_run_before_its_next_step(train: Train, task: RlTask) -> None:
+    train()
+    (task.scratch / "checkpoints" / "2").unlink()
+    before = (task.scratch / "train_log.jsonl").read_bytes()
+    with pytest.raises(ArtifactError, match="2 is missing"):
+        train(steps=4)
+    assert (task.scratch / "train_log.jsonl").read_bytes() == before
 
 
 def test_the_earliest_of_equally_good_checkpoints_is_published_with_its_manifest(train: Train, tmp_path: Path) -> None:
@@ -109,6 +124,122 @@ def test_the_earliest_of_equally_good_checkpoints_is_published_with_its_manifest
     assert (manifest["device"], manifest["dtype"], manifest["below_gate"]) == ("none", "int", True)
     assert (tmp_path / "adapter" / "adapter").read_text() == "0.75"
     assert {path.name for path in trainer.folder.iterdir()} == {"2", "3"}, "only the newest and the best are kept"
+
+
+class MeanwhileTrainer(TinyTrainer):
+    """Ends an update when the rollouts that are made meanwhile have been asked for, and then serves its policy."""
+
+    async def update(
+        self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
+        asked, has_next = len(self.calls), not (self.folder / "2").exists()
+        while has_next and len(self.calls) == asked:
+            await asyncio.sleep(0)
+        models = {rollout.trajectory.model for rollouts_G in rollouts_QG for rollout in rollouts_G}
+        return {**await super().update(rollouts_QG, rewards_QG), "sampled_step": float(models.pop()[-1])}
+
+
+@pytest.mark.timeout(60)
+def test_rollouts_ahead_are_made_during_the_update_before_by_the_policy_before_it(
+    task: RlTask, config: RlConfig, tmp_path: Path
+) -> None:
+    trainer = MeanwhileTrainer(task.scratch / "checkpoints")
+    train_policy(task, config.model_copy(update={"rollouts_ahead": True}), trainer, tmp_path / "adapter")
+    roll_out, update, dev = "roll out 2 x 4", "update from 8", "roll out 2 x 1"
+    steps = [roll_out, roll_out, update, roll_out, update, dev, update, dev]
+    assert trainer.calls == ["start 0", dev, *steps, "close"]
+    lines = logged(tmp_path / "adapter")
+    assert [line.metrics["sampled_step"] for line in lines[1:]] == [0, 0, 1], "step 1 is on policy"
+
+
+def test_after_a_start_the_first_step_is_on_policy(train: Train, task: RlTask) -> None:
+    train(steps=2, rollouts_ahead=True)
+    trainer = train(steps=4, epochs=9.0, rollouts_ahead=True)
+    assert trainer.calls[:3] == ["start 2", "roll out 2 x 4", "update from 8"]
+    assert [line.metrics["f1"] for line in logged(task.scratch)[1:]] == [0.25, 0.25, 0.75, 0.75]
+
+
+def drawn(task: RlTask, count: int) -> list[str]:
+    return [question.id for question in batch(task, 0, count)]
+
+
+def test_a_refill_replaces_groups_of_equal_rewards_and_the_next_step_begins_after_it(
+    train: Train, task: RlTask
+) -> None:
+    order = drawn(task, 5)
+    trainer = train(steps=2, easy={order[0], order[2]}, max_refills=2, epochs=9.0)
+    first, second = (line.metrics for line in logged(task.scratch)[1:])
+    assert (first["questions"], first["refills"], first["groups_without_signal"]) == (4, 2, 0.5)
+    assert first["f1"] == (1 + 0.25 + 1 + 0.25) / 4, "all rollouts count"
+    calls = ["roll out 2 x 4", "roll out 1 x 4", "roll out 1 x 4", "update from 8"]
+    assert trainer.calls[2:6] == calls
+    assert trainer.rewards[0] == [[2.0, 0.0, 0.0, 0.0]] * 2
+    assert trainer.trained == drawn(task, 4 + int(second["questions"]))
+
+
+def test_a_step_whose_refills_find_too_few_groups_with_a_signal_trains_on_those(train: Train, task: RlTask) -> None:
+    order = drawn(task, 5)
+    trainer = train(steps=1, easy={*order[:2], order[3]}, max_refills=1, epochs=9.0)
+    assert trainer.calls[2:5] == ["roll out 2 x 4", "roll out 2 x 4", "update from 4"]
+    assert logged(task.scratch)[1].metrics["groups_without_signal"] == 0.75
+
+
+def test_a_step_without_any_signal_trains_on_nothing(train: Train, task: RlTask) -> None:
+    trainer = train(steps=1, easy=drawn(task, 5), max_refills=2, epochs=9.0)
+    assert trainer.calls[2:6] == [*["roll out 2 x 4"] * 3, "update from 0"]
+    metrics = logged(task.scratch)[1].metrics
+    assert (metrics["questions"], metrics["refills"], metrics["groups_without_signal"]) == (6, 2, 1.0)
+
+
+def test_a_resumed_run_with_refills_takes_the_questions_of_an_undisturbed_one(
+    train: Train, task: RlTask, tmp_path: Path
+) -> None:
+    order = drawn(task, 5)
+    keep = KeepConfig(last=4, every=None)
+    settings: dict[str, Any] = {"easy": {order[0], order[2]}, "max_refills": 2, "epochs": 9.0, "keep": keep}
+    whole = train(**settings).trained
+    log, counts = (tmp_path / "adapter" / "train_log.jsonl").read_bytes(), []
+    for step in (3, 2):  # killed while it wrote the line of this step
+        lines = log.splitlines(keepends=True)
+        (task.scratch / "train_log.jsonl").write_bytes(b"".join(lines[:step]) + lines[step][:9])
+        resumed = train(**settings)
+        counts.append(len(resumed.trained))
+        assert resumed.trained == whole[-len(resumed.trained) :]
+        assert (tmp_path / "adapter" / "train_log.jsonl").read_bytes() == log
+    assert counts[0] < counts[1] < len(whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"rollouts_ahead": True}, "rollouts_ahead needs max_refills: 0"),
+        ({"loss": {"algorithm": "reinforce_pp"}}, "which reinforce_pp learns from"),
+    ],
+)
+def test_refills_exclude_rollouts_ahead_and_the_algorithm_that_learns_from_equal_rewards(
+    config: RlConfig, changes: dict[str, Any], match: str
+) -> None:
+    values = config.model_dump()
+    loss = {**values["loss"], **changes.pop("loss", {})}
+    with pytest.raises(ValueError, match=match):
+        RlConfig.model_validate({**values, **changes, "loss": loss, "max_refills": 1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"backend": {"engine": "art", "service": "own", "device": "cuda"}}, r"sampler\.sleep: false"),
+        ({}, r"loss\.truncated_importance_sampling"),
+    ],
+)
+def test_rollouts_ahead_need_a_sampler_that_is_awake_and_a_weight_for_their_lag(
+    config: RlConfig, changes: dict[str, object], field: str
+) -> None:
+    values = config.model_dump()
+    asleep = {"sampler": {**values["sampler"], "sleep": True}, **changes}
+    loss = {**values["loss"], "truncated_importance_sampling": 2.0 if changes else None}
+    with pytest.raises(ValueError, match=field):
+        RlConfig.model_validate({**values, **asleep, "loss": loss, "rollouts_ahead": True})
 
 
 def test_a_killed_run_continues_after_its_last_logged_step(train: Train, task: RlTask, tmp_path: Path) -> None:
@@ -151,7 +282,9 @@ def test_the_dev_score_is_the_mean_over_all_samples(train: Train, tmp_path: Path
     dev = DevConfig(every=9, questions=2, samples=4, temperature=0.7)
     trainer = train(steps=1, dev=dev)
     assert trainer.calls.count("roll out 2 x 4") == 3
-    assert [line.dev_f1 for line in logged(tmp_path / "adapter")] == [0.25, 0.5]
+    lines = logged(tmp_path / "adapter")
+    assert [line.dev_f1 for line in lines] == [0.25, 0.5]
+    assert [line.metrics["dev_f1_se"] for line in lines] == [0.0, 0.0], "of the questions' means, which are equal"
 
 
 def test_rollouts_that_infrastructure_broke_are_counted_and_not_trained_on(train: Train, tmp_path: Path) -> None:
@@ -175,6 +308,8 @@ def test_a_step_whose_rollouts_all_failed_stops_the_run_with_the_first_error(tra
 def test_more_steps_than_the_epochs_allow_are_refused(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"6 questions, more than rl\.epochs = 1 over the 5 .* lower the steps to 2"):
         refused(task, config.model_copy(update={"epochs": 1.0}), tmp_path)
+    with pytest.raises(ConfigError, match=r"\(1 \+ rl\.max_refills\) are 18 questions, .* lower the steps to 1"):
+        refused(task, config.model_copy(update={"max_refills": 2}), tmp_path)
 
 
 def test_rewards_are_weighted(train: Train, tmp_path: Path) -> None:
@@ -225,28 +360,29 @@ def refused(task: RlTask, config: RlConfig, folder: Path) -> None:
 
 
 def test_an_epoch_asks_every_question_once_before_any_twice(task: RlTask) -> None:
-    order = [question.id for step in range(5) for question in batch(task, step, 2)]
+    order = [question.id for first in range(0, 10, 2) for question in batch(task, first, 2)]
     assert sorted(order[:5]) == sorted(order[5:]) == sorted(question.id for question in task.train)
     assert order[:5] != order[5:]
 
 
 def test_the_best_step_is_the_earliest_of_those_with_the_best_dev_f1() -> None:
     scores = [0.2, None, 0.5, 0.5, None]
-    lines = [RlLogLine(step=step, dev_f1=f1) for step, f1 in enumerate(scores)]
-    assert best_line(lines).step == 2
-    assert best_steps(lines) == [best_line(lines[: end + 1]).step for end in range(len(lines))]
+    lines = [TrainingStep(step=step, dev_f1=f1) for step, f1 in enumerate(scores)]
+    assert [best_line(lines[: end + 1]).step for end in range(len(lines))] == [0, 0, 2, 2, 2]
+    assert best_line(lines[1:2]).step == 1, "a fork's first lines may have lost their scores"
 
 
 def test_the_best_checkpoint_before_a_damaged_one_is_kept() -> None:
-    assert kept_steps([0, 1, 1, 1, 4], KeepConfig(last=2, every=None)) == {1, 3, 4}
-    assert kept_steps([0, 0, 0], KeepConfig(last=2, every=None)) == {0, 1, 2}
-    assert kept_steps([0, 0, 0, 0, 0], KeepConfig(last=2, every=2)) == {0, 2, 3, 4}
+    assert kept_steps(4, [4, 1], KeepConfig(last=2, every=None)) == {1, 3, 4}
+    assert kept_steps(2, [0, 0], KeepConfig(last=2, every=None)) == {0, 1, 2}
+    assert kept_steps(4, [0, 0], KeepConfig(last=2, every=2)) == {0, 2, 3, 4}
 
 
-def test_shuffled_rewards_stay_inside_their_group() -> None:
-    parts = [[{"part": 10.0 * group + n} for n in range(4)] for group in range(2)]
-    in_order = [[0, 1, 2, 3], [10, 11, 12, 13]]
-    assert group_rewards(parts) == in_order
-    shuffled = group_rewards(parts, random.Random(1))
-    assert [sorted(group) for group in shuffled] == in_order
+def test_shuffled_rewards_stay_inside_their_group(train: Train, task: RlTask) -> None:
+    easy = drawn(task, 1)
+    in_order = train(easy=easy).rewards
+    assert in_order[0] == [[2, 2, 2, 2], [2, 0, 0, 0]]
+    shutil.rmtree(task.scratch)
+    shuffled = train(easy=easy, shuffle_rewards=True).rewards
+    assert [[sorted(group, reverse=True) for group in groups] for groups in shuffled] == in_order
     assert shuffled != in_order

@@ -57,7 +57,7 @@ def test_a_phase_that_hangs_ends_with_all_that_it_started_and_the_next_child_con
     [
         ("be killed", "the process was killed by SIGKILL, as the system does when memory is full"),
         ("exit", "the process ended with exit status 7."),
-        ("lose a server", "the server at http://127.0.0.1:9 does not answer."),
+        ("lose a server", "the policy's server does not answer at http://127.0.0.1:9/health; it did at "),
         ("CUDA out of memory. Tried to allocate 2.00 GiB.", "The GPU's memory is full: lower rl.max_sequence_tokens"),
         ("Child process was killed by signal 9", "The process that trains and serves the policy has ended"),
     ],
@@ -97,6 +97,18 @@ def test_an_error_that_only_a_user_can_fix_ends_the_first_child_with_its_own_par
         watch_child([(1, "start", "refuse")])
     assert str(caught.value) == "rl.steps has no entry; add one."
     assert "ConfigError" in "".join(caught.value.__notes__), "for --debug"
+    assert not (tmp_path / "steps").exists()
+
+
+def test_a_sampler_that_does_not_start_ends_the_first_child_and_one_that_fails_later_does_not(
+    watch_child: Watch, tmp_path: Path
+) -> None:
+    watch_child([(2, "update", "fail as a server"), (2, "start", "lose a server")])
+    assert steps(tmp_path) == ["1", "2", "3"]
+    (tmp_path / "steps").unlink()
+    (tmp_path / "happened").unlink()
+    with pytest.raises(DeepsearchError, match=r"^vLLM ended with status 2\."):
+        watch_child([(1, "start", "fail as a server")])
     assert not (tmp_path / "steps").exists()
 
 

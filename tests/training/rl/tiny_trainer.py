@@ -1,9 +1,10 @@
 """An engine of a few lines: its policy is one number, and it knows no model, no server and no other package."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.records import Message, Question, StopReason, Trajectory
 from deepsearch_rl.training.rl.trainer import Rollout, Sampling
 
@@ -11,16 +12,19 @@ from deepsearch_rl.training.rl.trainer import Rollout, Sampling
 class TinyTrainer:
     """Answers a question with its golden answer where the random number of the rollout is below ``skill``.
 
-    ``calls`` records what the loop asked for. ``ends`` says how the rollouts of a sample number end that do not answer;
-    a negative number is that of a dev rollout, from -1 on.
+    ``calls`` records what the loop asked for, ``trained`` the ids of the questions that it rolled out to train on, and
+    ``rewards`` those of every update. ``ends`` says how the rollouts of a sample number end that do not answer; a
+    negative number is that of a dev rollout, from -1 on. Every rollout of a question whose id is in ``easy`` is right.
     """
 
     hardware: Mapping[str, str] = {"device": "none", "dtype": "int"}
 
-    def __init__(self, folder: Path, ends: Mapping[int, StopReason] | None = None) -> None:
-        self.folder, self.ends = folder, ends or {}
+    def __init__(self, folder: Path, ends: Mapping[int, StopReason] | None = None, easy: Collection[str] = ()) -> None:
+        self.folder, self.ends, self.easy = folder, ends or {}, easy
         self.step = 0
         self.calls: list[str] = []
+        self.trained: list[str] = []
+        self.rewards: list[Sequence[Sequence[float]]] = []
 
     @property
     def skill(self) -> float:
@@ -37,6 +41,7 @@ class TinyTrainer:
 
     async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
         self.calls.append(f"roll out {len(questions)} x {sampling.samples}")
+        self.trained += [question.id for question in questions if sampling.trained]
         return [
             [self._answer(question, sample, sampling) for sample in range(sampling.samples)] for question in questions
         ]
@@ -44,7 +49,8 @@ class TinyTrainer:
     def _answer(self, question: Question, sample: int, sampling: Sampling) -> Rollout:
         share = (sample + 0.5) / sampling.samples
         end = self.ends.get(sample if sampling.trained else -1 - sample)
-        answer = question.golden_answers[0] if share < self.skill else "something else"
+        is_right = share < self.skill or question.id in self.easy
+        answer = question.golden_answers[0] if is_right else "something else"
         trajectory = Trajectory(
             id=f"{question.id}#{sample}",
             question_id=question.id,
@@ -65,10 +71,17 @@ class TinyTrainer:
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
         self.calls.append(f"update from {sum(map(len, rollouts_QG))}")
+        self.rewards.append(rewards_QG)
         skill = self.skill + 0.25 * bool(sum(map(sum, rewards_QG)))
-        self.step += 1
-        (self.folder / str(self.step)).write_text(json.dumps(skill))
+        (self.folder / str(self.step + 1)).write_text(json.dumps(skill))
         return {"loss": -skill}
+
+    def require_whole(self, step: int) -> None:
+        if step not in self._saved():
+            raise ArtifactError(f"{self.folder / str(step)} is missing.")
+
+    async def serve(self) -> None:
+        self.step += 1
 
     def save(self, step: int, folder: Path) -> None:
         (folder / "adapter").write_text((self.folder / str(step)).read_text())

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deepsearch_rl.errors import ConfigError, EndpointDownError
-from deepsearch_rl.training.rl.heartbeat import Phase, begin, run_watched
+from deepsearch_rl.errors import ConfigError, EndpointError
+from deepsearch_rl.training.rl.heartbeat import Phase, begin, check_server, run_watched
 
 
 def hang() -> None:
@@ -24,8 +24,13 @@ def refuse() -> None:
     raise ConfigError("rl.steps has no entry; add one.")
 
 
+def fail_as_a_server() -> None:
+    raise EndpointError("vLLM ended with status 2.")
+
+
 def lose_a_server() -> None:
-    raise EndpointDownError("the server at http://127.0.0.1:9 does not answer.")
+    check_server("the policy's server", "http://127.0.0.1:9/health")
+    begin("save", 0)
 
 
 ACTIONS = {
@@ -33,6 +38,7 @@ ACTIONS = {
     "be killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "exit": lambda: os._exit(7),
     "refuse": refuse,
+    "fail as a server": fail_as_a_server,
     "lose a server": lose_a_server,
 }
 

@@ -6,13 +6,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deepsearch_rl.corpora.world.grammar import YEAR, Grammar, Relation
-from deepsearch_rl.errors import ConfigError, UnknownNameError
+from deepsearch_rl.corpora.world.grammar import STATEMENTS, Grammar
+from deepsearch_rl.errors import ConfigError, look_up
 from deepsearch_rl.records import Document, Evidence
 
 MAX_PARAGRAPHS = 6  # of an article
 Fact = tuple[str, str]
-"""Subject and relation name."""
+"""Subject and relation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,74 +39,55 @@ class World:
         return visited[1:]
 
 
-def build_world(grammar: Grammar, counts: Mapping[str, int], missing: float, rng: random.Random) -> World:
+def build_world(
+    grammar: Grammar, counts: Mapping[str, int], missing: float, second_words: float, rng: random.Random
+) -> World:
     """Draw ``counts[kind]`` entities of each kind and one object per relation and subject, and write the articles.
 
-    A fact is missing with probability ``missing``. Where a relation has a reverse, both directions are, so that the
-    other entity's article does not state the missing fact. Raises ConfigError for a kind or number that cannot be.
+    A fact is missing with probability ``missing``, and stated with the second word of its relation with probability
+    ``second_words``. Raises ConfigError for a kind or number that cannot be.
     """
     entities = {kind: _draw_names(grammar, kind, count, rng) for kind, count in counts.items()}
-    years = {YEAR: grammar.kinds[YEAR].word_lists[0]} if YEAR in grammar.kinds else {}
-    pools = entities | years
-    if kinds := sorted(set(grammar.kinds) - set(pools)):
+    if kinds := sorted(set(grammar.kinds) - set(entities)):
         raise ConfigError(f"the generated world needs a number of entities for {', '.join(kinds)}.")
-    objects: dict[Fact, str] = {}
-    # Relations with a reverse come last: they replace what was drawn for the reverse relation on its own.
-    for relation in sorted(grammar.relations.values(), key=lambda relation: bool(relation.reverse)):
-        objects |= _draw_facts(relation, pools, rng)
-    removed = {fact for fact in objects if rng.random() < missing}
-    for (subject, name), object_ in objects.items():
-        reverse = grammar.relations[name].reverse
-        both = {(subject, name), (object_, reverse)}
-        if reverse and both & removed:
-            removed |= both
-    facts = {fact: object_ for fact, object_ in objects.items() if fact not in removed}
-    return World(grammar, entities, facts, *_write_articles(grammar, entities, facts, rng))
+    facts: dict[Fact, str] = {}
+    for noun, relation in grammar.relations.items():
+        for subject in entities[relation.subject_kind]:
+            while (drawn := rng.choice(entities[relation.object_kind])) == subject:
+                pass
+            if rng.random() >= missing:
+                facts[subject, noun] = drawn
+    return World(grammar, entities, facts, *_write_articles(grammar, entities, facts, second_words, rng))
 
 
 def _draw_names(grammar: Grammar, kind: str, count: int, rng: random.Random) -> tuple[str, ...]:
-    if kind not in grammar.kinds or kind == YEAR:
-        raise UnknownNameError("kind of entity", kind, set(grammar.kinds) - {YEAR})
-    word_lists = grammar.kinds[kind].word_lists
+    word_lists = look_up("kind of entity", kind, grammar.kinds).word_lists
     available = math.prod(map(len, word_lists))
     if not 2 <= count <= available:
         raise ConfigError(f"a generated world can have 2 to {available} entities of kind {kind!r}, not {count}.")
     return tuple(rng.sample([" ".join(name) for name in itertools.product(*word_lists)], count))
 
 
-def _draw_facts(relation: Relation, pools: Mapping[str, tuple[str, ...]], rng: random.Random) -> dict[Fact, str]:
-    subjects, candidates = pools[relation.subject_kind], pools[relation.object_kind]
-    facts: dict[Fact, str] = {}
-    if not relation.reverse:
-        for subject in subjects:
-            while (drawn := rng.choice(candidates)) == subject:
-                pass
-            facts[subject, relation.name] = drawn
-        return facts
-    partners = rng.sample(candidates, min(len(candidates), len(subjects)))
-    pairs = zip(*((partners[::2], partners[1::2]) if subjects == candidates else (subjects, partners)), strict=False)
-    for subject, partner in pairs:
-        facts[subject, relation.name] = partner
-        facts[partner, relation.reverse] = subject
-    return facts
-
-
 def _write_articles(
-    grammar: Grammar, entities: Mapping[str, Sequence[str]], objects: Mapping[Fact, str], rng: random.Random
+    grammar: Grammar,
+    entities: Mapping[str, Sequence[str]],
+    objects: Mapping[Fact, str],
+    second_words: float,
+    rng: random.Random,
 ) -> tuple[tuple[Document, ...], dict[Fact, Evidence]]:
     """Return the articles, and the sentence of each fact; every fact is one sentence of its subject's article."""
     documents: list[Document] = []
     evidence: dict[Fact, Evidence] = {}
     for kind, names in sorted(entities.items()):
-        relations = [relation for relation in grammar.relations.values() if relation.subject_kind == kind]
         for number, name in enumerate(names):
             doc_id = f"{kind}-{number:04d}"
             sentences: list[str] = []
-            for relation in relations:
-                if object_ := objects.get((name, relation.name)):
-                    sentences.append(rng.choice(relation.statements).format(subject=name, object=object_))
-                    evidence[name, relation.name] = Evidence(fact=sentences[-1], doc_id=doc_id, title=name)
-            paragraphs = _write_paragraphs(sentences, grammar.kinds[kind].fillers, rng)
+            for relation in grammar.relations_of(kind):
+                if object_ := objects.get((name, relation.noun)):
+                    word = relation.second if rng.random() < second_words else relation.noun
+                    sentences.append(rng.choice(STATEMENTS).format(noun=word, subject=name, object=object_))
+                    evidence[name, relation.noun] = Evidence(fact=sentences[-1], doc_id=doc_id, title=name)
+            paragraphs = _write_paragraphs(sentences, grammar.fillers, rng)
             metadata = {"generated": True, "kind": kind}
             documents.append(Document(id=doc_id, contents="\n".join([name, *paragraphs]), metadata=metadata))
     return tuple(documents), evidence

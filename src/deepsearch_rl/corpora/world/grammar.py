@@ -1,18 +1,18 @@
 """The two languages of the generated worlds, and reading facts back.
 
-A world is a set of facts (relation, subject, object). ``IN_DOMAIN`` is the world that models are trained on;
-``OUT_OF_DOMAIN`` shares no relation, sentence, question wording or name word with it.
+A world is a set of facts (relation, subject, object). ``IN_DOMAIN`` is the language of the world that models are
+fine-tuned on. ``OUT_OF_DOMAIN`` shares no relation and no name with it: models read it in pretraining alone. Sentences
+are the same in both, because reading is language and no skill of one set.
 
-A model of less than a million parameters can learn the wording: every relation has one object per subject; questions
-of the in-domain world ask for a chain by possessives in the order of its facts ("Silent Harbor's director's
-birthplace"), and question, query and article call a relation by one noun; no template begins with a name, so that each
+A model of less than a million parameters can learn the wording: every relation has one object per subject; question,
+query and article call it by one noun, and some articles by a second word; no template begins with a name, so that each
 name word always follows a space and is one token.
 """
 
 import functools
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +20,13 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from deepsearch_rl.records import Record
 
-YEAR = "year"  # the kind whose names are years; they are no entities, and have no articles
-_OBJECT = r"([A-Z]\w*(?: [A-Z]\w*)*|\d{4})"  # an object in running text: capitalised words, or a year
+STATEMENTS = (
+    "For {subject} the {noun} is {object}.",
+    "As is known, {subject} has as {noun} {object}.",
+    "To {subject} belongs the {noun} {object}.",
+    "Of {subject} we read: its {noun} is {object}.",
+)
+_NAME = r"([A-Z]\w*(?: [A-Z]\w*)*)"  # a name in running text: capitalised words
 
 
 class Kind(Record):
@@ -29,51 +34,50 @@ class Kind(Record):
 
     name: str
     word_lists: tuple[Annotated[tuple[str, ...], BeforeValidator(str.split)], ...] = Field(alias="names")
-    fillers: tuple[str, ...] = Field(default=(), description="sentences without a fact that pad this kind's articles")
 
 
 class Relation(Record):
-    """A function from entities of one kind to entities of another, and how it is put into words."""
+    """A function from entities of one kind to entities of another."""
 
-    name: str
+    noun: str = Field(description="what the object is called in questions, queries and most statements")
+    second: str = Field(description="what it is called in the other statements")
     subject_kind: str
-    object_kind: str
-    statements: tuple[str, ...] = Field(description="sentences with {subject} and {object}, each stating one fact")
-    phrase: str = Field(description="noun phrase for the object of {subject}, a name or another such phrase")
-    queries: tuple[str, ...] = Field(description="searches for the object of {subject}: relation words, then the name")
-    reverse: str = Field(default="", description="leads from object to subject; then no two subjects share an object")
+    object_kind: str = Field(alias="to")
 
-    @property
-    def noun(self) -> str:
-        """What the object is called: "director"."""
-        return self.name.replace("_", " ")
+
+class QuestionStyle(Record):
+    """How a set of questions words a chain of relations."""
+
+    step: str = Field(description="noun phrase for the {noun} of {path}, a name or another such phrase")
+    questions: tuple[str, ...] = Field(description="templates with {path}")
 
 
 class Grammar(Record):
-    """One world's kinds, relations and question wordings, each by name, in a fixed order."""
+    """A language: its kinds and relations by name, in a fixed order."""
 
     kinds: dict[str, Kind]
     relations: dict[str, Relation]
-    questions: dict[str, tuple[str, ...]] = Field(
-        description="set of wordings -> templates with {path}, the noun phrase of a chain"
-    )
-    comparisons: dict[str, tuple[str, ...]] = Field(
-        description="question set -> templates with {first}, {second} (names) and perhaps {noun}"
-    )
+    inferences: dict[str, tuple[str, str]] = Field(default={}, description="noun -> the two relations that it means")
+    fillers: tuple[str, ...] = Field(description="sentences without a fact that pad articles")
 
     @model_validator(mode="before")
     @classmethod
     def _name_items(cls, values: dict[str, Any]) -> dict[str, Any]:
-        for group in ("kinds", "relations"):
-            values[group] = {name: {"name": name, **item} for name, item in values[group].items()}
-        return values
+        kinds, relations = {}, {}
+        for kind, fields in values["kinds"].items():
+            kinds[kind] = {"name": kind, "names": fields["names"]}
+            for noun, relation in fields["relations"].items() if "relations" in fields else ():
+                relations[noun] = {"noun": noun, "subject_kind": kind, **relation}
+        return {**values, "kinds": kinds, "relations": relations}
 
-    def path(self, chain: tuple[str, ...], head: str) -> str:
-        """Return the noun phrase for the end of a chain of relation names from the entity ``head``."""
-        phrase = head
-        for name in chain:
-            phrase = self.relations[name].phrase.format(subject=phrase)
-        return phrase
+    def relations_of(self, kind: str) -> list[Relation]:
+        """Return the relations whose subjects are of ``kind``."""
+        return [relation for relation in self.relations.values() if relation.subject_kind == kind]
+
+    def nouns(self, chain: Sequence[str], infer: bool) -> list[str]:
+        """Return what a chain of relations is called, hop by hop, or by one noun if ``infer`` and there is one."""
+        inferred = [noun for noun, pair in self.inferences.items() if infer and pair == tuple(chain)]
+        return inferred or list(chain)
 
 
 IN_DOMAIN, OUT_OF_DOMAIN = (
@@ -81,30 +85,47 @@ IN_DOMAIN, OUT_OF_DOMAIN = (
     for name in ("in_domain.toml", "out_of_domain.toml")
 )
 GRAMMARS: Mapping[str, Grammar] = {"in_domain": IN_DOMAIN, "out_of_domain": OUT_OF_DOMAIN}
+STYLES: Mapping[str, QuestionStyle] = {
+    name: QuestionStyle.model_validate(style)
+    for name, style in tomllib.loads(Path(__file__).with_name("styles.toml").read_text(encoding="utf-8")).items()
+}
+
+
+def ask(style: QuestionStyle, template: str, nouns: Sequence[str], head: str) -> str:
+    """Return a question for the end of a chain from ``head``."""
+    path = functools.reduce(lambda path, noun: style.step.format(path=path, noun=noun), nouns, head)
+    return template.format(path=path)
+
+
+def write_query(subject: str, word: str) -> str:
+    """Return the search for a relation of a subject."""
+    return f"about {subject} {word}"
+
+
+def write_note(noun: str, name: str | None) -> str:
+    """Return what an agent writes down after reading: the fact that it looked for, or that there is none."""
+    return f"found {noun} {name}" if name else "found nothing"
 
 
 def name_words(grammar: Grammar) -> tuple[str, ...]:
-    """Return every word that names of the grammar's kinds are made of, in a fixed order, without years."""
-    lists = (word_list for kind in grammar.kinds.values() if kind.name != YEAR for word_list in kind.word_lists)
+    """Return every word that names of the grammar's kinds are made of, in a fixed order."""
+    lists = (word_list for kind in grammar.kinds.values() for word_list in kind.word_lists)
     return tuple(dict.fromkeys(word for word_list in lists for word in word_list))
 
 
 _NAME_WORDS = frozenset(word for grammar in GRAMMARS.values() for word in name_words(grammar))
 
 
-def read_object(grammar: Grammar, relation: str, subject: str, passage: str) -> str | None:
-    """Return the object of the fact (``relation``, ``subject``, ?), None where the passage does not state it."""
-    for statement in grammar.relations[relation].statements:
-        if match := _statement_pattern(statement, subject).search(passage):
-            return match.group(1)
-    return None
+def read_object(word: str, subject: str, passage: str) -> str | None:
+    """Return the object of the fact (``word``, ``subject``, ?), None where the passage does not state it so."""
+    match = _statement_pattern(word, subject).search(passage)
+    return match.group(match.lastindex or 0) if match else None
 
 
 @functools.lru_cache(maxsize=4096)
-def _statement_pattern(statement: str, subject: str) -> re.Pattern[str]:
-    before, after = statement.split("{object}")
-    before, after = (re.escape(part.replace("{subject}", subject)) for part in (before, after))
-    return re.compile(before + _OBJECT + after)
+def _statement_pattern(word: str, subject: str) -> re.Pattern[str]:
+    values = {"noun": re.escape(word), "subject": re.escape(subject), "object": _NAME}
+    return re.compile("|".join(statement.replace(".", r"\.").format(**values) for statement in STATEMENTS))
 
 
 def find_entities(text: str) -> list[str]:

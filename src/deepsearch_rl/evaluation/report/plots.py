@@ -18,49 +18,23 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from pydantic import BaseModel, ConfigDict, Field
 
 from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
 from deepsearch_rl.files import atomic_file, read_jsonl, read_record
+from deepsearch_rl.records import ForeignRecord
+from deepsearch_rl.training.curves import TrainingStep
 
-INK, FAINT = "#1b1e23", "#8a9099"
+STYLE = mpl.rc_params_from_file(Path(__file__).with_name("report.mplstyle"), use_default_template=False)
+INK, FAINT = STYLE["text.color"], STYLE["axes.edgecolor"]
 COLOURS = {"base": "#7d838c", "sft": "#3f7fd1", "rl": "#bd7414", "sft_rl": "#12876a"}
 OTHER_COLOUR = "#8f5bb5"
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "deepsearch-rl",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": FAINT,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-}
 PANEL_INCHES = (4.7, 1.9)
 LINE_INCHES = 0.29  # height that a line beyond the fourth adds to a panel
 
 
-class CurvePoint(BaseModel):
-    """One step of ``train_log.jsonl``; step 0 is the policy before training. Other fields are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    step: int = Field(ge=0)
-    reward: float | None = Field(default=None, description="mean over the step's rollouts")
-    f1: float | None = Field(default=None, description="mean over the step's rollouts, sampled on training questions")
-    dev_f1: float | None = Field(default=None, description="on the dev questions, where it was measured")
-    tool_calls: float | None = Field(default=None, description="searches asked for, mean over the step's rollouts")
-
-
-class RlManifest(BaseModel):
+class RlManifest(ForeignRecord):
     """The fields of an RL run's ``manifest.json`` that the report shows."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     steps: int
     best_step: int
@@ -74,16 +48,16 @@ class RlManifest(BaseModel):
 
 
 class RlRun(NamedTuple):
-    """One RL run: its curve by step, and which checkpoint was kept."""
+    """One RL run: its log by step, of which step 0 is the policy before training, and which checkpoint was kept."""
 
     manifest: RlManifest
-    points: tuple[CurvePoint, ...]
+    steps: tuple[TrainingStep, ...]
 
 
 def read_rl_run(folder: Path) -> RlRun:
     """Return log and manifest of one RL run; raise ArtifactError or RecordError where one does not fit."""
-    points = tuple(read_jsonl(folder / "train_log.jsonl", CurvePoint))
-    return RlRun(read_record(folder / "manifest.json", RlManifest), points)
+    steps = tuple(read_jsonl(folder / "train_log.jsonl", TrainingStep))
+    return RlRun(read_record(folder / "manifest.json", RlManifest), steps)
 
 
 def colour_of(model: str) -> str:
@@ -136,7 +110,7 @@ def _f1_panel(panel: Axes, rows: Sequence[F1TableRow]) -> None:
 def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
     """Draw by step, from the top: reward, F1 on training questions (line) and on dev questions (dots), searches.
 
-    The dot of the checkpoint that was kept is filled.
+    The dot of the checkpoint that was kept is filled. Reward and dev F1 have the intervals whose errors are logged.
     """
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(PANEL_INCHES[0], 5.4), layout="constrained")
@@ -146,12 +120,17 @@ def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
         searches.set_title("searches per rollout")
         for start, run in sorted(runs.items()):
             colour = colour_of("rl" if start == "base" else f"{start}_rl")
-            _curve(reward, [(point.step, point.reward) for point in run.points], colour, label=f"from {start}")
-            _curve(f1, [(point.step, point.f1) for point in run.points], colour, alpha=0.6)
-            _curve(searches, [(point.step, point.tool_calls) for point in run.points], colour)
-            for point in (point for point in run.points if point.dev_f1 is not None):
-                face = colour if point.step == run.manifest.best_step else "none"
-                f1.plot([point.step], [point.dev_f1], "o", markersize=6, markerfacecolor=face, markeredgecolor=colour)
+            _curve(reward, run.steps, "reward", color=colour, label=f"from {start}")
+            _curve(f1, run.steps, "f1", color=colour, alpha=0.6)
+            _curve(searches, run.steps, "tool_calls", color=colour)
+            bands = [(line.step, *ends) for line in run.steps if (ends := line.interval("reward"))]
+            if bands:
+                reward.fill_between(*zip(*bands, strict=True), color=colour, alpha=0.15, linewidth=0)
+            for line in (line for line in run.steps if line.dev_f1 is not None):
+                if ends := line.interval("dev_f1"):
+                    f1.plot([line.step] * 2, ends, color=colour, linewidth=1)
+                face = colour if line.step == run.manifest.best_step else "none"
+                f1.plot([line.step], [line.dev_f1], "o", markersize=6, markerfacecolor=face, markeredgecolor=colour)
         f1.set_ylim(0, 1)
         searches.set_ylim(bottom=0)
         searches.set_xlabel("step")
@@ -163,10 +142,10 @@ def rl_figure(runs: Mapping[str, RlRun]) -> Figure:
     return figure
 
 
-def _curve(panel: Axes, points: Sequence[tuple[int, float | None]], colour: str, **style: Any) -> None:
-    """Draw a line through the steps that have the value."""
-    known = [(step, value) for step, value in points if value is not None]
-    panel.plot([step for step, _ in known], [value for _, value in known], color=colour, **style)
+def _curve(panel: Axes, steps: Sequence[TrainingStep], metric: str, **style: Any) -> None:
+    """Draw a line through the steps that have the metric."""
+    known = [line for line in steps if metric in line.metrics]
+    panel.plot([line.step for line in known], [line.metrics[metric] for line in known], **style)
 
 
 def _bare(panel: Axes) -> None:

@@ -10,13 +10,14 @@ import base64
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import Field
 
 from deepsearch_rl.answers import score_rollout
+from deepsearch_rl.evaluation.report.tables import Comparison
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
 from deepsearch_rl.files import read_distinct, read_jsonl
 from deepsearch_rl.records import Question, Record, ToolCall, Trajectory
@@ -31,6 +32,10 @@ from deepsearch_rl.trajectories.statistics import (
 
 OF_EACH_OUTCOME = 5
 """Rollouts of every outcome to show at least, where a run has as many: readers look for the rare failures."""
+
+
+OF_EACH_TURN = 5
+"""Questions to show, at most, of each type that turned right, or wrong, between two models."""
 
 
 class RunRollouts(NamedTuple):
@@ -78,20 +83,42 @@ def read_questions(paths: Mapping[str, Path]) -> dict[str, dict[str, Question]]:
     return {name: {question.id: question for question in read_distinct(path, Question)} for name, path in paths.items()}
 
 
+def turned_questions(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], set[str]]:
+    """Return by model and run the ids of some questions that turned right or wrong between two models.
+
+    They are the first :data:`OF_EACH_TURN` of each type of question and direction.
+    """
+    shown: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for entry in comparisons:
+        for change in entry.types.values():
+            ids = {*change.gained[:OF_EACH_TURN], *change.lost[:OF_EACH_TURN]}
+            for model in (entry.model, entry.other):
+                shown[model, entry.run_name] |= ids
+    return dict(shown)
+
+
 def read_runs(
-    folders: Mapping[str, Path], rows: Iterable[F1TableRow], questions: Mapping[str, Mapping[str, Question]], count: int
+    folders: Mapping[str, Path],
+    rows: Iterable[F1TableRow],
+    questions: Mapping[str, Mapping[str, Question]],
+    count: int,
+    turned: Mapping[tuple[str, str], Set[str]],
 ) -> Iterator[RunRollouts]:
     """Yield the run of every row; of each, ``count`` rollouts are to be shown (:func:`positions_to_show`).
 
-    ``folders`` holds every model's evaluation, ``questions`` the questions by set and id, for their gold evidence.
+    The first rollouts of the questions ``turned`` (:func:`turned_questions`) are shown as well. ``folders`` holds every
+    model's evaluation, ``questions`` the questions by set and id, for their gold evidence.
     """
     gold = {name: gold_by_question(of_set.values()) for name, of_set in questions.items()}
     for row in rows:
-        path, tally, outcomes = folders[row.model] / row.rollouts_file, Tally(gold.get(row.dataset, {})), []
+        path, tally, outcomes = folders[row.model] / row.rollouts_file, Tally(gold.get(row.dataset, {})), list[str]()
+        ids, places = turned.get((row.model, row.run_name), frozenset[str]()) if count else (), set[int]()
         for rollout in read_distinct(path, Trajectory):
             tally.add(rollout)
+            if rollout.sample == 0 and rollout.question_id in ids:
+                places.add(len(outcomes))
             outcomes.append(outcome(rollout))
-        positions = positions_to_show(outcomes, count)
+        positions = positions_to_show(outcomes, count) | places
         rollouts = enumerate(read_jsonl(path, Trajectory)) if positions else ()
         samples = tuple(rollout for position, rollout in rollouts if position in positions)
         yield RunRollouts(row, tally.statistics(), samples)

@@ -5,29 +5,34 @@ pydantic models. What is flat, and what plots and spreadsheets read, is CSV, whi
 pandera before it is written.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal
 
 import pandas as pd
 import pandera.pandas as pa
+from jinja2 import Environment, StrictUndefined
 from pydantic import Field, RootModel
 
+from deepsearch_rl.answers import SUCCESS_F1
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.evaluation.report.published import PublishedRow
 from deepsearch_rl.evaluation.scoring.f1_row import Control, F1Score, F1TableRow, IfevalScore, ModelEvaluation, Rounded
-from deepsearch_rl.evaluation.scoring.score import paired_differences, score_questions
+from deepsearch_rl.evaluation.scoring.score import TOOL_CALLS, QuestionScores, paired_differences, score_questions
 from deepsearch_rl.files import atomic_file, read_jsonl, read_record, write_json
 from deepsearch_rl.frames import check_frame
 from deepsearch_rl.records import NonEmpty, Record, Trajectory
 
+TYPE_DRAWS = 10  # a tenth of the draws of a whole set, since there are many types
+MARKDOWN = Path(__file__).with_name("f1_table.md")
 DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
 MODEL_ORDER = ("base", "sft", "rl", "sft_rl")
 CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": "gold passages"}
-CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in {"constant", "types", "controls"})
-"""The key and figures of a row as docs/contracts.md lists them; baselines follow under names of their own."""
+_NESTED = {"pass_at", "constant", "types", "controls"}
+CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in _NESTED)
+"""The key and figures of a row as docs/contracts.md lists them; pass@k and baselines follow under their own names."""
 BASELINE_COLUMNS = ("constant_f1", "no_search_f1", "gold_passage_f1")
-CellT = TypeVar("CellT")
 _SHARE = pa.Check.in_range(0, 1)
 _COUNT = pa.Check.ge(0)
 _SCORES = ("em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "constant_f1")
@@ -45,18 +50,45 @@ F1_TABLE = pa.DataFrameSchema(
 """One line per row of the F1 table; baselines and failures may stand beside these columns."""
 
 
-class Comparison(Record):
-    """``model`` minus ``other`` in F1, over the same questions."""
+class Change(Record):
+    """One model minus another in the mean of a figure, over the same questions."""
+
+    difference: Rounded
+    low: Rounded = Field(description="lower end of the paired 95 % bootstrap interval")
+    high: Rounded
+    p_value: Rounded = Field(description="two-sided paired permutation test")
+
+
+class Difference(Change):
+    """One model minus another in F1."""
+
+    n: int = Field(ge=1, description="questions")
+    tool_calls: Change = Field(description="the same in searches asked for per rollout")
+
+
+class TypeDifference(Difference):
+    """The difference over the questions of one type, and the ids of those that turned.
+
+    A question is right where the mean F1 of its answers is :data:`SUCCESS_F1` or more.
+    """
+
+    gained: tuple[str, ...] = Field(description="questions that only the model has right, not the other")
+    lost: tuple[str, ...] = Field(description="questions that only the other has right")
+
+
+class Comparison(Difference):
+    """``model`` minus ``other`` on one question set."""
 
     dataset: NonEmpty
     temperature: float
     model: NonEmpty
     other: NonEmpty
-    n: int = Field(ge=1, description="questions")
-    difference: Rounded
-    low: Rounded = Field(description="lower end of the paired 95 % bootstrap interval")
-    high: Rounded
-    p_value: Rounded = Field(description="two-sided paired permutation test")
+    types: dict[str, TypeDifference] = Field(default={}, description="by type of question, where they have one")
+
+    @property
+    def run_name(self) -> str:
+        """The question set, and whether the answers were greedy, as in a row's ``run_name``."""
+        return self.dataset if self.temperature > 0 else f"{self.dataset}, greedy"
 
 
 class F1Table(Record):
@@ -68,11 +100,6 @@ class F1Table(Record):
     rows: tuple[F1TableRow, ...]
     comparisons: tuple[Comparison, ...]
     published: tuple[PublishedRow, ...] = Field(default=(), description="figures of others for the same tasks")
-
-    @property
-    def own_rows(self) -> tuple[F1TableRow, ...]:
-        """The rows under the profile's own setting, without variants."""
-        return tuple(row for row in self.rows if not row.variant)
 
     @property
     def datasets(self) -> list[str]:
@@ -103,16 +130,17 @@ class F1Table(Record):
         """Return the main figures of a question set, models in training order."""
         return [row for row in self.rows_of(dataset) if not row.kind]
 
+    def greedy_rows(self, dataset: str) -> dict[str, F1TableRow]:
+        """Return the rows of greedy answers to a question set, by model."""
+        return {row.model: row for row in self.rows_of(dataset) if row.kind == "greedy"}
 
-class Metrics(RootModel[dict[str, dict[str, dict[str, float]]]]):
-    """``metrics.json``: figures by name, dataset (IFEval: accuracy) and model."""
+    def comparisons_on(self, dataset: str) -> list[Comparison]:
+        """Return the comparisons on a question set, the greedy answers of a pair of models after the sampled ones."""
+        return [entry for entry in self.comparisons if entry.dataset == dataset]
 
 
-class Grid(NamedTuple, Generic[CellT]):
-    """A table with a column per run, each named by one of its rows, and lines of cells; None where there is none."""
-
-    columns: list[F1TableRow]
-    lines: dict[str, list[CellT | None]]
+class Figures(RootModel[dict[str, dict[str, dict[str, float]]]]):
+    """Figures by three names: in ``metrics.json`` what they measure, the dataset (IFEval: the accuracy), the model."""
 
 
 def build_table(
@@ -137,46 +165,46 @@ def build_table(
                 score_questions(read_jsonl(folders[name] / row.rollouts_file, Trajectory), row.samples)
                 for name in (model, other)
             )
-            difference = paired_differences(first, second, seed, draws, ("f1",))["f1"]
+            whole = _difference(first, second, seed, draws)  # refuses runs over different questions
             comparison = Comparison(
                 dataset=row.dataset,
                 temperature=row.temperature,
                 model=model,
                 other=other,
-                n=len(first.question_ids),
-                difference=difference.mean,
-                **difference.model_dump(exclude={"mean"}),
+                types={
+                    kind: _type_difference(first.of_type(kind), second.of_type(kind), seed, draws // TYPE_DRAWS)
+                    for kind in first.type_names
+                },
+                **whole,
             )
             comparisons.append(comparison)
-    comparisons.sort(key=lambda entry: (entry.dataset, -entry.temperature))  # stable: pairs keep their order
+    comparisons.sort(key=lambda entry: entry.dataset)  # stable: pairs keep their order
     all_rows = tuple(sorted((row for of_model in rows.values() for row in of_model), key=lambda row: row.sort_key))
     generated = any(row.generated for row in all_rows)
     return F1Table(profile=profile, generated=generated, rows=all_rows, comparisons=tuple(comparisons))
 
 
-def published_grid(table: F1Table) -> dict[str, dict[str, PublishedRow]]:
-    """Return published F1 and exact match under the profile's own setting, by model and the name of the run."""
-    runs = {row.run_name for row in table.own_rows}
-    lines: dict[str, dict[str, PublishedRow]] = {}
-    for row in table.published:
-        if row.run in runs:
-            lines.setdefault(row.model, {})[row.run] = row
-    return lines
+def _difference(first: QuestionScores, second: QuestionScores, seed: int, draws: int) -> dict[str, Any]:
+    """Return the fields of a :class:`Difference`."""
+    changes = {
+        name: {"difference": paired.mean, **paired.model_dump(exclude={"mean"})}
+        for name, paired in paired_differences(first, second, seed, draws, ("f1", TOOL_CALLS)).items()
+    }
+    return {"n": len(first.question_ids), TOOL_CALLS: changes[TOOL_CALLS], **changes["f1"]}
 
 
-def f1_grid(table: F1Table) -> Grid[F1TableRow]:
-    """Return F1 under the profile's own setting: a line per model, a column per set and, where there is one, greedy."""
-    rows = {(row.model, row.dataset, row.kind): row for row in table.own_rows}
-    keys = [(dataset, kind) for dataset in table.datasets for kind in ("", "greedy")]
-    columns = {key: row for key in keys for model in reversed(table.models) if (row := rows.get((model, *key)))}
-    return Grid(list(columns.values()), {model: [rows.get((model, *key)) for key in columns] for model in table.models})
+def _type_difference(first: QuestionScores, second: QuestionScores, seed: int, draws: int) -> TypeDifference:
+    first_Q, second_Q = (scores.metrics["f1"] >= SUCCESS_F1 for scores in (first, second))
+    turns = (first_Q & ~second_Q, second_Q & ~first_Q)
+    gained, lost = (tuple(itertools.compress(first.question_ids, turned_Q)) for turned_Q in turns)
+    return TypeDifference(**_difference(first, second, seed, draws), gained=gained, lost=lost)
 
 
 def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> None:
     """Write ``f1_table.json``, ``.md``, ``.csv`` and ``metrics.json``; raises as :func:`check_frame`."""
     write_json(folder / "f1_table.json", table.model_dump(mode="json"))
     write_json(folder / "metrics.json", metrics(table, ifeval))
-    columns = (*CSV_COLUMNS, *BASELINE_COLUMNS)
+    columns = (*CSV_COLUMNS, *(f"pass_at_{k}" for k in passes(table.rows)), *BASELINE_COLUMNS)
     lines = [
         flat | {"constant_f1": row.constant.f1} | {f"{name}_f1": score.f1 for name, score in row.controls.items()}
         for row, flat in zip(table.rows, flat_rows(table.rows), strict=True)
@@ -190,9 +218,10 @@ def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> 
 
 
 def flat_rows(rows: Iterable[F1TableRow]) -> list[dict[str, Any]]:
-    """Return key and figures of rows by :data:`CSV_COLUMNS`, failures as ``kind=count`` with semicolons between."""
+    """Return rows by :data:`CSV_COLUMNS`, failures as ``kind=count`` with semicolons between, and ``pass_at_<k>``."""
     return [
         {name: getattr(row, name) for name in CSV_COLUMNS}
+        | row.pass_scores
         | {"failures": ";".join(f"{kind}={count}" for kind, count in sorted(row.failures.items()))}
         for row in rows
     ]
@@ -212,11 +241,17 @@ def metrics(table: F1Table, ifeval: Sequence[IfevalScore]) -> dict[str, dict[str
     result: dict[str, dict[str, dict[str, float]]] = {}
     for row in table.rows:
         suffix = f"_{row.kind}" if row.kind else ""
-        for name, value in (("f1", row.f1), ("em", row.em), ("tool_calls", row.mean_tool_calls)):
+        figures = {"f1": row.f1, "em": row.em, "tool_calls": row.mean_tool_calls, **row.pass_scores}
+        for name, value in figures.items():
             result.setdefault(name + suffix, {}).setdefault(row.dataset, {})[row.model] = round(value, 4)
     for score in ifeval:
         result.setdefault("ifeval", {}).setdefault("prompt_strict", {})[score.model] = round(score.prompt_strict, 4)
     return result
+
+
+def passes(rows: Iterable[F1TableRow]) -> list[int]:
+    """Return the k of every pass@k that rows have, ascending."""
+    return sorted({k for row in rows for k in row.pass_at})
 
 
 def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
@@ -249,69 +284,34 @@ def interval_text(score: F1Score) -> str:
     return f"{score_text(score.f1)} [{score_text(score.f1_low)}, {score_text(score.f1_high)}]"
 
 
+FILTERS = {
+    "interval": interval_text,
+    "p": p_text,
+    "pass_at": "pass@{}".format,
+    "published": published_text,
+    "score": score_text,
+    "signed": signed,
+}
+"""Texts of figures, by their names in templates."""
+
+
 def markdown(table: F1Table) -> str:
-    """Return the table as Markdown: F1 by model and set, baselines, variants and paired differences."""
-    label, own = " (generated data)" if table.generated else "", table.own_setting
-    settings = (
-        f"Mean over questions with its 95 % bootstrap interval; temperature {own.temperature:g}, prompt "
-        f"`{own.prompt}`, top-{own.top_k} passages {own.passage_length}; a failed rollout "
-        "scores 0. *Constant*: the best single answer given to every question. *No search*, *gold passages*: the last "
-        "model of the table without its tool, and with the gold passages in place of found ones, on the first "
-        "questions of each set."
+    """Return the table as Markdown: main figures by set and model, baselines, variants and paired differences."""
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= FILTERS | {"aligned": _aligned}
+    main = [row for row in table.reading_order if not row.kind]
+    return environment.from_string(MARKDOWN.read_text(encoding="utf-8")).render(
+        table=table,
+        passes=passes(main),
+        controls={name: title for name, title in CONTROL_TITLES.items() if any(name in row.controls for row in main)},
+        main={(row.model, row.dataset): row for row in main},
+        variants=[row for row in table.rows if row.variant],
     )
-    parts = [f"### F1, profile {table.profile}{label}", _markdown_rows(_f1_lines(table)), settings]
-    if sources := dict.fromkeys(row.source for row in table.published):
-        parts.append(f"*Published*: not measured here. {'; '.join(sources)}.")
-    if len(table.own_rows) < len(table.rows):
-        parts += ["### The same under other settings", _markdown_rows(_variant_lines(table))]
-    if table.comparisons:
-        parts += ["### Differences in F1, paired by question", _markdown_rows(_difference_lines(table))]
-    return "\n\n".join(parts) + "\n"
 
 
-def _f1_lines(table: F1Table) -> Iterator[list[str]]:
-    grid = f1_grid(table)
-    yield ["model", *(f"{row.run_name} ({row.n} x {row.samples})" for row in grid.columns)]
-    for model, rows in grid.lines.items():
-        yield [model, *(interval_text(row) if row else "" for row in rows)]
-    for model, published in published_grid(table).items():
-        cells = (published.get(row.run_name) for row in grid.columns)
-        yield [f"*{model}, published*", *(published_text(row) if row else "" for row in cells)]
-    yield ["*constant answer*", *(score_text(row.constant.f1) for row in grid.columns)]
-    for control, title in CONTROL_TITLES.items():
-        scores = [row.controls.get(control) if row else None for row in grid.lines[table.models[-1]]]
-        yield [f"*{title}*", *(score_text(score.f1) if score else "" for score in scores)]
-
-
-def _variant_lines(table: F1Table) -> Iterator[list[str]]:
-    """Yield a line per variant of a model and set, beside the model's score under the profile's own setting."""
-    own_scores = {(row.model, row.dataset): score_text(row.f1) for row in table.own_rows if row.main}
-    yield ["variant", "model", "set", "F1", "own setting", "prompt", "top-k", "corpus", "chunk size", "questions"]
-    for row in (row for row in table.rows if row.variant):
-        own_score = own_scores.get((row.model, row.dataset), "")
-        setting = [f"`{row.prompt}`", str(row.top_k), row.corpus, str(row.chunk_size or "uncut")]
-        questions = f"{row.n} x {row.samples}"
-        yield [row.variant, row.model, row.dataset, interval_text(row), own_score, *setting, questions]
-    variants = {row.run_name: row for row in table.rows if row.variant}
-    for published in (row for row in table.published if row.run in variants):
-        like = variants[published.run]
-        setting = [f"`{like.prompt}`", str(like.top_k), like.corpus, ""]
-        score = published_text(published)
-        yield [like.variant, f"*{published.model}, published*", like.dataset, score, "", *setting, str(published.n)]
-
-
-def _difference_lines(table: F1Table) -> Iterator[list[str]]:
-    yield ["set", "models", "questions", "difference", "p"]
-    order = table.datasets
-    for entry in sorted(table.comparisons, key=lambda entry: (order.index(entry.dataset), -entry.temperature)):
-        run = f"{entry.dataset}{'' if entry.temperature > 0 else ', greedy'}"
-        difference = f"{signed(entry.difference)} [{signed(entry.low)}, {signed(entry.high)}]"
-        yield [run, f"{entry.model} - {entry.other}", str(entry.n), difference, p_text(entry.p_value)]
-
-
-def _markdown_rows(lines: Iterable[Sequence[str]]) -> str:
-    """Return lines of cells as a Markdown table that can be read as plain text."""
-    head, *body = lines
+def _aligned(text: str) -> str:
+    """Return lines of cells with bars between as a Markdown table that can be read as plain text."""
+    head, *body = ([cell.strip() for cell in line.split("|")] for line in text.strip().splitlines())
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
     padded = [map(str.ljust, line, widths) for line in (head, ["-" * width for width in widths], *body)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)

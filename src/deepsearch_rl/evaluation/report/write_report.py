@@ -10,7 +10,7 @@ from pydantic import Field
 from deepsearch_rl.evaluation.report.page import Report, render_page
 from deepsearch_rl.evaluation.report.plots import f1_figure, read_rl_run, rl_figure, save_figure
 from deepsearch_rl.evaluation.report.published import published_rows
-from deepsearch_rl.evaluation.report.rollouts import read_questions, read_runs, shown_rollouts
+from deepsearch_rl.evaluation.report.rollouts import read_questions, read_runs, shown_rollouts, turned_questions
 from deepsearch_rl.evaluation.report.tables import build_table, write_table
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.files import atomic_file, read_json, read_record, sha256_file
@@ -63,7 +63,8 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
     published = published_rows(table.rows, ifeval, sources.origins)
     table = table.model_copy(update={"published": published})
     questions = read_questions(sources.questions)
-    runs = tuple(read_runs(sources.evaluate, table.reading_order, questions, config.rollouts))
+    turned = turned_questions(table.comparisons)
+    runs = tuple(read_runs(sources.evaluate, table.reading_order, questions, config.rollouts, turned))
     filter_path = sources.filter if sources.filter and read_json(sources.filter) is not None else None
     report = Report(
         table=table,

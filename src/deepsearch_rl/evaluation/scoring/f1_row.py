@@ -44,6 +44,7 @@ class F1Score(Record):
 class TypeScore(F1Score):
     """Scores of the questions of one type."""
 
+    mean_tool_calls: Rounded
     constant: ConstantScore
 
 
@@ -81,6 +82,7 @@ class F1TableRow(F1Score, RowKey):
     mean_rounds: Rounded = Field(description="assistant turns per rollout")
     mean_tool_calls: Rounded = Field(description="searches asked for per rollout")
     failures: dict[str, int] = Field(description="rollouts that did not end in an answer, by stop reason")
+    pass_at: dict[int, Share] = Field(description="pass@k by k: 1, and the largest power of two among the samples")
     generated: bool = Field(description="the questions and their corpus are generated, not a published set")
     constant: ConstantScore
     types: dict[str, TypeScore]
@@ -90,6 +92,11 @@ class F1TableRow(F1Score, RowKey):
     def main(self) -> bool:
         """Whether this is the main figure of its setting (sampled answers), not the greedy one beside it."""
         return self.temperature > 0
+
+    @property
+    def pass_scores(self) -> dict[str, float]:
+        """Every pass@k by its name in flat tables and in MLflow, ``pass_at_<k>``."""
+        return {f"pass_at_{k}": value for k, value in self.pass_at.items()}
 
     @property
     def kind(self) -> str:

@@ -14,6 +14,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from deepsearch_rl import answers
-from deepsearch_rl.answers import AnswerScores, score_rollout
+from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, ControlScore, F1TableRow, RowKey, TypeScore
 from deepsearch_rl.evaluation.scoring.overlap import best_constant
 from deepsearch_rl.records import Record, Trajectory
 
 Scores = NDArray[np.float64]
+TOOL_CALLS = "tool_calls"
 
 
 class Interval(Record):
@@ -46,7 +48,7 @@ class PairedDifference(Interval):
 
 @dataclass(frozen=True, slots=True)
 class QuestionScores:
-    """Scores per question, averaged over its samples.
+    """Scores and ``tool_calls`` per question, averaged over its samples.
 
     ``metrics`` maps a metric's name to an array of shape (Q,) in the order of ``question_ids``, which is sorted.
     """
@@ -77,15 +79,16 @@ def score_questions(trajectories: Iterable[Trajectory], samples: int) -> Questio
 
     Raise CheckFailedError where there is no rollout, or a question has not exactly the samples 0 to ``samples - 1``.
     """
-    scored: dict[str, list[tuple[int, AnswerScores]]] = defaultdict(list)
+    scored: dict[str, list[tuple[int, tuple[float, ...]]]] = defaultdict(list)
     types: dict[str, str] = {}
     for trajectory in trajectories:
-        scored[trajectory.question_id].append((trajectory.sample, score_rollout(trajectory)))
+        values = (*score_rollout(trajectory), trajectory.tool_calls)
+        scored[trajectory.question_id].append((trajectory.sample, values))
         types.setdefault(trajectory.question_id, trajectory.question_type)
     if not scored:
         raise CheckFailedError("there is no rollout to score.")
     ids = tuple(sorted(scored))
-    metrics = {name: np.zeros(len(ids)) for name in answers.METRICS}
+    metrics = {name: np.zeros(len(ids)) for name in (*answers.METRICS, TOOL_CALLS)}
     for row, question_id in enumerate(ids):
         numbers = sorted(sample for sample, _ in scored[question_id])
         if numbers != list(range(samples)):
@@ -93,10 +96,23 @@ def score_questions(trajectories: Iterable[Trajectory], samples: int) -> Questio
                 f"question {question_id!r} has the samples {numbers}, not 0 to {samples - 1}: "
                 "a rollout is missing or counted twice, so no mean can be taken."
             )
-        for _, scores in scored[question_id]:
-            for name, value in zip(answers.METRICS, scores, strict=True):
+        for _, values in scored[question_id]:
+            for name, value in zip(metrics, values, strict=True):
                 metrics[name][row] += value / samples
     return QuestionScores(ids, tuple(types[name] for name in ids), metrics)
+
+
+def pass_at_k(em_Q: Scores, samples: int, k: int) -> float:
+    """Return pass@k, the chance that one of k answers to a question matches exactly, as a mean over Q questions.
+
+    ``em_Q`` is the share of a question's ``samples`` answers that match. Where c of n do, ``1 - C(n - c, k) / C(n, k)``
+    is the share of all sets of k answers with one that matches: the unbiased estimator of Chen et al. 2021
+    (arXiv:2107.03374, equation 1). Raise ValueError unless ``1 <= k <= samples``.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} cannot be estimated from {samples} answers per question")
+    chances = np.array([1 - comb(samples - matches, k) / comb(samples, k) for matches in range(samples + 1)])
+    return float(chances[np.rint(em_Q * samples).astype(int)].mean())
 
 
 def bootstrap_intervals(values_QM: Scores, seed: int, draws: int) -> list[Interval]:
@@ -143,7 +159,6 @@ class _RunCounts:
     """Counts of the rollouts that pass through, and the golden answers of their questions."""
 
     rounds: int = 0
-    tool_calls: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     golds_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -151,7 +166,6 @@ class _RunCounts:
         """Yield the rollouts again, counting them."""
         for rollout in rollouts:
             self.rounds += rollout.rounds
-            self.tool_calls += rollout.tool_calls
             if rollout.failed:
                 self.failures[str(rollout.stop_reason)] += 1
             self.golds_of[rollout.question_id] = rollout.golden_answers
@@ -170,7 +184,7 @@ def build_row(key: RowKey, rollouts: Iterable[Trajectory], generated: bool, draw
     """
     counts = _RunCounts()
     scores = score_questions(counts.count(rollouts), key.samples)
-    rollout_count = len(scores.question_ids) * key.samples
+    most = 2 ** (key.samples.bit_length() - 1)  # the largest power of two among the samples
     of_types = {kind: scores.of_type(kind) for kind in scores.type_names}
     return F1TableRow(
         **key.model_dump(),
@@ -178,13 +192,18 @@ def build_row(key: RowKey, rollouts: Iterable[Trajectory], generated: bool, draw
         acc=scores.mean("acc"),
         precision=scores.mean("precision"),
         recall=scores.mean("recall"),
-        mean_rounds=counts.rounds / rollout_count,
-        mean_tool_calls=counts.tool_calls / rollout_count,
+        pass_at={k: pass_at_k(scores.metrics["em"], key.samples, k) for k in sorted({1, most})},
+        mean_rounds=counts.rounds / (len(scores.question_ids) * key.samples),
+        mean_tool_calls=scores.mean(TOOL_CALLS),
         failures=dict(sorted(counts.failures.items())),
         generated=generated,
         constant=counts.constant(scores),
         types={
-            kind: TypeScore(**_f1_score(of_type, key.seed, draws), constant=counts.constant(of_type))
+            kind: TypeScore(
+                **_f1_score(of_type, key.seed, draws),
+                mean_tool_calls=of_type.mean(TOOL_CALLS),
+                constant=counts.constant(of_type),
+            )
             for kind, of_type in of_types.items()
         },
     )

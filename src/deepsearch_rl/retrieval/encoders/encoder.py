@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Kind = Literal["query", "passage"]
+Vectors = NDArray[np.float32]
 
 
 class Encoder(Protocol):
@@ -22,14 +23,12 @@ class Encoder(Protocol):
         """D, the length of every vector."""
         ...
 
-    def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
+    def encode(self, texts: Sequence[str], kind: Kind) -> Vectors:
         """Return L2-normalised embeddings_ND of N texts; ``kind`` is their side of the search."""
         ...
 
 
-def encode_readable(
-    texts: Sequence[str], dimension: int, encode: Callable[[list[str]], NDArray[np.float32]]
-) -> NDArray[np.float32]:
+def encode_readable(texts: Sequence[str], dimension: int, encode: Callable[[list[str]], Vectors]) -> Vectors:
     """Return normalised embeddings_ND: ``encode`` for texts with content, zeros for blank ones."""
     embeddings_ND = np.zeros((len(texts), dimension), dtype=np.float32)
     rows_M = [row for row, text in enumerate(texts) if text.strip()]
@@ -40,7 +39,12 @@ def encode_readable(
     return embeddings_ND
 
 
-def normalise_rows(vectors_ND: NDArray[np.float32]) -> NDArray[np.float32]:
+def normalise_rows(vectors_ND: Vectors) -> Vectors:
     """Scale every row to length 1; zero rows stay zero."""
     norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     return np.ascontiguousarray(vectors_ND / np.where(norms_N1 > 0, norms_N1, 1), dtype=np.float32)
+
+
+def first_line(error: Exception) -> str:
+    """Return what a library says, without the paragraphs that follow."""
+    return str(error).partition("\n")[0]

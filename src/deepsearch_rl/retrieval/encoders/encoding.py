@@ -25,7 +25,7 @@ from deepsearch_rl.errors import ArtifactError, DeepsearchError, UnavailableErro
 from deepsearch_rl.files import AppendLog, atomic_file, file_digests, read_json, read_jsonl, sha256_json, write_json
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Chunk, Record
-from deepsearch_rl.retrieval.encoders.encoder import Encoder
+from deepsearch_rl.retrieval.encoders.encoder import Encoder, Vectors, first_line
 from deepsearch_rl.retrieval.encoders.model_folder import ModelFolderConfig
 from deepsearch_rl.retrieval.encoders.onnx_export import OnnxConfig, OnnxEncoder
 from deepsearch_rl.retrieval.encoders.remote import RemoteConfig, RemoteEncoder
@@ -100,7 +100,7 @@ class EncodingJob:
         start = block * self.config.block_rows
         return range(start, min(start + self.config.block_rows, len(self.chunks)))
 
-    def encode(self, encoder: Encoder, block: int) -> NDArray[np.float32]:
+    def encode(self, encoder: Encoder, block: int) -> Vectors:
         """Return the vectors_BD of a block by one call, so that every engine gives the same bytes."""
         return encoder.encode([self.chunks[row].contents for row in self.rows(block)], "passage")
 
@@ -166,7 +166,7 @@ def remove_work(work: Path) -> None:
             folder.rmdir()
 
 
-def write_rows(path: Path, start: int, vectors_BD: NDArray[np.float32], rows: int, dtype: str) -> None:
+def write_rows(path: Path, start: int, vectors_BD: Vectors, rows: int, dtype: str) -> None:
     """Write vectors to a .npy file of ``rows`` rows, made by the first call, and flush it; or raise ArtifactError."""
     try:
         if not path.is_file():
@@ -182,7 +182,7 @@ def write_rows(path: Path, start: int, vectors_BD: NDArray[np.float32], rows: in
         raise ArtifactError(f"the vectors cannot be written to {path} ({error}).") from error
 
 
-def _encode_here(job: EncodingJob, blocks: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+def _encode_here(job: EncodingJob, blocks: Sequence[int]) -> Iterator[tuple[int, Vectors]]:
     """Yield every block's number and vectors_BD."""
     encoder = open_encoder(job.encoder, job.folder)
     for block in blocks:
@@ -201,7 +201,7 @@ class BlockEncoder:
         return {"block": batch["block"], "vectors": [self._job.encode(self._encoder, block).tobytes()]}
 
 
-def _encode_on_ray(job: EncodingJob, blocks: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+def _encode_on_ray(job: EncodingJob, blocks: Sequence[int]) -> Iterator[tuple[int, Vectors]]:
     """Yield every block's number and vectors_BD, in the order in which they are finished.
 
     Only numbers travel to the workers: each opens the chunk file and the encoder's folder itself, which must therefore
@@ -264,7 +264,7 @@ def _connected(config: RayConfig) -> Iterator[Any]:
         ray.init(log_to_driver=False, logging_level=logging.WARNING, **arguments)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         where = f"the Ray cluster at {config.address} cannot be reached" if config.address else "Ray cannot be started"
-        raise UnavailableError(f"{where} (index.encoding.ray.address): {str(error).partition(chr(10))[0]}") from error
+        raise UnavailableError(f"{where} (index.encoding.ray.address): {first_line(error)}") from error
     try:
         yield ray
     finally:

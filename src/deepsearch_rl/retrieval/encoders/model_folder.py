@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import BaseModel, Field, RootModel
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.files import read_record
-from deepsearch_rl.records import NonEmpty, Record
-from deepsearch_rl.retrieval.encoders.encoder import Kind
+from deepsearch_rl.records import NonEmpty, OpenRecord, Record
+from deepsearch_rl.retrieval.encoders.encoder import Kind, first_line
 
 Pooling = Literal["mean", "cls", "lasttoken"]
 logger = logging.getLogger(__name__)
@@ -63,10 +63,8 @@ class ModelFolder:
     batch_rows: int  # texts of a forward pass, so that it stays within ``batch_tokens`` whatever their lengths
 
 
-class _Settings(BaseModel):
+class _Settings(OpenRecord):
     """The fields of a folder's JSON files that are read here; the others are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
 
     model_type: str = ""
     max_position_embeddings: int | None = None
@@ -141,10 +139,9 @@ def _find(config: ModelFolderConfig, weights: str) -> Path:
     try:
         return Path(snapshot_download(config.model, revision=config.revision, allow_patterns=[*DESCRIPTIONS, weights]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
         raise UnavailableError(
             f"the encoder {config.model} at {config.revision} is not in the hub's cache and cannot be downloaded: "
-            f"{reason}"
+            f"{first_line(error)}"
         ) from error
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
+from deepsearch_rl.retrieval.encoders.encoder import Kind, Vectors, encode_readable, first_line
 from deepsearch_rl.retrieval.encoders.model_folder import ModelFolder, ModelFolderConfig, read_model_folder
 
 HIDDEN_OUTPUTS = ("last_hidden_state", "token_embeddings")  # what exporters call the vectors of the tokens
@@ -56,11 +56,11 @@ class OnnxEncoder:
         one_11 = np.ones((1, 1), dtype=np.int64)
         self.dimension = self._embed(one_11, one_11).shape[1]
 
-    def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
+    def encode(self, texts: Sequence[str], kind: Kind) -> Vectors:
         """Return embeddings_ND of N texts, each with its side's prefix; blank texts are zero."""
         return encode_readable(texts, self.dimension, lambda readable: self._embed_texts(readable, kind))
 
-    def _embed_texts(self, texts: list[str], kind: Kind) -> NDArray[np.float32]:
+    def _embed_texts(self, texts: list[str], kind: Kind) -> Vectors:
         """Embed in batches of texts of nearly one length, the longest first, as sentence-transformers does."""
         prompted = [self._folder.prefixes[kind] + text for text in texts]
         if self._folder.lower_case:
@@ -74,7 +74,7 @@ class OnnxEncoder:
             embeddings_ND[batch] = self._embed(ids_BT, np.array([row.attention_mask for row in tokens], np.int64))
         return embeddings_ND
 
-    def _embed(self, ids_BT: NDArray[np.int64], mask_BT: NDArray[np.int64]) -> NDArray[np.float32]:
+    def _embed(self, ids_BT: NDArray[np.int64], mask_BT: NDArray[np.int64]) -> Vectors:
         inputs = dict(zip(INPUTS, (ids_BT, mask_BT, np.zeros_like(ids_BT)), strict=True))
         [hidden_BTD] = self._session.run([self._hidden], {name: inputs[name] for name in self._inputs})
         if self._folder.pooling == "mean":
@@ -109,7 +109,7 @@ def _load(folder: ModelFolder, config: OnnxConfig) -> tuple[Any, Any]:
     try:
         session = onnxruntime.InferenceSession(paths[0], options, providers=[provider])
     except Exception as error:  # its errors have no other root
-        raise ArtifactError(f"{paths[0]} cannot be loaded: {str(error).splitlines()[0]}.") from error
+        raise ArtifactError(f"{paths[0]} cannot be loaded: {first_line(error)}.") from error
     path = folder.transformer / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_file(str(path))

@@ -9,14 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError
 
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.redaction import public_address, read_key, redact
-from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
+from deepsearch_rl.retrieval.encoders.encoder import Kind, Vectors, encode_readable
 
 NO_KEY = "none"  # sent to servers without keys, because the client insists on one
 QUOTED_CHARACTERS = 300  # how much of a server's complaint an error repeats
@@ -65,11 +64,11 @@ class RemoteEncoder:
             base_url=config.base_url, api_key=self._key, timeout=config.timeout_s, max_retries=config.retries
         )
 
-    def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
+    def encode(self, texts: Sequence[str], kind: Kind) -> Vectors:
         """Return embeddings_ND of N texts, each with its side's prefix, or raise EndpointError; blank ones are zero."""
         return encode_readable(texts, self.dimension, lambda readable: self._request_all(readable, kind))
 
-    def _request_all(self, texts: list[str], kind: Kind) -> NDArray[np.float32]:
+    def _request_all(self, texts: list[str], kind: Kind) -> Vectors:
         config = self._config
         prefix = {"query": config.query_prefix, "passage": config.passage_prefix}[kind]
         inputs = [(prefix + text)[: config.max_characters] for text in texts]
@@ -80,7 +79,7 @@ class RemoteEncoder:
         finally:
             pool.shutdown(cancel_futures=True)  # after an error, send no further requests
 
-    def _request(self, texts: list[str]) -> NDArray[np.float32]:
+    def _request(self, texts: list[str]) -> Vectors:
         import openai  # noqa: PLC0415
 
         try:

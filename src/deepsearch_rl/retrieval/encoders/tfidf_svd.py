@@ -20,7 +20,7 @@ from scipy.sparse import csr_matrix
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.records import Chunk, Record
-from deepsearch_rl.retrieval.encoders.encoder import Kind, normalise_rows
+from deepsearch_rl.retrieval.encoders.encoder import Kind, Vectors, normalise_rows
 from deepsearch_rl.retrieval.sparse.analysis import analyse
 
 
@@ -39,7 +39,7 @@ class TfidfSvdEncoder:
 
     vocabulary: dict[str, int]
     idf_V: NDArray[np.float32]
-    projection_VD: NDArray[np.float32]
+    projection_VD: Vectors
 
     @classmethod
     def fit(cls, texts: Iterable[str], config: TfidfSvdConfig, seed: int) -> Self:
@@ -70,7 +70,7 @@ class TfidfSvdEncoder:
         """Number of singular vectors."""
         return self.projection_VD.shape[1]
 
-    def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:  # noqa: ARG002 - both sides are alike
+    def encode(self, texts: Sequence[str], kind: Kind) -> Vectors:  # noqa: ARG002 - both sides are alike
         """Return embeddings_ND of N texts, queries and passages alike; unknown terms are ignored."""
         weights_NV = _tfidf(_count_terms(texts, self.vocabulary, grow=False), self.idf_V)
         return normalise_rows(np.asarray(weights_NV @ self.projection_VD))

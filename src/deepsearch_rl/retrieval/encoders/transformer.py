@@ -7,12 +7,10 @@ and so does a plain transformers folder.
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import model_validator
 
 from deepsearch_rl.errors import ArtifactError, UnavailableError
-from deepsearch_rl.retrieval.encoders.encoder import Kind, encode_readable
+from deepsearch_rl.retrieval.encoders.encoder import Kind, Vectors, encode_readable, first_line
 from deepsearch_rl.retrieval.encoders.model_folder import ModelFolderConfig, read_model_folder
 
 
@@ -58,7 +56,7 @@ class TransformersEncoder:
         self._model.max_seq_length = folder.max_tokens
         self.dimension = self._model.get_embedding_dimension() or 0
 
-    def encode(self, texts: Sequence[str], kind: Kind) -> NDArray[np.float32]:
+    def encode(self, texts: Sequence[str], kind: Kind) -> Vectors:
         """Return embeddings_ND of N texts, each with its side's prefix; blank texts are zero."""
         options = {"prompt": self._folder.prefixes[kind], "batch_size": self._folder.batch_rows}
         return encode_readable(
@@ -74,8 +72,3 @@ def require_device(device: str, owner: str, field: str) -> None:
         raise UnavailableError(
             f"{owner} is to run on a GPU ({field}: cuda), and torch finds none; attach one or set the device to cpu."
         )
-
-
-def first_line(error: Exception) -> str:
-    """Return what a library says, without the paragraphs that follow."""
-    return str(error).partition("\n")[0]

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Chunk, Question
-from deepsearch_rl.retrieval.gold import MAP, MRR, RANKED, Gold, mean_scores, score_facts, score_results, with_gold
+from deepsearch_rl.retrieval.gold import MAP, MRR, RANKED, Gold, mean_scores, score_facts, score_retriever, with_gold
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES, CandidateFinder, Candidates, Floats, order
-from deepsearch_rl.retrieval.ranking import FusionWeights, LearningConfig, RankingName, Retriever
+from deepsearch_rl.retrieval.ranking import FusionWeights, LearningConfig, RankingName
 
 logger = logging.getLogger(__name__)
 
@@ -151,11 +151,3 @@ def score_example(example: Example, weights_F: Floats, cutoffs: Sequence[int] = 
     items_by_row = dict(zip(example.candidates.rows_C.tolist(), example.items_C, strict=True))
     ranking = order(example.candidates, weights_F, max((*cutoffs, RANKED)))
     return score_facts([set(items_by_row[row]) for row in ranking.rows_K.tolist()], example.items, cutoffs)
-
-
-def score_retriever(
-    retriever: Retriever, chunks: Sequence[Chunk], questions: Sequence[tuple[str, Gold]], cutoffs: Sequence[int] = ()
-) -> list[dict[str, float]]:
-    """Return the scores of every question as a retriever ranks."""
-    rankings = retriever.search([text for text, _ in questions], max((*cutoffs, RANKED)))
-    return score_results(([chunks[row] for row in ranking.rows_K.tolist()] for ranking in rankings), questions, cutoffs)

@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 
 from deepsearch_rl.retrieval.hybrid.question_parts import QuestionParts, SourceNames, split_question
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms, term_ids
-from deepsearch_rl.retrieval.ranking import FusionConfig, Ranking, Retriever, rank
+from deepsearch_rl.retrieval.ranking import FusionConfig, Mask, Ranking, Retriever, rank
 from deepsearch_rl.retrieval.rows import RowTable
 
 Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 FEATURES = (
     "bm25", "dense", "passage", "sentence", "source_passage", "source_sentence", "date", "document_length"
 )  # fmt: skip

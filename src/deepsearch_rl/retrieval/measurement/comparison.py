@@ -4,28 +4,29 @@ The hybrid is scored by cross-validation. Intervals are percentile bootstraps ov
 ch. 13); a difference is taken question by question before it is resampled.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepsearch_rl.errors import ArtifactError, look_up
 from deepsearch_rl.records import Chunk, Question, Record
 from deepsearch_rl.retrieval import manifest
-from deepsearch_rl.retrieval.gold import MRR, RANKED, with_gold
+from deepsearch_rl.retrieval.gold import MRR, RANKED, score_retriever, with_gold
 from deepsearch_rl.retrieval.hybrid import learning as hybrid
 from deepsearch_rl.retrieval.hybrid.retriever import CandidateFinder
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
-from deepsearch_rl.retrieval.ranking import LearningConfig, ReciprocalRankFusion, Retriever
-from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_finder, open_halves, open_retriever
+from deepsearch_rl.retrieval.ranking import LearningConfig
+from deepsearch_rl.retrieval.searcher import Searcher, open_finder, open_retriever
 
-COMPARED = ("bm25", "dense", "rrf", "hybrid")
+COMPARED = {"bm25": "bm25", "dense": "dense", "rrf": "reciprocal_ranks", "hybrid": "hybrid"}
+"""What is compared, each with its name for :func:`open_retriever`."""
 MEASURED_CHUNKS = 10_000  # chunk lengths are means over at most so many chunks, evenly spaced
-Scores = dict[str, list[float]]  # a score per question, by metric
+Scores = dict[str, NDArray[np.float64]]  # a score per question, by metric
 
 
 class Interval(Record):
@@ -78,26 +79,22 @@ def compare_retrievers(
             "supporting_doc_ids or supporting_titles), which is too few to compare retrievers by."
         )
     built = manifest.read_manifest(index_dir)
-    openers: dict[str, Callable[[], Retriever]] = {
-        name: partial(open_retriever, index_dir, built.config, built.fusion_weights, name) for name in RETRIEVERS
-    }
-    openers["rrf"] = lambda: ReciprocalRankFusion(*open_halves(index_dir, built.config), built.config.fusion)
     scores: dict[str, Scores] = {}
     for name in retrievers:
-        open_compared = look_up("retriever", name, openers)
+        ranking = look_up("retriever", name, COMPARED)
         if name == "hybrid" and learning is not None:
             with opened_finder(index_dir, chunks) as finder:
                 gathered = hybrid.gather(finder, chunks, examples, max((*cutoffs, RANKED)))
             folds = hybrid.drawn_folds(len(gathered), learning.folds, seed)
             rows = hybrid.score_held_out(gathered, learning.ridge, folds, cutoffs)
         else:
-            rows = hybrid.score_retriever(open_compared(), chunks, examples, cutoffs)
-        scores[name] = {metric: [row[metric] for row in rows] for metric in rows[0]}
+            retriever = open_retriever(index_dir, built.config, built.fusion_weights, ranking)
+            rows = score_retriever(retriever, chunks, examples, cutoffs)
+        scores[name] = {metric: np.array([row[metric] for row in rows]) for metric in rows[0]}
     differences: Scores = {}
     if {"bm25", "dense", "hybrid"} <= scores.keys():
         better = scores[max(("bm25", "dense"), key=lambda name: sum(scores[name][MRR]))]
-        pairs = {metric: zip(values, better[metric], strict=True) for metric, values in scores["hybrid"].items()}
-        differences = {metric: [learned - half for learned, half in pair] for metric, pair in pairs.items()}
+        differences = {metric: values_Q - better[metric] for metric, values_Q in scores["hybrid"].items()}
     kinds = [gold.kind for _, gold in examples]
     return Comparison(
         questions=len(examples),
@@ -121,10 +118,9 @@ def chunk_length(chunks: Sequence[Chunk]) -> ChunkLength:
 def intervals(scores: Scores, seed: int, draws: int) -> dict[str, Interval]:
     """Return the mean of every metric with its interval, all from the same resamples of the questions."""
     result: dict[str, Interval] = {}
-    for metric, values in scores.items():
-        values_Q, generator = np.array(values), np.random.default_rng(seed)
-        mean = float(values_Q.mean())
-        means = [values_Q[generator.integers(0, len(values), len(values))].mean() for _ in range(draws)]
+    for metric, values_Q in scores.items():
+        mean, size, generator = float(values_Q.mean()), len(values_Q), np.random.default_rng(seed)
+        means = [values_Q[generator.integers(0, size, size)].mean() for _ in range(draws)]
         low, high = np.percentile(means or [mean], (2.5, 97.5)).tolist()
         result[metric] = Interval(mean=mean, low=low, high=high)
     return result

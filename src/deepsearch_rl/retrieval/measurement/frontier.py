@@ -2,44 +2,37 @@
 
 - *recall@5*: the mean share of the true five nearest rows that are among the first five hits;
 - *queries/s*: per CPU second of one thread, all files in the page cache (so that a busy machine does not tell);
-- *memory*: anonymous memory of the process (RssAnon, beyond an empty one's) plus the file that a search scans, which
-  must stay in the page cache. Vectors that are only refined from are not counted: a search reads a few rows.
+- *memory*: the file that a search scans, which should stay in the page cache (codes of 4 bits are read into memory).
+  Vectors that are only refined from are not counted: a search reads a few rows.
 """
 
 import csv
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
+from threadpoolctl import threadpool_limits
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.files import atomic_file
 from deepsearch_rl.progress import ProgressBar, track
-from deepsearch_rl.retrieval.measurement.index_process import MEGABYTE, IndexProcess, Opening, recall
-from deepsearch_rl.retrieval.vectors.building import build_vector_index
+from deepsearch_rl.records import VectorsKind
+from deepsearch_rl.retrieval.vectors.building import INDEX_FILE, VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
+from deepsearch_rl.retrieval.vectors.dense import open_vector_index
 from deepsearch_rl.retrieval.vectors.flat import FlatIndex, VectorFile, open_vector_file
 
 TOP_K = 5
-KINDS = {
-    "flat": ("#7d838c", "s"),
-    "ivf_flat": ("#8f5bb5", "^"),
-    "ivf_pq": ("#bd7414", "o"),
-    "ivf_pq_refine": ("#12876a", "D"),
-    "hnsw": ("#3f7fd1", "v"),
-}
-"""The colour and marker of each kind of index."""
-FIGURES = ("recall_at_5", "queries_per_s", "memory_mb", "anonymous_mb", "disk_mb")
+MEGABYTE = 1e6
+KINDS = get_args(VectorsKind)
+FIGURES = ("recall_at_5", "queries_per_s", "memory_mb", "disk_mb")
 NPROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REFINE_FACTORS = (2.0, 4.0, 8.0)
 EF_SEARCHES = (16, 32, 64, 128, 256)
@@ -56,7 +49,6 @@ class Point:
     recall_at_5: float
     queries_per_s: float
     memory_mb: float
-    anonymous_mb: float
     disk_mb: float
 
 
@@ -68,9 +60,10 @@ class Queries:
     true_QK: NDArray[np.int64]
     own_Q: NDArray[np.int64]
 
-    def recall(self, rows: Sequence[NDArray[np.int64]]) -> float:
-        """Return the recall of a search for one row more than :data:`TOP_K`."""
-        return recall(without_own(rows, self.own_Q), self.true_QK)
+
+def recall(rows: Sequence[NDArray[np.int64]], true_QK: NDArray[np.int64]) -> float:
+    """Return the mean share of the K true rows of a query that are among its rows."""
+    return float(np.mean([np.isin(true_K, rows_K).mean() for true_K, rows_K in zip(true_QK, rows, strict=True)]))
 
 
 def without_own(rows: Sequence[NDArray[np.int64]], own_Q: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -107,7 +100,7 @@ def sweeps(rows: int, dimension: int, kinds: Sequence[str], nlist: int | None) -
     Codes are a byte per eight dimensions, as the published wiki-18 index has them, or four bits per six.
     """
     for kind in kinds:
-        look_up("kind of vector index", kind, KINDS)
+        look_up("kind of vector index", kind, dict.fromkeys(KINDS))
     train_rows = min(rows, TRAIN_ROWS)
     cells = {
         "nlist": min(nlist or round(rows**0.5), train_rows),
@@ -144,24 +137,30 @@ def measure_frontier(
         for build in settings:
             with tempfile.TemporaryDirectory(dir=out, prefix=".building-") as folder:
                 build_vector_index(vectors, Path(folder), build[0], seed)
-                with IndexProcess(Opening(Path(folder), build[0])) as process:
-                    process.search(queries.path, TOP_K + 1, batch)
-                    for config in build:
-                        points.append(_measure(process, Opening(Path(folder), config), queries, batch))
-                        bar.advance(note=f"{config.kind}: recall {points[-1].recall_at_5:.3f}")
+                for config in build:
+                    points.append(_measure(Path(folder), config, queries, batch))
+                    bar.advance(note=f"{config.kind}: recall {points[-1].recall_at_5:.3f}")
     return points
 
 
-def _measure(process: IndexProcess, opening: Opening, queries: Queries, batch: int) -> Point:
-    runs = [process.search(queries.path, TOP_K + 1, batch, opening.config) for _ in range(REPEATS)]
-    anonymous_mb = max(process.anonymous_mb(), 0.0)
+def _measure(folder: Path, config: VectorsConfig, queries: Queries, batch: int) -> Point:
+    files = {"flat": (VECTORS_FILE,), "ivf_pq_refine": (INDEX_FILE, VECTORS_FILE)}.get(config.kind, (INDEX_FILE,))
+    sizes_mb = [(folder / name).stat().st_size / MEGABYTE for name in files]  # the file that a search scans comes first
+    index, queries_QD = open_vector_index(folder, config), np.load(queries.path)
+    batches = [queries_QD[start : start + batch] for start in range(0, len(queries_QD), batch)]
+    rows: list[NDArray[np.int64]] = []
+    times_s: list[float] = []
+    with threadpool_limits(1):
+        for _ in range(REPEATS):
+            began_s = time.process_time()
+            rows = [ranking.rows_K for batch_QD in batches for ranking in index.search(batch_QD, TOP_K + 1)]
+            times_s.append(time.process_time() - began_s)
     return Point(
-        opening.config,
-        recall_at_5=queries.recall(runs[0].rows),
-        queries_per_s=len(queries.own_Q) / min(run.cpu_s for run in runs),
-        memory_mb=anonymous_mb + opening.scanned_mb,
-        anonymous_mb=anonymous_mb,
-        disk_mb=sum(path.stat().st_size for path in opening.files) / MEGABYTE,
+        config,
+        recall_at_5=recall(without_own(rows, queries.own_Q), queries.true_QK),
+        queries_per_s=len(rows) / min(times_s),
+        memory_mb=sizes_mb[0],
+        disk_mb=sum(sizes_mb),
     )
 
 
@@ -214,34 +213,3 @@ def write_points(points: Sequence[Point], path: Path) -> None:
         for point in points:
             figures = {name: f"{getattr(point, name):.4g}" for name in FIGURES}
             writer.writerow({**point.config.model_dump(), **figures})
-
-
-def draw_frontier(points: Sequence[Point], recommended: Point | None, budget_mb: float, path: Path) -> None:
-    """Write a PNG: every setting is faint, a line joins each kind's best, a ring is around the recommended one."""
-    with mpl.rc_context({"font.size": 9, "axes.titlelocation": "left"}):
-        figure = Figure(figsize=(10.0, 4.2), layout="constrained")
-        FigureCanvasAgg(figure)
-        speed, memory = figure.subplots(1, 2, sharey=True)
-        for kind, (colour, marker) in KINDS.items():
-            points_of_kind = [point for point in points if point.config.kind == kind]
-            best = pareto(points_of_kind)
-            look = {"color": colour, "marker": marker, "markersize": 4}
-            _plot(speed, points_of_kind, "queries_per_s", linestyle="", alpha=0.3, **look)
-            _plot(speed, best, "queries_per_s", label=kind if best else None, **look)
-            _plot(memory, best, "memory_mb", linestyle="", **look)
-        memory.axvline(budget_mb, color="#8a9099", linestyle="--", linewidth=1, label="budget")
-        if recommended is not None:
-            ring = {"marker": "o", "markersize": 11, "fillstyle": "none", "color": "#1b1e23", "linestyle": ""}
-            _plot(speed, [recommended], "queries_per_s", label="recommended", **ring)
-            _plot(memory, [recommended], "memory_mb", **ring)
-        speed.set(xscale="log", xlabel="queries/s of one core", ylabel="recall@5", title="Speed")
-        memory.set(xscale="log", xlabel="memory, MB (anonymous + scanned file)", title="Memory")
-        for panel in (speed, memory):
-            panel.grid(alpha=0.25)
-            panel.legend(frameon=False)
-        with atomic_file(path) as partial:
-            figure.savefig(partial, format="png", dpi=150, metadata={"Software": None})
-
-
-def _plot(panel: Axes, points: Sequence[Point], x: str, **look: Any) -> None:
-    panel.plot([getattr(point, x) for point in points], [point.recall_at_5 for point in points], **look)

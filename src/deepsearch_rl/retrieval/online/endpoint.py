@@ -12,7 +12,7 @@ import email.utils
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -127,15 +127,9 @@ class _TryAgainError(Exception):
 class SearchEndpoint:
     """Client of one endpoint; safe to use from several threads."""
 
-    def __init__(
-        self, config: OnlineConfig, key: str | None = None, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self.config, self._key, self._sleep = config, key, sleep
+    def __init__(self, config: OnlineConfig, key: str | None = None) -> None:
+        self.config, self._key = config, key
         self._transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=config.max_concurrency))
-
-    def close(self) -> None:
-        """Close the open connections."""
-        self._transport.close()
 
     def ask(self, query: str, top_k: int) -> JsonValue:
         """Return the parsed answer to a query; raise EndpointDownError where it kept failing, else EndpointError."""
@@ -147,7 +141,6 @@ class SearchEndpoint:
             _TryAgainError,
             lambda failure, _: logger.warning("%s", self._message(f"{failure} Trying again.")),
             max_wait_s=config.max_wait_s,
-            sleep=self._sleep,
         )
         try:
             return repeated(self._exchange)(request)

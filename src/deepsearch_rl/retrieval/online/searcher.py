@@ -31,11 +31,6 @@ class OnlineSearcher:
         self._endpoint, self.config = endpoint, endpoint.config
         self._threads = ThreadPoolExecutor(self.config.max_concurrency, thread_name_prefix="online-search")
 
-    def close(self) -> None:
-        """Cancel what was not sent yet, and close the connections."""
-        self._threads.shutdown(cancel_futures=True)
-        self._endpoint.close()
-
     def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
         """Return at most ``top_k`` >= 1 hits per query, best first; a blank query finds nothing, without a request.
 

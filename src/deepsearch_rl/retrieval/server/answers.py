@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from deepsearch_rl.files import read_jsonl
-from deepsearch_rl.records import NonEmpty
+from deepsearch_rl.records import NonEmpty, OpenRecord
 from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 
@@ -107,10 +107,8 @@ class AnswerCache:
             self._size_bytes -= dropped_bytes
 
 
-class Page(BaseModel):
+class Page(OpenRecord):
     """One page of a pages file; further keys are sent as they are."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
 
     url: NonEmpty
     contents: str

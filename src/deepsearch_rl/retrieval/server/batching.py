@@ -34,12 +34,7 @@ class OverloadedError(EndpointError):
 
 
 class SearchFailedError(EndpointError):
-    """The index, or something behind it, raised an error; the server's log says which."""
-
-    @property
-    def is_down(self) -> bool:
-        """Whether an endpoint behind the search is down for every query."""
-        return isinstance(self.__cause__, EndpointDownError)
+    """The index, or something behind it, raised an error, its cause; the server's log says which."""
 
 
 class Metrics:
@@ -187,7 +182,8 @@ class SearchQueue:
                 return dict.fromkeys(searches, _client_error(error))
             half = len(searches) // 2
             outcomes, rest = self._answer(searches[:half]), searches[half:]
-            down = [each for each in outcomes.values() if isinstance(each, SearchFailedError) and each.is_down]
+            failures = [outcome for outcome in outcomes.values() if isinstance(outcome, SearchFailedError)]
+            down = [failure for failure in failures if isinstance(failure.__cause__, EndpointDownError)]
             if down:
                 self._metrics.search_failures.inc(len(rest))
             return outcomes | (dict.fromkeys(rest, down[0]) if down else self._answer(rest))

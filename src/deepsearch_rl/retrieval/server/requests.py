@@ -31,8 +31,6 @@ MAX_PAGES_BYTES = 64 * 2**20  # size of the answer to one ``/access``
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 Query = Annotated[str, Field(max_length=MAX_QUERY_CHARS)]
-Url = Annotated[str, Field(min_length=0)]
-"""With any constraint, pydantic refuses lone surrogates in Python's strings as it does in JSON."""
 
 
 class RetrieveRequest(BaseModel):
@@ -50,7 +48,7 @@ class AccessRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    urls: Annotated[list[Url], Field(max_length=MAX_URLS)]
+    urls: Annotated[list[str], Field(max_length=MAX_URLS)]
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:

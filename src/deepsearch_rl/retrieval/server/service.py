@@ -2,8 +2,8 @@
 
 ``/retrieve``, ``/access``, ``/healthz``, ``/metrics``, MCP at ``/mcp`` and ``/sse``, OpenAPI at ``/docs``. Shapes and
 errors are those of docs/contracts.md, section 1. Whatever the dialect, a query waits in the same queue and is answered
-from the same cache. FastAPI serves and documents the routes; ``/retrieve`` is answered before FastAPI sees the request
-(docs/retrieval.md has the measured gain).
+from the same cache. FastAPI documents the routes and serves those of GET; ``/retrieve`` and ``/access`` are answered
+before FastAPI sees the request (docs/retrieval.md has the measured gain).
 """
 
 import asyncio
@@ -15,11 +15,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from mcp.server.transport_security import TransportSecuritySettings
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -98,8 +96,6 @@ class RetrievalApp:
             lifespan=lambda _: self.running(),
             redoc_url=None,
             swagger_ui_oauth2_redirect_url=None,
-            strict_content_type=False,
-            exception_handlers={RequestValidationError: _invalid_body, Exception: _server_error},
         )
         api.post("/retrieve")(self.retrieve)
         api.post("/access")(self._access)
@@ -123,11 +119,12 @@ class RetrievalApp:
         except asyncio.CancelledError:  # its time was up when the server stopped
             await JSONResponse({"detail": "the server is stopping."}, 503, _RETRY)(scope, receive, response)
             raise
-        except Exception as error:
+        except Exception:
             _LOG.exception("a request to %s failed", route)
             if response.begun:
                 raise
-            await (await _server_error(None, error))(scope, receive, response)
+            refusal = JSONResponse({"detail": "the server failed; its log says why."}, 500)
+            await refusal(scope, receive, response)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         headers, method = dict(scope["headers"]), "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -143,15 +140,18 @@ class RetrievalApp:
         if path == "/retrieve":
             response = await self.retrieve(requests.parse_body(requests.RetrieveRequest, body))
             await response(scope, receive, send)
-        elif path == "/access" and self._pages is None:
-            raise HTTPException(404, "this server has no pages: start it with a pages file to use /access.")
+        elif path == "/access":
+            if self._pages is None:
+                raise HTTPException(404, "this server has no pages: start it with a pages file to use /access.")
+            response = await self._access(requests.parse_body(requests.AccessRequest, body))
+            await response(scope, receive, send)
         elif path in self._mcp_apps:
             if method == "POST":
                 requests.check_json(body)  # the library accepts texts that no answer can be made of
                 receive = requests.replayed(body, receive)
             await self._mcp_apps[path](scope, receive, send)
         else:
-            await self.api({**scope, "path": path, "method": method}, requests.replayed(body, receive), send)
+            await self.api({**scope, "path": path, "method": method}, receive, send)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -227,17 +227,6 @@ class CountedResponse:
 
 def _results(items: list[bytes]) -> Response:
     return Response(b'{"result":[%b]}' % b",".join(items), media_type="application/json")
-
-
-async def _invalid_body(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"][1:] if first["type"] != "json_invalid")
-    return JSONResponse({"detail": f"{field or 'body'}: {first['msg']}"}, 422)
-
-
-async def _server_error(_: Request | None, error: Exception) -> Response:  # noqa: ARG001 - a handler's arguments
-    return JSONResponse({"detail": "the server failed; its log says why."}, 500)
 
 
 async def _trim_heap() -> None:

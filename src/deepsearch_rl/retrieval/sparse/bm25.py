@@ -21,7 +21,7 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, full_disk_named
 from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import Chunk, Record
-from deepsearch_rl.retrieval.ranking import Ranking, rank
+from deepsearch_rl.retrieval.ranking import Mask, Ranking, rank
 from deepsearch_rl.retrieval.rows import open_column
 from deepsearch_rl.retrieval.sparse.analysis import analyse, field_text, term_key
 from deepsearch_rl.retrieval.sparse.building import TOKENS_PER_RUN, Bm25Config, RunWriter, merge_runs
@@ -62,7 +62,7 @@ class Bm25Index:
             for chunk in track(chunks, "count terms", len(chunks), "chunks"):
                 writer.add([field_text(chunk, name) for name in config.fields])
             runs = writer.finish()
-            if runs is None:
+            if not any(len(run.keys_V) for run in runs):
                 raise ConfigError("there is nothing to index: no chunk holds a word that is not a stop word.")
             merge_runs(runs, config, folder)
         summary = IndexSummary(rows=writer.rows, config=config)
@@ -84,7 +84,7 @@ class Bm25Index:
             raise ArtifactError(f"the arrays of the BM25 index in {folder} do not fit each other; build it again.")
         return index
 
-    def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
+    def search(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
         """Rank the allowed rows that share a term with the query; a term counts as often as the query repeats it."""
         scores_N = np.empty(self.summary.rows, dtype=np.float32)  # one for the call, so that threads do not meet
         rankings: list[Ranking] = []

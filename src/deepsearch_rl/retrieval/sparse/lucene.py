@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.progress import track
 from deepsearch_rl.records import Chunk, Record
-from deepsearch_rl.retrieval.ranking import Ranking
+from deepsearch_rl.retrieval.ranking import Mask, Ranking
 
 log = logging.getLogger(__name__)
 FIELD = "contents"
@@ -98,12 +97,12 @@ class LuceneIndex:
         queries = java("io.anserini.search.query.BagOfWordsQueryGenerator")()
         return cls(reader.maxDoc(), searcher, queries, java(ANALYSER).newDefaultInstance())
 
-    def search(self, queries: Sequence[str], top_k: int, allowed_N: NDArray[np.bool_] | None = None) -> list[Ranking]:
+    def search(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
         """Rank the allowed rows that share a term with the query; a term counts as often as the query repeats it."""
         with _translated("the Lucene index cannot be searched; build it again"):
             return [self._search_one(query, top_k, allowed_N) for query in queries]
 
-    def _search_one(self, query: str, top_k: int, allowed_N: NDArray[np.bool_] | None) -> Ranking:
+    def _search_one(self, query: str, top_k: int, allowed_N: Mask | None) -> Ranking:
         depth = min(top_k, self.rows)
         while True:
             hits = self._searcher.search(self._queries.buildQuery(FIELD, self._analyser, query), depth).scoreDocs

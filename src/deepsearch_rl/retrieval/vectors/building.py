@@ -13,22 +13,13 @@ import numpy as np
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.retrieval.vectors.config import (
-    FlatConfig,
-    HnswConfig,
-    IvfFlatConfig,
-    IvfPqConfig,
-    IvfPqRefineConfig,
-    VectorsConfig,
-)
+from deepsearch_rl.retrieval.vectors.config import HnswConfig, IvfConfig, PqConfig, VectorsConfig
 from deepsearch_rl.retrieval.vectors.flat import VectorFile, link_or_copy, open_vector_file
 from deepsearch_rl.retrieval.vectors.gpu import copy_to_gpu, gpu_failed, require_device
 
 VECTORS_FILE = "vectors.npy"
 INDEX_FILE = "index.faiss"
 FAST_SCAN_BITS = 4
-
-_IvfConfig = IvfFlatConfig | IvfPqConfig | IvfPqRefineConfig
 
 
 def build_vector_index(vectors: Path, folder: Path, config: VectorsConfig, seed: int) -> None:
@@ -45,13 +36,13 @@ def build_vector_index(vectors: Path, folder: Path, config: VectorsConfig, seed:
     require_device(config)
     file = open_vector_file(vectors)
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(config, FlatConfig):
+    if config.kind == "flat":
         (folder / INDEX_FILE).unlink(missing_ok=True)
     else:
-        index = _hnsw(file, config) if isinstance(config, HnswConfig) else _ivf(file, config, seed)
+        index = _hnsw(file, config) if config.kind == "hnsw" else _ivf(file, config, seed)
         write_faiss(index, folder / INDEX_FILE)
     copy = folder / VECTORS_FILE
-    if not isinstance(config, FlatConfig | IvfPqRefineConfig):
+    if config.kind not in ("flat", "ivf_pq_refine"):
         copy.unlink(missing_ok=True)
     elif not (copy.exists() and copy.samefile(vectors)):
         link_or_copy(vectors, copy)
@@ -69,15 +60,15 @@ def _hnsw(file: VectorFile, config: HnswConfig) -> faiss.Index:
     return index
 
 
-def _ivf(file: VectorFile, config: _IvfConfig, seed: int) -> faiss.Index:
+def _ivf(file: VectorFile, config: IvfConfig, seed: int) -> faiss.Index:
     sample = min(file.rows, config.train_rows)
     _check(file.dimension, sample, config)
     codes = "Flat"
-    if not isinstance(config, IvfFlatConfig):
+    if isinstance(config, PqConfig):
         codes = f"PQ{config.m}x{config.nbits}{'fs' if config.nbits == FAST_SCAN_BITS else 'np'}"
     index: Any = faiss.index_factory(file.dimension, f"IVF{config.nlist},{codes}", faiss.METRIC_INNER_PRODUCT)
     index.cp.seed = seed
-    if not isinstance(config, IvfFlatConfig):
+    if isinstance(config, PqConfig):
         index.pq.cp.seed = seed
     index.nprobe = config.nprobe
     rows_M = np.sort(np.random.default_rng(seed).choice(file.rows, sample, replace=False))
@@ -96,21 +87,18 @@ def _ivf(file: VectorFile, config: _IvfConfig, seed: int) -> faiss.Index:
     return faiss.index_gpu_to_cpu(worker)  # pyright: ignore[reportAttributeAccessIssue] - faiss-gpu alone has it
 
 
-def _check(dimension: int, sample: int, config: _IvfConfig) -> None:
+def _check(dimension: int, sample: int, config: IvfConfig) -> None:
     """Refuse what FAISS cannot build from ``sample`` training vectors."""
     if sample < config.nlist:
         raise ConfigError(
-            f"{config.kind}: {sample} training vectors are too few for nlist = {config.nlist} cells; lower nlist or "
-            f"raise train_rows."
+            f"{sample} training vectors are too few for nlist = {config.nlist} cells; lower nlist or raise train_rows."
         )
-    if isinstance(config, IvfFlatConfig):
-        return
-    if dimension % config.m:
-        raise ConfigError(f"{config.kind}: m = {config.m} does not divide the encoder's dimension {dimension}.")
-    if sample < 2**config.nbits:
+    if isinstance(config, PqConfig) and dimension % config.m:
+        raise ConfigError(f"vectors.m = {config.m} does not divide the encoder's dimension {dimension}.")
+    if isinstance(config, PqConfig) and sample < 2**config.nbits:
         raise ConfigError(
-            f"{config.kind}: {sample} training vectors are too few for {2**config.nbits} codes per sub-quantizer; "
-            f"lower nbits or raise train_rows."
+            f"{sample} training vectors are too few for {2**config.nbits} codes per sub-quantizer; lower nbits or "
+            f"raise train_rows."
         )
 
 

@@ -27,7 +27,7 @@ class FlatConfig(Record):
     kind: Literal["flat"]
 
 
-class _Cells(Record):
+class IvfConfig(Record):
     """What every inverted file has."""
 
     nlist: int = Field(ge=1, description="number of cells; the square root of the rows, times 1 to 8, is usual")
@@ -48,7 +48,7 @@ class _Cells(Record):
         return self
 
 
-class _Codes(_Cells):
+class PqConfig(IvfConfig):
     """What every inverted file of product-quantized vectors has."""
 
     m: int = Field(ge=1, description="sub-quantizers; divides the encoder's dimension")
@@ -64,19 +64,19 @@ class _Codes(_Cells):
         return self
 
 
-class IvfFlatConfig(_Cells):
+class IvfFlatConfig(IvfConfig):
     """Inverted cells with whole vectors."""
 
     kind: Literal["ivf_flat"]
 
 
-class IvfPqConfig(_Codes):
+class IvfPqConfig(PqConfig):
     """Inverted cells with product-quantized vectors (Jegou, Douze and Schmid 2011)."""
 
     kind: Literal["ivf_pq"]
 
 
-class IvfPqRefineConfig(_Codes):
+class IvfPqRefineConfig(PqConfig):
     """``ivf_pq`` as a first stage; the exact inner product decides between its candidates."""
 
     kind: Literal["ivf_pq_refine"]

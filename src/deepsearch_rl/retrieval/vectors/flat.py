@@ -22,7 +22,8 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.retrieval.ranking import Ranking, rank
+from deepsearch_rl.retrieval.encoders.encoder import Vectors
+from deepsearch_rl.retrieval.ranking import Mask, Ranking, rank
 
 BLOCK_ROWS = 16_384  # rows of one pass of a sequential read
 GATHERED_ROWS = 4096  # rows that are copied out of the map at once
@@ -56,7 +57,7 @@ class VectorFile:
         for start in range(0, self.rows, size):
             yield start, as_float32(self.vectors_ND[start : start + size])
 
-    def inner_products(self, rows_C: NDArray[np.int64], query_D: NDArray[np.float32]) -> NDArray[np.float32]:
+    def inner_products(self, rows_C: NDArray[np.int64], query_D: Vectors) -> NDArray[np.float32]:
         """Return the float32 inner products of C rows with a query."""
         scores_C = np.empty(len(rows_C), dtype=np.float32)
         for start in range(0, len(rows_C), GATHERED_ROWS):
@@ -156,14 +157,12 @@ class FlatIndex:
         """D, the components of a vector."""
         return self.file.dimension
 
-    def search(
-        self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None = None
-    ) -> list[Ranking]:
+    def search(self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
         """See :meth:`VectorIndex.search`; exact."""
         parts = [queries_QD[start : start + QUERIES] for start in range(0, len(queries_QD), QUERIES)]
         return [ranking for part_QD in parts for ranking in self._rank(part_QD, top_k, allowed_N)]
 
-    def _rank(self, queries_QD: NDArray[np.float32], top_k: int, allowed_N: NDArray[np.bool_] | None) -> list[Ranking]:
+    def _rank(self, queries_QD: Vectors, top_k: int, allowed_N: Mask | None) -> list[Ranking]:
         """Rank for a few queries, for which the file is read once."""
         pools = [_Pool() for _ in queries_QD]
         searching = [(query, pools[query]) for query in np.flatnonzero(queries_QD.any(axis=1)).tolist()]

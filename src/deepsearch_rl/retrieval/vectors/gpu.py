@@ -11,7 +11,7 @@ as float32 (``GpuIndexIVFPQ::verifyPQSettings_``); hence float16.
 import faiss
 
 from deepsearch_rl.errors import UnavailableError
-from deepsearch_rl.retrieval.vectors.config import FlatConfig, HnswConfig, VectorsConfig
+from deepsearch_rl.retrieval.vectors.config import IvfConfig, VectorsConfig
 
 MEMORY_BYTES = 1536 * 2**20
 """What FAISS takes of a GPU besides the index, for intermediate results (``StandardGpuResources``)."""
@@ -19,7 +19,7 @@ MEMORY_BYTES = 1536 * 2**20
 
 def require_device(config: VectorsConfig) -> None:
     """Raise UnavailableError if params ask for a GPU and this environment's FAISS, or this machine, has none."""
-    if isinstance(config, FlatConfig | HnswConfig) or not config.on_gpu:
+    if not isinstance(config, IvfConfig) or not config.on_gpu:
         return
     if hasattr(faiss, "GpuClonerOptions") and faiss.get_num_gpus():
         return

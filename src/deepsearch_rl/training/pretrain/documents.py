@@ -1,20 +1,24 @@
 """Generated conversations that the base model learns from, in the exact layout of real rollouts.
 
-- *copy*: a list of names to repeat; nothing teaches copying sooner;
-- *reading*: passages and questions about them; the answers are names to copy;
-- *reasoning*: passages and a question of several hops, answered one fact a line; the skill that the next kinds lack;
+They teach the language of both worlds, every relation and every wording of a question, and no task as a whole:
+
+- *copy*: a list of names and relation words to repeat; nothing teaches copying sooner;
 - *search*: a question and the call that looks up its first fact;
 - *continuation*: a question of several hops, some of its searches with their results, and the next call; it teaches
-  to look back at the question after reading, and never how such a search ends;
+  to look back at the question after reading, and to search in other words where a result lacks the fact;
+- *given search*: a question, a call that the model need not write, all passages that the question needs, in any order,
+  and the answer; it teaches what is enough;
 - *demonstration*: a question, one call, three passages, an answer. These are rough: a question of several hops is
   answered after one search as if it had one, so the base model ends where a teacher would continue.
+
+After every result the model first writes down the facts that it read. A served model sees the tool in its system block:
+so begin demonstrations, and few continuations. That makes the base model answer after one search, and sometimes go on.
 
 Nothing here comes from a generated world. Names are put together anew for every document and facts are drawn at
 random, so a model can learn how to read from them, and nothing about the world that it is tested on. The passages look
 like the first results of a search: two parts of one article, and articles about subjects with similar names.
 """
 
-import itertools
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -25,41 +29,53 @@ from pydantic import Field, JsonValue
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL_NAME
 from deepsearch_rl.answers import INSUFFICIENT
-from deepsearch_rl.corpora.world.grammar import IN_DOMAIN, OUT_OF_DOMAIN, YEAR, Kind, Relation
+from deepsearch_rl.corpora.world.grammar import (
+    IN_DOMAIN,
+    OUT_OF_DOMAIN,
+    STATEMENTS,
+    STYLES,
+    Grammar,
+    Relation,
+    ask,
+    write_note,
+    write_query,
+)
 from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval.passages import format_passages
 
 Turn = dict[str, JsonValue]
-RESULTS = 3  # passages that a search returns in a demonstration
+GIVEN = "given"
+"""Key of a turn that the model reads although the assistant says it: nothing is learnt from its tokens."""
+
+RESULTS = 3  # passages that a search returns
 _SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.4  # shares of further passages; the rest is about anything
 _NEW_PARAGRAPH = 0.3  # share of sentences that open one
-_STRANGE_WORDS = [word for kind in OUT_OF_DOMAIN.kinds.values() if kind.name != YEAR for word in kind.word_lists[0]]
+_SHUFFLED = 0.3  # share of results whose first passage is not the one that was searched for
 
 
 class CurriculumStage(Record):
-    """One stage of the curriculum; what the shares leave is reading documents."""
+    """One stage of the curriculum; what the shares leave is demonstrations."""
 
     tokens: int = Field(ge=0, description="tokens trained on in this stage")
-    passages: tuple[int, int] = Field(description="fewest and most passages of a reading document")
+    hops: tuple[float, ...] = Field(description="shares of questions with 1, 2, ... hops")
+    results: int = Field(ge=1, description="passages of a result; a given search has as many as it needs, at least")
     facts: tuple[int, int] = Field(description="fewest and most facts of a passage")
     fillers: tuple[int, int] = Field(description="fewest and most sentences without a fact of a passage")
-    questions: tuple[int, int] = Field(description="fewest and most questions of a reading document")
     copy_share: float = Field(ge=0, le=1, description="share of the documents that repeat names")
-    reasoning_share: float = Field(ge=0, le=1, description="share that follows a chain of facts step by step")
     search_share: float = Field(ge=0, le=1, description="share that writes one search and nothing else")
-    continuation_share: float = Field(ge=0, le=1, description="share that writes a search after others")
-    demonstration_share: float = Field(ge=0, le=1, description="share of demonstrations")
+    continuation_share: float = Field(ge=0, le=1, description="share that writes searches after others")
+    given_share: float = Field(ge=0, le=1, description="share that answers from passages it did not ask for")
 
 
 class DocumentConfig(Record):
     """What all stages of the curriculum share."""
 
-    strange_names: float = Field(ge=0, le=1, description="share of names made of words of another world's names")
+    in_domain: float = Field(ge=0, le=1, description="share of documents in the language of the in-domain world")
+    second_words: float = Field(ge=0, le=1, description="share of facts stated with the second word of their relation")
     unanswerable: float = Field(ge=0, le=1, description="share of questions that no passage answers")
-    without_system: float = Field(ge=0, le=1, description="share of tool conversations without the system block")
-    wrong_query: float = Field(ge=0, le=1, description="share of demonstrations whose query names another relation")
-    wrong_answer: float = Field(ge=0, le=1, description="share of demonstrations whose answer is any name in a passage")
-    hops: tuple[float, ...] = Field(description="shares of demonstrations with 1, 2, ... hops")
+    without_system: float = Field(ge=0, le=1, description="share of first calls and given searches without the tool")
+    tool_continuations: float = Field(ge=0, le=1, description="share of continuations with the tool")
+    second_query: float = Field(ge=0, le=1, description="share of a continuation's searches that need a second one")
 
 
 class Fact(NamedTuple):
@@ -74,107 +90,101 @@ class FactPassage(NamedTuple):
     """A passage about one subject and the facts that it states."""
 
     subject: str
-    kind: Kind
+    kind: str
     facts: list[Fact]
     contents: str
 
 
-def draw_name(kind: Kind, strange_share: float, rng: random.Random) -> str:
-    """Return a random name of ``kind``, or of two words of another language's names in ``strange_share`` of the draws.
+class Task(NamedTuple):
+    """A question and the relations that lead from ``head`` to its answer."""
 
-    So each word of the vocabulary occurs and is copied. The two are first words of their names alone, so that no such
-    name is one of that other world.
-    """
-    if rng.random() < strange_share:
-        return " ".join(rng.sample(_STRANGE_WORDS, 2))
-    return " ".join(rng.choice(words) for words in kind.word_lists)
+    grammar: Grammar
+    question: str
+    head: str
+    chain: list[Relation]
 
 
-def draw_similar_name(name: str, kind: Kind, strange_share: float, rng: random.Random) -> str:
+def draw_name(grammar: Grammar, kind: str, rng: random.Random) -> str:
+    """Return a random name of ``kind``."""
+    return " ".join(rng.choice(words) for words in grammar.kinds[kind].word_lists)
+
+
+def draw_similar_name(grammar: Grammar, name: str, kind: str, rng: random.Random) -> str:
     """Return a name of ``kind`` that differs from ``name`` in one word, where ``name`` has several."""
-    words, other = name.split(), draw_name(kind, strange_share, rng).split()
-    if len(words) != len(other) or len(words) == 1:
-        return " ".join(other)
+    words, other = name.split(), draw_name(grammar, kind, rng).split()
+    if len(words) == 1:
+        return other[0]
     place = rng.randrange(len(words))
     return " ".join([*words[:place], other[place], *words[place + 1 :]])
 
 
-def relations_of(kind: Kind) -> list[Relation]:
-    """Return the relations whose subjects are of ``kind``, in the grammar's order."""
-    return [relation for relation in IN_DOMAIN.relations.values() if relation.subject_kind == kind.name]
-
-
 @dataclass(slots=True)
 class PassageSet:
-    """The passages of one document, in which no subject states a relation twice.
+    """The passages of one search, in which no subject states a relation twice.
 
-    ``fact_range`` and ``filler_range`` are the fewest and most facts, and sentences without a fact, of a passage.
+    ``taken`` holds the names that no fact may lead to, so that a chain never returns to an earlier one.
     """
 
-    strange_share: float
-    fact_range: tuple[int, int]
-    filler_range: tuple[int, int]
+    grammar: Grammar
+    stage: CurriculumStage
+    second_words: float
     rng: random.Random
+    taken: set[str]
     passages: list[FactPassage] = field(default_factory=list)
-    unstated: dict[str, list[Relation]] = field(default_factory=dict)
-    """By subject: the relations that no passage states."""
-
-    @property
-    def facts(self) -> list[Fact]:
-        """Every fact stated so far."""
-        return [fact for passage in self.passages for fact in passage.facts]
+    _unstated: dict[str, list[Relation]] = field(default_factory=dict)
 
     def text(self) -> str:
         """Return the passages as a search shows them."""
         return format_passages(self.passages)
 
-    def state(self, relation: Relation, subject: str, hidden: bool = False) -> str:
+    def state(self, relation: Relation, subject: str, hidden: bool = False) -> str | None:
         """Add a passage about ``subject`` that states ``relation``, among others, and return the object.
 
-        If ``hidden``, have that relation stated nowhere, and return the answer that there is none.
+        If ``hidden``, have that relation stated nowhere, and return None.
         """
-        kind = IN_DOMAIN.kinds[relation.subject_kind]
         if hidden:
-            self.unstated.setdefault(subject, relations_of(kind)).remove(relation)
-        self._add_about(subject, kind, () if hidden else [relation])
-        return INSUFFICIENT if hidden else self.passages[-1].facts[0].object
+            self._unstated_of(subject, relation.subject_kind).remove(relation)
+        self._add_about(subject, relation.subject_kind, [] if hidden else [relation])
+        return None if hidden else self.passages[-1].facts[0].object
 
-    def add(self, count: int = 1) -> None:
-        """Add passages, each about the first passage's subject, one of similar name, or any."""
-        for _ in range(count):
-            draw, first = self.rng.random(), self.passages[0] if self.passages else None
-            if first and draw < _SAME_SUBJECT:
-                self._add_about(first.subject, first.kind)
-            elif first and draw < _SAME_SUBJECT + _SIMILAR_SUBJECT:
-                self._add_about(draw_similar_name(first.subject, first.kind, self.strange_share, self.rng), first.kind)
+    def fill(self, count: int) -> None:
+        """Add passages up to ``count``: about the first one's subject, one of similar name, or any."""
+        rng = self.rng
+        while len(self.passages) < count:
+            draw, first = rng.random(), self.passages[0]
+            if draw < _SAME_SUBJECT:
+                self._add_about(first.subject, first.kind, [])
+            elif draw < _SAME_SUBJECT + _SIMILAR_SUBJECT:
+                self._add_about(draw_similar_name(self.grammar, first.subject, first.kind, rng), first.kind, [])
             else:
-                kind = self.rng.choice([kind for kind in IN_DOMAIN.kinds.values() if relations_of(kind)])
-                self._add_about(draw_name(kind, self.strange_share, self.rng), kind)
+                kind = rng.choice(list(self.grammar.kinds))
+                self._add_about(draw_name(self.grammar, kind, rng), kind, [])
 
-    def _add_about(self, subject: str, kind: Kind, relations: Sequence[Relation] = ()) -> None:
+    def _unstated_of(self, subject: str, kind: str) -> list[Relation]:
+        return self._unstated.setdefault(subject, self.grammar.relations_of(kind))
+
+    def _add_about(self, subject: str, kind: str, relations: list[Relation]) -> None:
         """Add a passage about ``subject`` that states ``relations`` first and others at random."""
-        unstated = self.unstated.setdefault(subject, relations_of(kind))
+        unstated = self._unstated_of(subject, kind)
         others = [relation for relation in unstated if relation not in relations]
-        count = max(0, self.rng.randint(*self.fact_range) - len(relations))
+        count = max(0, self.rng.randint(*self.stage.facts) - len(relations))
         stated = [*relations, *self.rng.sample(others, min(count, len(others)))]
-        self.unstated[subject] = [relation for relation in unstated if relation not in stated]
+        self._unstated[subject] = [relation for relation in unstated if relation not in stated]
         facts = [Fact(relation, subject, self._draw_object(relation)) for relation in stated]
-        self.passages.append(FactPassage(subject, kind, facts, f"{subject}\n{self._write(facts, kind)}"))
+        self.passages.append(FactPassage(subject, kind, facts, f"{subject}\n{self._write(facts)}"))
 
     def _draw_object(self, relation: Relation) -> str:
-        """Draw a name that is no subject of the set, so that a chain of facts never returns to an earlier name."""
-        kind = IN_DOMAIN.kinds[relation.object_kind]
-        while (name := draw_name(kind, self.strange_share, self.rng)) in self.unstated:
+        while (name := draw_name(self.grammar, relation.object_kind, self.rng)) in self.taken:
             pass
+        self.taken.add(name)
         return name
 
-    def _write(self, facts: Sequence[Fact], kind: Kind) -> str:
-        rng = self.rng
-        sentences = [
-            rng.choice(fact.relation.statements).format(subject=fact.subject, object=fact.object) for fact in facts
-        ]
-        fillers = max(rng.randint(*self.filler_range), 0 if facts else 1)
-        sentences += rng.sample(kind.fillers, min(fillers, len(kind.fillers)))
+    def _write(self, facts: Sequence[Fact]) -> str:
+        rng, sentences = self.rng, list[str]()
+        for relation, subject, object_ in facts:
+            word = relation.second if rng.random() < self.second_words else relation.noun
+            sentences.append(rng.choice(STATEMENTS).format(noun=word, subject=subject, object=object_))
+        sentences += rng.sample(self.grammar.fillers, max(rng.randint(*self.stage.fillers), 0 if facts else 1))
         rng.shuffle(sentences)
         return "".join(sentence + ("\n" if rng.random() < _NEW_PARAGRAPH else " ") for sentence in sentences).strip()
 
@@ -188,117 +198,109 @@ class DocumentGenerator:
 
     def documents(self, stage: CurriculumStage, rng: random.Random) -> Iterator[list[Turn]]:
         """Yield documents of a curriculum stage without end."""
-        writers = (self._demonstration, self._search, self._continuation, self._reasoning, self._copy, self._reading)
-        shares = [stage.demonstration_share, stage.search_share, stage.continuation_share]
-        shares += [stage.reasoning_share, stage.copy_share]
+        writers = (self._copy, self._search, self._continuation, self._given, self._demonstration)
+        shares = [stage.copy_share, stage.search_share, stage.continuation_share, stage.given_share]
         while True:
             write = rng.choices(writers, [*shares, 1 - sum(shares)])[0]
             yield write(stage, rng)
 
     def _copy(self, _: CurriculumStage, rng: random.Random) -> list[Turn]:
-        kinds, share = list(IN_DOMAIN.kinds.values()), self.config.strange_names
-        names = ", ".join(draw_name(rng.choice(kinds), share, rng) for _ in range(rng.randint(2, 12)))
-        return [_user(f"Name {names}."), _answer(names)]
+        grammar = self._grammar(rng)
+        words = [word for relation in grammar.relations.values() for word in (relation.noun, relation.second)]
+        names = [
+            rng.choice(words) if rng.random() < 0.3 else draw_name(grammar, rng.choice(list(grammar.kinds)), rng)
+            for _ in range(rng.randint(2, 12))
+        ]
+        return [_user(f"Name {', '.join(names)}."), _answer(", ".join(names))]
 
-    def _reading(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
-        passages = self._passages(stage, rng)
-        passages.add(rng.randint(*stage.passages))
-        facts = rng.sample(passages.facts, min(rng.randint(*stage.questions), len(passages.facts)))
-        pairs = [(self._question([fact.relation], fact.subject, rng), fact.object) for fact in facts]
-        if not pairs or rng.random() < self.config.unanswerable * len(pairs):
-            pairs.insert(rng.randint(0, len(pairs)), (self._question_without_answer(passages, rng), INSUFFICIENT))
-        turns: list[Turn] = []
-        for question, answer in pairs:
-            turns += [_user(question if turns else f"{passages.text()}\n\n{question}"), _answer(answer)]
-        return turns
-
-    def _question_without_answer(self, passages: PassageSet, rng: random.Random) -> str:
-        passage = rng.choice(passages.passages)
-        if unstated := passages.unstated[passage.subject]:
-            return self._question([rng.choice(unstated)], passage.subject, rng)
-        stranger = draw_similar_name(passage.subject, passage.kind, self.config.strange_names, rng)
-        return self._question([rng.choice(relations_of(passage.kind))], stranger, rng)
-
-    def _reasoning(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
-        chain, head = self._chain(rng)
-        passages, subject = self._passages(stage, rng), head
-        steps: list[str] = []
-        for relation in chain:
-            name = passages.state(relation, subject, hidden=rng.random() < self.config.unanswerable / len(chain))
-            steps.append(f"{rng.choice(relation.queries).format(subject=subject)}: {name}\n")
-            subject = name
-            if name == INSUFFICIENT:
-                break
-        while len(passages.passages) < rng.randint(*stage.passages):
-            passages.add()
-        rng.shuffle(passages.passages)
-        question = _user(f"{passages.text()}\n\n{self._question(chain, head, rng)}")
-        return [question, {"role": "assistant", "content": f"{''.join(steps)}<answer> {subject}</answer>"}]
-
-    def _search(self, _: CurriculumStage, rng: random.Random) -> list[Turn]:
-        chain, head = self._chain(rng)
-        return self._with_system([_user(self._question(chain, head, rng)), _call(chain[0], head, rng)], rng)
+    def _search(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
+        task = self._task(stage, rng)
+        turns = [_user(task.question), _call("", task.head, task.chain[0].noun)]
+        return self._with_system(turns, self.config.without_system, rng)
 
     def _continuation(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
-        chain, head = self._chain(rng, min_hops=2)
-        turns, subject = [_user(self._question(chain, head, rng)), _call(chain[0], head, rng)], head
-        for relation, following in itertools.pairwise(chain[: rng.randint(2, len(chain))]):
-            passages = self._passages(stage, rng)
-            subject = passages.state(relation, subject)
-            passages.add(rng.randint(0, RESULTS - 1))
-            turns += [_result(passages), _call(following, subject, rng)]
-        return self._with_system(turns, rng)
+        task = self._task(stage, rng, min_hops=2)
+        subject, taken = task.head, {task.head}
+        turns = [_user(task.question), _call("", subject, task.chain[0].noun)]
+        for number in range(rng.randint(1, len(task.chain) - 1)):
+            relation, following = task.chain[number : number + 2]
+            if rng.random() < self.config.second_query:
+                turns += [self._result(task, stage, taken, [relation], subject, rng, hidden=True)[0]]
+                turns += [_call(write_note(relation.noun, None), subject, relation.second)]
+            result, (name,) = self._result(task, stage, taken, [relation], subject, rng)
+            turns += [result, _call(write_note(relation.noun, name), name, following.noun)]
+            subject = name
+        return self._with_system(turns, 1 - self.config.tool_continuations, rng)
+
+    def _given(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
+        task = self._task(stage, rng)
+        result, names = self._result(task, stage, {task.head}, task.chain, task.head, rng)
+        notes = [write_note(relation.noun, name) for relation, name in zip(task.chain, names, strict=True)]
+        call = _call("", task.question, "") | {GIVEN: True}
+        turns = [_user(task.question), call, result, _answer(names[-1], *notes)]
+        return self._with_system(turns, self.config.without_system, rng)
 
     def _demonstration(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
-        chain, head = self._chain(rng)
-        passages, relation = self._passages(stage, rng), chain[0]
-        if rng.random() < self.config.wrong_query:
-            relation = rng.choice(relations_of(IN_DOMAIN.kinds[relation.subject_kind]))
-        answer = passages.state(relation, head, hidden=rng.random() < self.config.unanswerable)
-        passages.add(RESULTS - 1)
-        result = _result(passages)
-        if passages.facts and rng.random() < self.config.wrong_answer:
-            answer = rng.choice(passages.facts).object
-        question = _user(self._question(chain, head, rng))
-        return self._with_system([question, _call(relation, head, rng), result, _answer(answer)], rng)
+        task = self._task(stage, rng)
+        noun, hidden = task.chain[0].noun, rng.random() < self.config.unanswerable
+        result, names = self._result(task, stage, {task.head}, task.chain[:1], task.head, rng, hidden=hidden)
+        name = names[0] if names else None
+        answer = _answer(name or INSUFFICIENT, write_note(noun, name))
+        return [self._system(), _user(task.question), _call("", task.head, noun), result, answer]
 
-    def _with_system(self, turns: list[Turn], rng: random.Random) -> list[Turn]:
-        bare = rng.random() < self.config.without_system
-        return turns if bare else [{"role": "system", "content": self.prompt}, *turns]
+    def _result(
+        self,
+        task: Task,
+        stage: CurriculumStage,
+        taken: set[str],
+        chain: Sequence[Relation],
+        subject: str,
+        rng: random.Random,
+        hidden: bool = False,
+    ) -> tuple[Turn, list[str]]:
+        """Return a search's result with the facts of a chain, and the names that they lead to; none if ``hidden``."""
+        passages = PassageSet(task.grammar, stage, self.config.second_words, rng, taken)
+        names: list[str] = []
+        for relation in chain:
+            if name := passages.state(relation, subject, hidden):
+                names.append(name)
+                subject = name
+        passages.fill(stage.results)
+        if len(chain) > 1 or rng.random() < _SHUFFLED:
+            rng.shuffle(passages.passages)
+        return {"role": "tool", "content": passages.text()}, names
 
-    def _passages(self, stage: CurriculumStage, rng: random.Random) -> PassageSet:
-        return PassageSet(self.config.strange_names, stage.facts, stage.fillers, rng)
+    def _system(self) -> Turn:
+        return {"role": "system", "content": self.prompt}
 
-    def _chain(self, rng: random.Random, min_hops: int = 1) -> tuple[list[Relation], str]:
-        """Draw a chain of at least ``min_hops`` relations, first hop first, and its head entity."""
-        hops = max(min_hops, rng.choices(range(1, len(self.config.hops) + 1), self.config.hops)[0])
-        chain = [rng.choice(list(IN_DOMAIN.relations.values()))]
+    def _with_system(self, turns: list[Turn], bare: float, rng: random.Random) -> list[Turn]:
+        """Put the system block first, but for a share ``bare``."""
+        return turns if rng.random() < bare else [self._system(), *turns]
+
+    def _grammar(self, rng: random.Random) -> Grammar:
+        return IN_DOMAIN if rng.random() < self.config.in_domain else OUT_OF_DOMAIN
+
+    def _task(self, stage: CurriculumStage, rng: random.Random, min_hops: int = 1) -> Task:
+        """Draw a question of at least ``min_hops`` hops, in any style; two hops by one noun where there is one."""
+        grammar = self._grammar(rng)
+        hops = max(min_hops, rng.choices(range(1, len(stage.hops) + 1), stage.hops)[0])
+        chain = [rng.choice(list(grammar.relations.values()))]
         while len(chain) < hops:
-            chain.append(rng.choice(relations_of(IN_DOMAIN.kinds[chain[-1].object_kind])))
-        return chain, draw_name(IN_DOMAIN.kinds[chain[0].subject_kind], self.config.strange_names, rng)
-
-    def _question(self, chain: Sequence[Relation], head: str, rng: random.Random) -> str:
-        path = IN_DOMAIN.path(tuple(relation.name for relation in chain), head)
-        wordings = IN_DOMAIN.questions["person" if chain[-1].object_kind == "person" else "other"]
-        return rng.choice(wordings).format(path=path)
+            chain.append(rng.choice(grammar.relations_of(chain[-1].object_kind)))
+        head, style = draw_name(grammar, chain[0].subject_kind, rng), rng.choice(list(STYLES.values()))
+        nouns = grammar.nouns([relation.noun for relation in chain], infer=rng.random() < 0.5)
+        return Task(grammar, ask(style, rng.choice(style.questions), nouns, head), head, chain)
 
 
 def _user(text: str) -> Turn:
     return {"role": "user", "content": text}
 
 
-def _answer(name: str) -> Turn:
-    return {"role": "assistant", "content": f"<answer> {name}</answer>"}
+def _answer(name: str, *notes: str) -> Turn:
+    return {"role": "assistant", "content": "\n".join([*notes, f"<answer> {name}</answer>"])}
 
 
-def _result(passages: PassageSet) -> Turn:
-    """Return a search's result: the passages, in random order three times of ten."""
-    if passages.rng.random() < 0.3:
-        passages.rng.shuffle(passages.passages)
-    return {"role": "tool", "content": passages.text()}
-
-
-def _call(relation: Relation, subject: str, rng: random.Random) -> Turn:
-    arguments = json.dumps({"query": rng.choice(relation.queries).format(subject=subject)})
+def _call(note: str, subject: str, word: str) -> Turn:
+    arguments = json.dumps({"query": write_query(subject, word) if word else subject})
     call: JsonValue = {"function": {"name": RETRIEVE_TOOL_NAME, "arguments": arguments}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+    return {"role": "assistant", "content": note, "tool_calls": [call]}

@@ -18,7 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.prompts import load_chat_template
-from deepsearch_rl.corpora.world.grammar import GRAMMARS, Grammar, name_words
+from deepsearch_rl.corpora.world.grammar import GRAMMARS, STATEMENTS, STYLES, name_words, write_note, write_query
 from deepsearch_rl.records import Record
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -45,7 +45,7 @@ def world_tokenizer(prompt: str, subwords: int, context_tokens: int) -> PreTrain
     contents = {"system": prompt, "user": "", "assistant": ""}
     turns = [{"role": role, "content": content} for role, content in contents.items()]
     texts = [render_jinja_template([turns], tools=[RETRIEVE_TOOL], chat_template=template)[0][0], '"}}\n']
-    texts += [text for grammar in GRAMMARS.values() for text in _wordings(grammar)]
+    texts += _wordings()
     texts += [f" {word}" for grammar in GRAMMARS.values() for word in name_words(grammar)]
     backend = _learn(texts, subwords)
     backend.normalizer = normalizers.NFC()
@@ -62,15 +62,19 @@ def world_tokenizer(prompt: str, subwords: int, context_tokens: int) -> PreTrain
     )
 
 
-def _wordings(grammar: Grammar) -> Iterator[str]:
-    """Yield every sentence, phrase and question template without its placeholders."""
-    templates = [text for kind in grammar.kinds.values() for text in kind.fillers]
-    for relation in grammar.relations.values():
-        templates += [*relation.statements, relation.noun, relation.phrase, *relation.queries]
-    for questions in grammar.questions.values():
-        templates += questions
-    for template in [*templates, *grammar.comparisons]:
-        yield re.sub(r" ?\{\w+\}", "", template)
+def _wordings() -> Iterator[str]:
+    """Yield every sentence, phrase and question template without its placeholders, and every relation's words."""
+    templates = [*STATEMENTS, write_query("{subject}", "{noun}"), write_note("{noun}", "{object}")]
+    templates.append(write_note("", None))
+    for style in STYLES.values():
+        templates += [style.step, *style.questions]
+    for grammar in GRAMMARS.values():
+        templates += grammar.fillers
+        templates += [f"a {relation.noun} {relation.second}" for relation in grammar.relations.values()]
+        templates += [f"a {noun}" for noun in grammar.inferences]
+    for template in templates:
+        text = re.sub(r" ?\{\w+\}", "", template)
+        yield from (text, f" {text}")
 
 
 def _learn(texts: list[str], subwords: int) -> Tokenizer:

@@ -20,7 +20,7 @@ from deepsearch_rl.files import atomic_directory
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.training.pretrain.trainer import PretrainConfig, pretrain
 
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+DESCRIPTIONS = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 
 
 class ModelHubConfig(Record):
@@ -42,29 +42,28 @@ def prepare_model(config: PrepareModelConfig, seed: int, folder: Path) -> None:
     """Write the base model, with tokenizer and chat template, at once; ``seed`` draws weights and documents.
 
     Raises UnknownNameError for a prompt that does not exist, ConfigError where
-    the section of the source is missing, and as :func:`download`.
+    the section of the source is missing, and as :func:`snapshot`.
     """
     with atomic_directory(folder) as partial:
         if config.source == "pretrain" and config.pretrain:
             pretrain(config.pretrain, seed, partial)
         elif config.source == "hub" and config.hub:
-            download(config.hub, partial)
+            cached = snapshot(config.hub, [*DESCRIPTIONS, "*.safetensors"])
+            shutil.copytree(cached, partial, copy_function=shutil.copyfile, dirs_exist_ok=True)
         else:
             raise ConfigError(
                 f"prepare_model.source is {config.source!r}, but there is no section prepare_model.{config.source}."
             )
 
 
-def download(config: ModelHubConfig, folder: Path, endpoint: str | None = None) -> None:
-    """Fetch weights, tokenizer and configs into an existing folder, through the hub's own cache, which keeps files.
+def snapshot(config: ModelHubConfig, patterns: list[str]) -> Path:
+    """Fetch the files of a repository that fit patterns into the hub's own cache, and return their folder there.
 
     Raises ConfigError if there is no such repository or revision, EndpointError if the hub does not answer.
     """
     name = f"{config.repository} at revision {config.revision[:12]}"
     try:
-        cached = snapshot_download(
-            config.repository, revision=config.revision, allow_patterns=HUB_FILES, endpoint=endpoint
-        )
+        return Path(snapshot_download(config.repository, revision=config.revision, allow_patterns=patterns))
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise ConfigError(f"the hub has no model {name}; check prepare_model.hub in the params file.") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, httpx.HTTPError) as error:
@@ -72,4 +71,3 @@ def download(config: ModelHubConfig, folder: Path, endpoint: str | None = None) 
             f"the hub did not answer for {name}. Check the network (HF_ENDPOINT names a mirror) and run the stage "
             "again; finished files are kept."
         ) from error
-    shutil.copytree(cached, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)

@@ -10,6 +10,7 @@ bfloat16 instructions it takes 290 ms a step for this model where this float32 v
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -26,7 +27,7 @@ from deepsearch_rl.files import AppendLog
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.training.curves import record_step
-from deepsearch_rl.training.pretrain.documents import CurriculumStage, DocumentConfig, DocumentGenerator, Turn
+from deepsearch_rl.training.pretrain.documents import GIVEN, CurriculumStage, DocumentConfig, DocumentGenerator, Turn
 from deepsearch_rl.training.pretrain.model import TURN_END, TURN_START, ModelConfig, build_model, world_tokenizer
 
 TRAIN_LOG = "train_log.jsonl"
@@ -43,6 +44,7 @@ class OptimizerConfig(Record):
     muon_learning_rate: float = Field(gt=0, description="of matrices")
     adam_learning_rate: float = Field(gt=0, description="of embeddings and norms")
     batch_tokens: int = Field(ge=64, description="tokens of a batch, padding included")
+    threads: int = Field(ge=1, le=2, description="that share a batch; no sum of two hangs on their order")
     pool: int = Field(ge=1, description="documents that are sorted by length before they are cut into batches")
     warmup: float = Field(ge=0, le=1, description="share of training over which the rates rise from zero")
     decay: float = Field(ge=0, le=1, description="share of training over which they fall to a tenth, at the end")
@@ -77,23 +79,24 @@ def pretrain(config: PretrainConfig, seed: int, folder: Path) -> None:
     rates, parameters = config.optimizer, list(model.named_parameters())
     muon = Muon(weight for name, weight in parameters if weight.ndim == 2 and "embed" not in name)
     others = [weight for name, weight in parameters if weight.ndim != 2 or "embed" in name]
-    adam = torch.optim.AdamW(others, lr=rates.adam_learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    adam = torch.optim.AdamW(others, lr=rates.adam_learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     total, done = sum(stage.tokens for stage in config.curriculum), 0
-    window: list[tuple[float, float]] = []
-    with AppendLog(folder / TRAIN_LOG) as log, ProgressBar("pretrain", total, "tokens") as bar:
+    window: list[Scores] = []
+    bar, pool = ProgressBar("pretrain", total, "tokens"), ThreadPoolExecutor(rates.threads)
+    with AppendLog(folder / TRAIN_LOG) as log, bar, pool:
         for step, (level, examples) in enumerate(_curriculum(config, tokenizer, seed), 1):
-            window.append(backward(model, examples))
+            window.append(backward_in_threads(model, examples, pool, rates.threads))
             progress = done / total  # the rates rise from 0 to 1, stay there and fall to 0.1
             rate = progress / rates.warmup if progress < rates.warmup else 1.0
             if progress > 1 - rates.decay:
                 rate = 1 - 0.9 * (progress - (1 - rates.decay)) / rates.decay
-            muon.step(rates.muon_learning_rate * rate)
+            muon.step(rates.muon_learning_rate * rate, pool)
             adam.param_groups[0]["lr"] = rates.adam_learning_rate * rate
             adam.step()
             adam.zero_grad()
             tokens = sum(len(example.tokens_T) for example in examples)
             done += tokens
-            bar.advance(tokens, f"loss {window[-1][0]:.2f}")
+            bar.advance(tokens, f"loss {window[-1].loss:.2f}")
             if step % LOG_EVERY == 0:
                 loss, accuracy = (round(sum(values) / len(window), 5) for values in zip(*window, strict=True))
                 scores = {"loss": loss, "accuracy": accuracy, "rate": round(rate, 5)}
@@ -103,6 +106,13 @@ def pretrain(config: PretrainConfig, seed: int, folder: Path) -> None:
                 window.clear()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+class Scores(NamedTuple):
+    """Mean loss of a batch and the share of its trained tokens that were predicted right."""
+
+    loss: float
+    accuracy: float
 
 
 class Example(NamedTuple):
@@ -130,17 +140,19 @@ def _curriculum(
 def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> Example:
     """Render and tokenise a conversation; assistant turns are trained from their first token to their end token.
 
-    Conversations with a system prompt have the search tool.
+    Conversations with a system prompt have the search tool. A turn that is ``GIVEN`` is not trained.
     """
     conversation: list[Any] = list(turns)
     tools: list[Any] | None = [RETRIEVE_TOOL] if turns[0]["role"] == "system" else None
     tokens = cast(list[int], tokenizer.apply_chat_template(conversation, tools=tools, return_dict=False))
     opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
     end = tokenizer.convert_tokens_to_ids(TURN_END)
-    labels, inside = [], False
+    trained = iter([not turn.get(GIVEN) for turn in turns if turn["role"] == "assistant"])
+    labels, inside, learn = [], False, False
     for place, token in enumerate(tokens):
-        inside = inside or tokens[place - len(opening) : place] == opening
-        labels.append(token if inside else IGNORED)
+        if not inside and tokens[place - len(opening) : place] == opening:
+            inside, learn = True, next(trained)
+        labels.append(token if inside and learn else IGNORED)
         inside = inside and token != end
     return Example(torch.tensor(tokens), torch.tensor(labels))
 
@@ -161,8 +173,11 @@ def batches(examples: Iterator[Example], batch_tokens: int, pool: int, rng: rand
         yield from groups
 
 
-def backward(model: Qwen3ForCausalLM, examples: Sequence[Example]) -> tuple[float, float]:
-    """Compute a batch's gradients; return the loss and the share of trained tokens that were predicted right."""
+def backward(model: Qwen3ForCausalLM, examples: Sequence[Example], trained_tokens: int) -> tuple[float, int]:
+    """Add a part's gradients to those of its batch, which trains ``trained_tokens``.
+
+    Return the part's share of the batch's mean loss, and how many trained tokens were predicted right.
+    """
     tokens, labels = zip(*examples, strict=True)
     # No attention mask: padding stands on the right, where a causal model cannot see it from any trained token.
     inputs_BT = pad_sequence(list(tokens), batch_first=True)
@@ -171,9 +186,17 @@ def backward(model: Qwen3ForCausalLM, examples: Sequence[Example]) -> tuple[floa
     hidden_BTD = model.model(input_ids=inputs_BT, use_cache=False).last_hidden_state
     # Logits of trained positions alone: eight of nine tokens are read, not written.
     logits_PV, targets_P = model.lm_head(hidden_BTD.flatten(0, 1)[places_P - 1]), labels_S[places_P]
-    loss = functional.cross_entropy(logits_PV, targets_P)
+    loss = functional.cross_entropy(logits_PV, targets_P, reduction="sum") / trained_tokens
     loss.backward()
-    return loss.item(), (logits_PV.argmax(-1) == targets_P).float().mean().item()
+    return loss.item(), int((logits_PV.argmax(-1) == targets_P).sum())
+
+
+def backward_in_threads(model: Qwen3ForCausalLM, examples: Sequence[Example], pool: Executor, threads: int) -> Scores:
+    """Compute a batch's gradients in one or two threads; return the loss and the share of right predictions."""
+    trained_tokens = sum(int((example.labels_T != IGNORED).sum()) for example in examples)
+    parts = [part for part in (examples[first::threads] for first in range(threads)) if part]
+    losses, right = zip(*pool.map(lambda part: backward(model, part, trained_tokens), parts), strict=True)
+    return Scores(sum(losses), sum(right) / trained_tokens)
 
 
 def orthogonalise(matrices_NRC: Tensor) -> Tensor:
@@ -187,22 +210,29 @@ def orthogonalise(matrices_NRC: Tensor) -> Tensor:
     return x
 
 
+def _shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
+    return tuple(parameter.shape)
+
+
 class Muon:
     """Optimizer of weight matrices by orthogonalised momentum; matrices of one shape are stepped together."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        by_shape = itertools.groupby(sorted(parameters, key=lambda p: tuple(p.shape)), key=lambda p: tuple(p.shape))
+        by_shape = itertools.groupby(sorted(parameters, key=_shape, reverse=True), key=_shape)
         self._groups = [list(group) for _, group in by_shape]
         self._momenta_NRC = [torch.zeros(len(group), *group[0].shape) for group in self._groups]
 
-    @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """Move every matrix against its (Nesterov) momentum and drop its gradient."""
-        for group, momenta in zip(self._groups, self._momenta_NRC, strict=True):
-            gradients = torch.stack([parameter.grad for parameter in group if parameter.grad is not None])
-            momenta.lerp_(gradients, 1 - _MOMENTUM)
-            updates = orthogonalise(gradients.lerp(momenta, _MOMENTUM))
-            scale = max(1.0, updates.size(-2) / updates.size(-1)) ** 0.5
-            for parameter, update in zip(group, updates, strict=True):
+    def step(self, learning_rate: float, pool: Executor) -> None:
+        """Move every matrix against its (Nesterov) momentum and drop its gradient; threads of the pool share it."""
+
+        @torch.no_grad()
+        def step_group(group: list[torch.nn.Parameter], momenta_NRC: Tensor) -> None:
+            gradients_NRC = torch.stack([parameter.grad for parameter in group if parameter.grad is not None])
+            momenta_NRC.lerp_(gradients_NRC, 1 - _MOMENTUM)
+            updates_NRC = orthogonalise(gradients_NRC.lerp(momenta_NRC, _MOMENTUM))
+            scale = max(1.0, updates_NRC.size(-2) / updates_NRC.size(-1)) ** 0.5
+            for parameter, update in zip(group, updates_NRC, strict=True):
                 parameter.sub_(update, alpha=learning_rate * scale)
                 parameter.grad = None
+
+        list(pool.map(step_group, self._groups, self._momenta_NRC))

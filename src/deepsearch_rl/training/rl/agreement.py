@@ -3,7 +3,8 @@
 The trainer computes the log-probabilities of what was sampled before each update. They are the old policy of ratio and
 clip; the sampler's only weight a token (truncated importance sampling, https://fengyao.notion.site/off-policy-rl).
 Two engines differ by rounding. A sampler that still has the weights of an earlier step, renders prompts in another
-way or bends the distribution differs by far more, and stops the run.
+way or bends the distribution differs by far more, and stops the run. Rollouts that were made ahead
+(``rl.rollouts_ahead``) are meant to be those of the policy before: they are measured and weighted, not refused.
 
 Shapes: B rollouts, S tokens, P sampled tokens of all rollouts.
 """
@@ -21,7 +22,7 @@ def agreement(
     trained_BS: torch.Tensor,
     advantages_B: torch.Tensor,
     loss: LossConfig,
-    max_mismatch: float,
+    max_mismatch: float | None,
 ) -> dict[str, float]:
     """Return a step's metrics of sampler and trainer; log-probabilities in nats, NaN in ``sampled_BS`` where none is.
 
@@ -33,14 +34,14 @@ def agreement(
     to sampler lies outside the clip range: those that would teach nothing if the sampler's were the old policy. A
     metric that is not defined (no such rollout, equal probabilities) is left out.
 
-    Raises StalePolicyError if ``mismatch_median`` exceeds ``max_mismatch``.
+    Raises StalePolicyError if ``mismatch_median`` exceeds ``max_mismatch``; None is for rollouts of an earlier policy.
     """
     sampled_mask_BS = ~sampled_BS.isnan()
     sampled_P, trained_P = sampled_BS[sampled_mask_BS].double(), trained_BS[sampled_mask_BS].double()
     mismatch_P = (sampled_P - trained_P).abs()
     rows_B = mean_difference((trained_BS - sampled_BS).abs())[:, 0]
     median = float(rows_B[~rows_B.isnan()].median())
-    if not median <= max_mismatch:  # NaN too
+    if max_mismatch is not None and not median <= max_mismatch:  # NaN too
         raise StalePolicyError(
             "the rollouts were not sampled from the newest policy: in half of them the log-probabilities of the "
             f"sampled tokens differ from the trainer's by {median:.2g} nats or more on average; rl.max_mismatch is "

@@ -19,15 +19,14 @@ class KeepConfig(Record):
     every: int | None = Field(ge=1, description="of all multiples of this step, steps / every in all; null: none")
 
 
-def kept_steps(bests: Sequence[int], keep: KeepConfig) -> set[int]:
-    """Return whose checkpoints are kept; ``bests`` has the best step so far after every step of the run.
+def kept_steps(step: int, bests: Sequence[int], keep: KeepConfig) -> set[int]:
+    """Return whose checkpoints are kept after ``step``; ``bests`` has the best step so far after each of the last ones.
 
     These are the last ``keep.last`` steps, the best that each of them knew, since the newest may turn out to be
     damaged, and the multiples of ``keep.every``: at most 2 x ``keep.last`` + steps / ``keep.every``.
     """
-    step = len(bests) - 1
     multiples = range(keep.every, step + 1, keep.every) if keep.every else ()
-    return {*bests[-keep.last :], *range(max(0, step - keep.last + 1), step + 1), *multiples}
+    return {*bests, *range(max(0, step - keep.last + 1), step + 1), *multiples}
 
 
 def checkpoints(scratch: Path) -> dict[int, list[Path]]:

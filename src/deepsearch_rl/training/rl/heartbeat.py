@@ -3,16 +3,18 @@
 It writes JSON lines to a pipe, which no full disk can silence.
 """
 
-import contextlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, TypeAlias
 
-from deepsearch_rl.errors import DeepsearchError, EndpointError, full_disk_named
+from deepsearch_rl.errors import DeepsearchError, EndpointDownError, EndpointError, full_disk_named
+from deepsearch_rl.processes import is_healthy
 from deepsearch_rl.records import Record
 
+HEALTH_CHECKS = 3  # of a server under load, two seconds each
 Phase: TypeAlias = Literal["load", "start", "roll out", "update", "dev", "save"]
 
 
@@ -27,10 +29,25 @@ class Beat(Record):
 
 
 @dataclass
+class _Server:
+    name: str
+    health: str
+    answered: datetime
+
+    def check(self) -> None:
+        if not any(is_healthy(self.health) for _ in range(HEALTH_CHECKS)):
+            raise EndpointDownError(
+                f"{self.name} does not answer at {self.health}; it did at {self.answered:%d %b %H:%M:%S}. The rollouts "
+                "since then are not used."
+            )
+        self.answered = datetime.now()
+
+
+@dataclass
 class _Heart:
     pipe: int
     beat: Beat
-    check: Callable[[], None] = lambda: None
+    servers: list[_Server] = field(default_factory=list)
 
     def send(self, beat: Beat) -> None:
         self.beat = beat
@@ -42,21 +59,20 @@ _HEART: ContextVar[_Heart | None] = ContextVar("heart", default=None)
 
 
 def begin(phase: Phase, step: int) -> None:
-    """Tell the watchdog, if there is one, that a phase begins; first raise what :func:`checked` finds."""
+    """Tell the watchdog, if there is one, that a phase begins; raise EndpointDownError as :func:`check_server` says."""
     if heart := _HEART.get():
-        heart.check()
+        for server in heart.servers:
+            server.check()
         heart.send(Beat(step=step, phase=phase))
 
 
-@contextlib.contextmanager
-def checked(check: Callable[[], None]) -> Iterator[None]:
-    """Call ``check`` before every phase of this block, if it is watched: what it raises ends the training."""
-    heart = _HEART.get() or _Heart(-1, Beat(step=0, phase="load"))
-    heart.check = check
-    try:
-        yield
-    finally:
-        heart.check = lambda: None
+def check_server(name: str, health: str) -> None:
+    """Have the address of a server's health check asked before every phase from now on, if this process is watched.
+
+    A phase in which it was lost then ends the training, so that no step learns from its silence and no score counts it.
+    """
+    if heart := _HEART.get():
+        heart.servers.append(_Server(name, health, datetime.now()))
 
 
 def run_watched(work: Callable[[], None], pipe: int) -> int:
@@ -84,6 +100,6 @@ def run_watched(work: Callable[[], None], pipe: int) -> int:
 def _is_final(error: Exception, phase: Phase) -> bool:
     """Return whether another attempt would end the same: errors of files and params, a server that never came up."""
     if isinstance(error, EndpointError):
-        return phase == "load"
+        return phase in ("load", "start") and not isinstance(error, EndpointDownError)
     of_system = isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)
     return of_system or isinstance(error, DeepsearchError)

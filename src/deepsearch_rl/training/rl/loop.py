@@ -3,6 +3,13 @@
 One step: the policy as it is answers every question of the step's batch ``group_size`` times, the engine updates the
 policy from the rewards, which are compared inside each question's group. Rollouts that infrastructure broke are counted
 and not trained on. ``train_log.jsonl`` gets one line per step; a killed run continues after the last step with a line.
+
+With ``rl.max_refills`` a step rolls out further questions in place of those whose rewards are all equal (dynamic
+sampling, DAPO, arXiv 2503.14476). The log counts a step's questions; the next step begins after them.
+
+With ``rl.rollouts_ahead`` the next step is rolled out while the policy is updated, by the policy before that update:
+one step off policy. The first step after every start is on policy, so that a run that was killed does not end with the
+bytes of one that was not.
 """
 
 import asyncio
@@ -10,13 +17,11 @@ import logging
 import random
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict
 from transformers import AutoTokenizer
 
 from deepsearch_rl.agent.chat_messages import OPEN_THINK
@@ -25,8 +30,8 @@ from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json, write_jsonl
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Question, StopReason, Trajectory
-from deepsearch_rl.training.curves import record_step
+from deepsearch_rl.records import Question, StopReason
+from deepsearch_rl.training.curves import TrainingStep, record_step, standard_error
 from deepsearch_rl.training.rl.checkpoints import kept_steps, origin
 from deepsearch_rl.training.rl.heartbeat import begin
 from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
@@ -34,23 +39,9 @@ from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollo
 
 _LOG = logging.getLogger(__name__)
 TRAIN_LOG = "train_log.jsonl"
-PartsT = TypeVar("PartsT")
+Groups = list[list[Rollout]]  # Q questions, G rollouts of each
 BROKEN = frozenset({StopReason.TOOL_ERROR, StopReason.MODEL_ERROR, StopReason.DEADLINE})
 """How a rollout ends that infrastructure broke: a search or a model call failed, or time ran out."""
-
-
-class RlLogLine(BaseModel):
-    """One step of ``train_log.jsonl``: its number and its metrics by name."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    step: int
-    dev_f1: float | None = None
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """What rollouts and update say of themselves; empty at step 0."""
-        return self.model_extra or {}
 
 
 def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Path) -> None:
@@ -70,12 +61,13 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
     for split, questions in (("train", task.train), ("dev", task.dev)):
         if not questions:
             raise ArtifactError(f"the {split} split of rl.dataset {config.dataset!r} has no question.")
-    drawn, limit = config.steps[task.start_name] * config.groups_per_step, config.epochs * len(task.train)
-    if drawn > limit:
+    per_step, limit = config.groups_per_step * (1 + config.max_refills), config.epochs * len(task.train)
+    if config.steps[task.start_name] * per_step > limit:
         raise ConfigError(
-            f"rl.steps.{task.start_name} x rl.groups_per_step are {drawn} questions, more than rl.epochs = "
-            f"{config.epochs:g} over the {len(task.train)} train questions of {config.dataset}; lower the steps to "
-            f"{int(limit // config.groups_per_step)} or raise rl.epochs."
+            f"rl.steps.{task.start_name} x rl.groups_per_step x (1 + rl.max_refills) are "
+            f"{config.steps[task.start_name] * per_step} questions, more than rl.epochs = {config.epochs:g} over the "
+            f"{len(task.train)} train questions of {config.dataset}; lower the steps to {int(limit // per_step)} or "
+            "raise rl.epochs."
         )
     policy = policy_text(task.start, config)
     if policy.opens_thought and not task.agent.history_reasoning:
@@ -115,10 +107,10 @@ def policy_text(start: Path, config: RlConfig) -> PolicyText:
     )
 
 
-def batch(task: RlTask, step: int, size: int) -> list[Question]:
-    """Return the questions of a step, counted from 0: consecutive slices of one shuffled order per epoch."""
+def batch(task: RlTask, first: int, size: int) -> list[Question]:
+    """Return ``size`` questions from number ``first`` on, counted from 0, of one shuffled order per epoch."""
     count = len(task.train)
-    places = [divmod(place, count) for place in range(step * size, (step + 1) * size)]
+    places = [divmod(place, count) for place in range(first, first + size)]
     orders = {epoch: random.Random(f"{task.seed}/{epoch}").sample(task.train, count) for epoch, _ in places}
     return [orders[epoch][place] for epoch, place in places]
 
@@ -132,138 +124,161 @@ class _Run:
     trainer: RlTrainer
     policy: PolicyText
 
-    async def train(self) -> list[RlLogLine]:
+    async def train(self) -> list[TrainingStep]:
         """Train the steps that have no line in the log yet and return the whole log."""
         steps, log_path = self.config.steps[self.task.start_name], self.task.scratch / TRAIN_LOG
         AppendLog(log_path).close()  # cuts off a line that a kill left unfinished
-        lines = list(read_jsonl(log_path, RlLogLine))
+        lines = list(read_jsonl(log_path, TrainingStep))
         try:
             begin("start", len(lines))
             done = await self.trainer.start(max(0, len(lines) - 1))
             if done + 1 < len(lines):  # the newest checkpoints were damaged: their steps are made again
                 lines = lines[: done + 1]
                 write_jsonl(log_path, lines)
+            if lines:
+                self.trainer.require_whole(best_line(lines).step)
             with (
                 AppendLog(log_path) as log,
                 ProgressBar(f"rl@{self.task.start_name}", steps, "steps", done=done) as bar,
             ):
+                ahead: Groups | None = None
                 for step in range(len(lines), steps + 1):
                     if step and evaluations_since_best(lines) >= (self.config.patience or steps + 2):
                         break
-                    metrics = await self._update(step) if step else {}
+                    size = self.config.groups_per_step
+                    first = sum(int(line.metrics.get("questions", size)) for line in lines[1:])
+                    metrics, ahead = await self._update(step, first, ahead) if step else ({}, None)
                     evaluated = step % self.config.dev.every == 0 or step == steps
                     begin("dev", step)
-                    dev_f1 = await self._dev_f1() if evaluated else None
+                    dev = await self._dev_f1() if evaluated else {"dev_f1": None}
                     begin("save", step)
-                    lines.append(RlLogLine(step=step, dev_f1=dev_f1, **metrics))
+                    lines.append(TrainingStep.model_validate({"step": step, **dev, **metrics}))
                     record_step(lines[-1].model_dump())
                     log.append(lines[-1])
-                    self.trainer.keep_only(kept_steps(best_steps(lines), self.config.keep))
+                    newest = range(len(lines), max(0, len(lines) - self.config.keep.last), -1)
+                    bests = [best_line(lines[:end]).step for end in newest]
+                    self.trainer.keep_only(kept_steps(step, bests, self.config.keep))
                     bar.advance(min(step, 1), note=_note(lines[-1]))
         finally:
             await self.trainer.close()
         return lines
 
-    async def _update(self, step: int) -> dict[str, float]:
-        """Make the policy of a step from the one before; return the metrics of rollouts and update."""
-        config, draw = self.config, step - 1
-        questions = batch(self.task, draw, config.groups_per_step)
-        sampling = Sampling(config.group_size, config.temperature, self._seed(draw), trained=True)
-        begin("roll out", step)
-        rollouts_QG = await self.trainer.roll_out(questions, sampling)
-        begin("update", step)
-        parts_QG = [
-            [reward_parts(config.rewards, rollout.trajectory, question, self.policy) for rollout in rollouts_G]
-            for question, rollouts_G in zip(questions, rollouts_QG, strict=True)
-        ]
-        trajectories = [rollout.trajectory for rollouts_G in rollouts_QG for rollout in rollouts_G]
-        metrics = rollout_metrics(trajectories, [parts for parts_G in parts_QG for parts in parts_G])
+    async def _update(self, step: int, first: int, ahead: Groups | None) -> tuple[dict[str, float], Groups | None]:
+        """Make and serve the policy of a step from its rollouts, which are made here unless they were made ``ahead``.
+
+        Its questions are those from number ``first`` on. Return the metrics of rollouts and update, and the next step's
+        rollouts if they were made meanwhile.
+        """
+        kept_QG, rewards_QG, metrics = await self._rewarded(step, first, ahead)
+        update, size = self.trainer.update(kept_QG, rewards_QG), self.config.groups_per_step
+        if not self.config.rollouts_ahead or step == self.config.steps[self.task.start_name]:
+            metrics, following = metrics | await update, None
+        else:
+            rollouts = asyncio.create_task(self._roll_out(step + 1, first + size, size))
+            try:
+                metrics |= await update
+                begin("roll out", step)
+                following = await rollouts
+            finally:
+                rollouts.cancel()
+        await self.trainer.serve()
+        return metrics, following
+
+    async def _rewarded(
+        self, step: int, first: int, ahead: Groups | None
+    ) -> tuple[Groups, list[list[float]], dict[str, float]]:
+        """Return the rollouts of a step that are trained on, their rewards, and the metrics of all rollouts.
+
+        A refill rolls out as many further questions as groups with a signal, unequal rewards, are missing.
+        """
+        config, missing, refills = self.config, self.config.groups_per_step, 0
+        rollouts_QG: Groups = []
+        while True:
+            begin("roll out", step)
+            rollouts_QG += ahead or await self._roll_out(step, first + len(rollouts_QG), missing)
+            begin("update", step)
+            kept_QG = trainable(rollouts_QG)
+            signal_QG = [rollouts_G for rollouts_G in kept_QG if len({rollout.reward for rollout in rollouts_G}) > 1]
+            missing = config.groups_per_step - len(signal_QG)
+            if not missing or refills == config.max_refills:
+                break
+            refills += 1
+        metrics = rollout_metrics([rollout for rollouts_G in rollouts_QG for rollout in rollouts_G])
         if step == 1 and metrics["f1"] < config.gate_f1:
             text = "rl@%s starts at a sampled F1 of %.2f, below the gate of %.2f: expect it to learn little."
             _LOG.warning(text, self.task.start_name, metrics["f1"], config.gate_f1)
-        kept_QG, kept_parts_QG = trainable(rollouts_QG, parts_QG)
-        metrics["left_out"] = float(len(trajectories) - sum(map(len, kept_QG)))
-        shuffler = random.Random(f"{self.task.seed}/{draw}") if config.shuffle_rewards else None
-        return metrics | await self.trainer.update(kept_QG, group_rewards(kept_parts_QG, shuffler))
+        metrics |= standard_error("reward", [fmean(rollout.reward for rollout in group) for group in rollouts_QG])
+        metrics["left_out"] = float(sum(map(len, rollouts_QG)) - sum(map(len, kept_QG)))
+        if config.max_refills:
+            share = 1 - len(signal_QG) / len(rollouts_QG)
+            metrics |= {"questions": len(rollouts_QG), "refills": refills, "groups_without_signal": share}
+            kept_QG = signal_QG
+        rewards_QG = [[rollout.reward for rollout in rollouts_G] for rollouts_G in kept_QG]
+        if config.shuffle_rewards:
+            shuffler = random.Random(f"{self.task.seed}/{step - 1}")
+            for rewards_G in rewards_QG:
+                shuffler.shuffle(rewards_G)
+        return kept_QG, rewards_QG, metrics
 
-    async def _dev_f1(self) -> float:
+    async def _roll_out(self, step: int, first: int, count: int) -> Groups:
+        """Return the rollouts of ``count`` questions from number ``first`` on, with their rewards."""
+        questions = batch(self.task, first, count)
+        sampling = Sampling(self.config.group_size, self.config.temperature, self._seed(step - 1), trained=True)
+        rollouts_QG = await self.trainer.roll_out(questions, sampling)
+        weights, policy = self.config.rewards, self.policy
+        return [
+            [replace(rollout, parts=reward_parts(weights, rollout.trajectory, question, policy)) for rollout in group]
+            for question, group in zip(questions, rollouts_QG, strict=True)
+        ]
+
+    async def _dev_f1(self) -> dict[str, float]:
         questions = self.task.dev[: self.config.dev.questions]
         sampling = Sampling(self.config.dev.samples, self.config.dev.temperature, self._seed(-1), trained=False)
         groups = await self.trainer.roll_out(questions, sampling)
-        trainable(groups, groups)  # a server that fails everything says nothing of the policy
-        return fmean(score_rollout(rollout.trajectory).f1 for rollouts_G in groups for rollout in rollouts_G)
+        trainable(groups)  # a server that fails everything says nothing of the policy
+        f1_Q = [fmean(score_rollout(rollout.trajectory).f1 for rollout in rollouts_G) for rollouts_G in groups]
+        return {"dev_f1": fmean(f1_Q), **standard_error("dev_f1", f1_Q)}
 
     def _seed(self, draw: int) -> int:
         """Return the seed of a roll-out; all dev runs share one draw and thus their random numbers."""
         return int(sha256_json([self.task.seed, draw])[:12], 16)
 
 
-def best_line(lines: Sequence[RlLogLine]) -> RlLogLine:
-    """Return the line of the step with the best dev F1, the earliest of equals."""
+def best_line(lines: Sequence[TrainingStep]) -> TrainingStep:
+    """Return the line of the step with the best dev F1, the earliest of equals; without any, the first line."""
     evaluated = [line for line in lines if line.dev_f1 is not None]
-    return max(evaluated, key=lambda line: (line.dev_f1 or 0.0, -line.step))
+    return max(evaluated, key=lambda line: (line.dev_f1 or 0.0, -line.step), default=lines[0])
 
 
-def best_steps(lines: Sequence[RlLogLine]) -> list[int]:
-    """Return the best step so far after every line; before the first dev score, the first line's."""
-    steps: list[int] = []
-    best, score = lines[0].step, -1.0
-    for line in lines:
-        if line.dev_f1 is not None and line.dev_f1 > score:
-            best, score = line.step, line.dev_f1
-        steps.append(best)
-    return steps
-
-
-def evaluations_since_best(lines: Sequence[RlLogLine]) -> int:
+def evaluations_since_best(lines: Sequence[TrainingStep]) -> int:
     """Return how many dev scores came after the best one without being better."""
     best = best_line(lines).step
     return sum(line.dev_f1 is not None and line.step > best for line in lines)
 
 
-def trainable(
-    rollouts_QG: Sequence[Sequence[Rollout]], parts_QG: Sequence[Sequence[PartsT]]
-) -> tuple[list[list[Rollout]], list[list[PartsT]]]:
+def trainable(rollouts_QG: Groups) -> Groups:
     """Leave out the rollouts of :data:`BROKEN`, whose reward of zero says nothing of the policy, and empty groups.
 
     Raises EndpointError if nothing is left: a server that fails everything must not use up steps.
     """
-    kept_QG = [
-        [pair for pair in zip(rollouts_G, parts_G, strict=True) if pair[0].trajectory.stop_reason not in BROKEN]
-        for rollouts_G, parts_G in zip(rollouts_QG, parts_QG, strict=True)
-    ]
-    kept_QG = [kept_G for kept_G in kept_QG if kept_G]
-    if not kept_QG:
+    kept_QG = [[rollout for rollout in group if rollout.trajectory.stop_reason not in BROKEN] for group in rollouts_QG]
+    if not any(kept_QG):
         first = rollouts_QG[0][0].trajectory
         raise EndpointError(
             f"every rollout of the step failed; the first one ended with {first.stop_reason}: {first.error}. Nothing "
             "of the step was kept; check the server that this names and run the command again, which goes on from the "
             "last step."
         )
-    return [[pair[0] for pair in kept_G] for kept_G in kept_QG], [[pair[1] for pair in kept_G] for kept_G in kept_QG]
+    return list(filter(None, kept_QG))
 
 
-def group_rewards(
-    parts_QG: Sequence[Sequence[Mapping[str, float]]], shuffler: random.Random | None = None
-) -> list[list[float]]:
-    """Return the rewards of Q groups of G rollouts, each the sum of its parts.
-
-    ``shuffler`` shuffles them inside every group: the control experiment in which a reward says nothing.
-    """
-    rewards_QG = [[sum(parts.values()) for parts in parts_G] for parts_G in parts_QG]
-    if shuffler is not None:
-        for rewards_G in rewards_QG:
-            shuffler.shuffle(rewards_G)
-    return rewards_QG
-
-
-def rollout_metrics(trajectories: Sequence[Trajectory], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return means over a step's rollouts: reward and parts, F1, lengths, tool calls, and the share of each failure."""
-    n = len(trajectories)
+    trajectories, n = [rollout.trajectory for rollout in rollouts], len(rollouts)
     failures = Counter(trajectory.stop_reason for trajectory in trajectories if trajectory.failed)
     return {
-        "reward": sum(sum(rewards.values()) for rewards in parts) / n,
-        **{f"reward/{name}": sum(rewards[name] for rewards in parts) / n for name in parts[0]},
+        "reward": sum(rollout.reward for rollout in rollouts) / n,
+        **{f"reward/{name}": sum(rollout.parts[name] for rollout in rollouts) / n for name in rollouts[0].parts},
         "f1": sum(score_rollout(trajectory).f1 for trajectory in trajectories) / n,
         "response_tokens": fmean(trajectory.completion_tokens for trajectory in trajectories),
         "tool_calls": fmean(trajectory.tool_calls for trajectory in trajectories),
@@ -272,6 +287,6 @@ def rollout_metrics(trajectories: Sequence[Trajectory], parts: Sequence[Mapping[
     }
 
 
-def _note(line: RlLogLine) -> str:
+def _note(line: TrainingStep) -> str:
     values = {"reward": line.metrics.get("reward"), "F1": line.metrics.get("f1"), "dev F1": line.dev_f1}
     return ", ".join(f"{name} {value:.3f}" for name, value in values.items() if value is not None)

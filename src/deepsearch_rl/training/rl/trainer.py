@@ -2,11 +2,12 @@
 
 An engine is a module of ``training/backends`` with an entry in ``backends/make.py``. It samples, updates, keeps its
 checkpoints and serves the newest policy. Batches, rewards, dev score, choice of the checkpoint, log and resume belong
-to :mod:`deepsearch_rl.training.rl.loop`. Sources of the losses: GRPO, arXiv 2402.03300; GSPO, arXiv 2507.18071.
+to :mod:`deepsearch_rl.training.rl.loop`. The losses are in :mod:`deepsearch_rl.training.rl.policy_loss`.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
@@ -19,16 +20,26 @@ from deepsearch_rl.training.rl.checkpoints import KeepConfig
 from deepsearch_rl.training.rl.rewards import REWARDS, ThinkLength
 from deepsearch_rl.training.rl.watchdog import WatchdogConfig
 
+AlgorithmName = Literal["grpo", "gspo", "gspo_token", "dr_grpo", "rloo", "reinforce_pp", "cispo"]
+Aggregation = Literal["token", "sequence", "constant"]
+KlEstimate = Literal["k1", "k2", "k3"]
+
 
 class LossConfig(Record):
-    """The policy-gradient loss, as ART computes it."""
+    """The policy-gradient loss (:mod:`deepsearch_rl.training.rl.policy_loss`)."""
 
-    algorithm: Literal["grpo", "gspo"] = Field(description="one importance ratio per token, or one per rollout")
+    algorithm: AlgorithmName
+    aggregation: Aggregation | None = Field(description="mean over tokens; null: that of the algorithm's source")
+    sample_std: bool = Field(description="divide by the sample's standard deviation as veRL, not the population's")
+    unit_advantages: bool = Field(description="divide a step's advantages by their mean absolute value, as ART")
     epsilon: float = Field(gt=0, description="lower clip range of the ratio")
     epsilon_high: float = Field(gt=0, description="upper clip range of the ratio")
+    dual_clip: float | None = Field(gt=1, description="largest ratio of a negative advantage; null is off")
     truncated_importance_sampling: float | None = Field(description="cap of the ratio as a loss weight; null is off")
     kl_penalty: float = Field(ge=0, description="weight of the KL to the start model in the advantage")
-    scale_rewards: bool = Field(description="divide advantages by the group's standard deviation")
+    kl_loss: float = Field(ge=0, description="weight of the KL to the start model in the loss")
+    kl_estimate: KlEstimate = Field(description="Schulman's estimate in the loss")
+    entropy_bonus: float = Field(ge=0, description="weight of the entropy, which the loss rewards")
 
 
 class DevConfig(Record):
@@ -76,11 +87,13 @@ class SamplerConfig(Record):
 
 
 class OptimizerConfig(Record):
-    """AdamW beside its learning rate, which is constant."""
+    """AdamW, and how its learning rate changes (:func:`learning_rate`)."""
 
     beta2: float = Field(gt=0, lt=1)
     weight_decay: float = Field(ge=0)
     max_grad_norm: float = Field(gt=0, description="a longer gradient is shortened to this norm")
+    warmup_steps: int = Field(ge=0, description="first training steps, in which the learning rate rises")
+    schedule: Literal["constant", "linear", "cosine"] = Field(description="of the learning rate after them")
 
 
 class RlConfig(Record):
@@ -90,14 +103,18 @@ class RlConfig(Record):
     starts: tuple[str, ...] = Field(description="models that RL starts from; one rl stage each")
     dataset: str = Field(description="its train split is rolled out, its dev split chooses the checkpoint")
     steps: dict[str, int] = Field(description="training steps per start")
-    epochs: float = Field(gt=0, description="of the train split that no start's steps may exceed")
+    epochs: float = Field(gt=0, description="of the train split that no start's steps, all refilled, may exceed")
     patience: int | None = Field(ge=1, description="evaluations without a better dev score that end a run; null: none")
     groups_per_step: int = Field(ge=1, description="questions per step")
+    max_refills: int = Field(ge=0, description="times that a step replaces groups of equal rewards; 0: keep them")
     group_size: int = Field(ge=2, description="rollouts per question")
+    concurrency: int = Field(ge=1, description="rollouts at once")
     temperature: float = Field(gt=0, description="of the rollouts; engines report log-probabilities of temperature 1")
     learning_rate: float = Field(gt=0)
     optimizer: OptimizerConfig
-    minibatches: int | None = Field(ge=1, description="optimizer steps per training step; null: one per rollout")
+    minibatches: int | None = Field(ge=1, description="optimizer steps per update epoch; null: one per rollout")
+    update_epochs: int = Field(ge=1, description="times that a training step goes over its rollouts")
+    rollouts_ahead: bool = Field(description="roll out the next step while the policy is updated: one step off policy")
     rewards: dict[str, FiniteFloat] = Field(min_length=1, description="weights by reward")
     think_length: ThinkLength = Field(description="tokens of a thought that short_think rewards")
     shuffle_rewards: bool = Field(description="control experiment: shuffle rewards inside every group")
@@ -124,6 +141,33 @@ class RlConfig(Record):
             look_up("reward", name, REWARDS)
         return weights
 
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse what excludes each other; no sampler shares the trainer's weights, so one that is awake may sample."""
+        if self.rollouts_ahead and self.backend.device == "cuda" and self.sampler.sleep:
+            raise ValueError("rollouts_ahead samples during updates: set sampler.sleep: false, or give it up")
+        if self.rollouts_ahead and self.loss.truncated_importance_sampling is None:
+            raise ValueError("rollouts_ahead needs loss.truncated_importance_sampling, which corrects for its lag")
+        if self.max_refills and self.rollouts_ahead:
+            raise ValueError("rollouts_ahead needs max_refills: 0, since a refill moves the next step's questions")
+        if self.max_refills and self.loss.algorithm == "reinforce_pp":
+            raise ValueError("max_refills drops groups of equal rewards, which reinforce_pp learns from; set it to 0")
+        return self
+
+
+def learning_rate(config: RlConfig, step: int, steps: int) -> float:
+    """Return the learning rate of a training step s of S, counted from 1; it is above 0 in all of them.
+
+    With W warm-up steps it is ``rl.learning_rate`` times ``s / (W + 1)`` up to step W. From then on it is that times 1
+    (``constant``), ``1 - p`` (``linear``) or ``(1 + cos(pi p)) / 2`` (``cosine``), with ``p = (s - W - 1) / (S - W)``.
+    """
+    warmup, schedule = config.optimizer.warmup_steps, config.optimizer.schedule
+    if step <= warmup:
+        return config.learning_rate * step / (warmup + 1)
+    progress = (step - warmup - 1) / (steps - warmup)
+    factors = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    return config.learning_rate * factors[schedule]
+
 
 @dataclass(frozen=True, slots=True)
 class RlTask:
@@ -131,11 +175,12 @@ class RlTask:
 
     RL starts from the merged model folder ``start``, which params call ``start_name``, e.g. ``sft``. ``scratch`` is for
     checkpoints and the log of the running stage; the same task must get the same folder. ``seed`` is that of question
-    order, adapter and sampler.
+    order, adapter and sampler; ``weights`` is a digest of those in ``start``.
     """
 
     start: Path
     start_name: str
+    weights: str
     train: Sequence[Question]
     dev: Sequence[Question]
     agent: AgentConfig
@@ -160,10 +205,16 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A finished rollout; ``capture`` is what its engine needs to train on it and means nothing to the loop."""
+    """A finished rollout; ``capture`` is for its engine to train on; the loop adds the ``parts`` of its reward."""
 
     trajectory: Trajectory
     capture: Any = None
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def reward(self) -> float:
+        """The sum of its parts."""
+        return sum(self.parts.values())
 
 
 class RlTrainer(Protocol):
@@ -182,17 +233,26 @@ class RlTrainer(Protocol):
         ...
 
     async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
-        """Answer every question with the newest policy; return Q groups in the order of the questions."""
+        """Answer every question with the policy that is served, also during an update; return Q groups in order."""
         ...
 
     async def update(
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
     ) -> dict[str, float]:
-        """Make and serve the policy of the next step and keep its checkpoint; return metrics by the log's names.
+        """Make the policy of the next step and keep its checkpoint; return metrics by the log's names.
 
         Groups may have lost rollouts, but none is empty. Raises StalePolicyError, before anything has changed, if the
-        rollouts were not sampled from the newest policy (:mod:`deepsearch_rl.training.rl.agreement`).
+        rollouts were not sampled from the newest policy (:mod:`deepsearch_rl.training.rl.agreement`). With
+        ``rl.rollouts_ahead`` only the first step after a start is checked, whose rollouts alone are that policy's.
         """
+        ...
+
+    def require_whole(self, step: int) -> None:
+        """Raise ArtifactError, which says what to do, if the checkpoint of a step could not be published."""
+        ...
+
+    async def serve(self) -> None:
+        """Serve the policy that the update before made; no rollout is running."""
         ...
 
     def save(self, step: int, folder: Path) -> None:

@@ -16,7 +16,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -52,21 +51,13 @@ class WatchdogConfig(Record):
     """When a training counts as hung, and how often it is started again."""
 
     start_s: float = Field(gt=0, description="limit for loading models and starting servers")
-    rollout_s: float = Field(gt=0, description="limit for the rollouts of a step or of a dev score")
+    rollout_s: float = Field(gt=0, description="limit for the rollouts of a step, a refill or a dev score")
     update_s: float = Field(gt=0, description="limit for an update, and for keeping its checkpoint")
     restarts: int = Field(ge=0, description="new starts after failures at one step; the next failure there is an error")
 
     def limit_s(self, phase: Phase) -> float:
         """Return how long a phase may take."""
         return float(getattr(self, _LIMITS[phase]))
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """Where and how a child failed; ``trace`` is for the log."""
-
-    beat: Beat
-    problem: str
 
 
 def watch(name: str, command: Sequence[str], settings: str, config: WatchdogConfig, scratch: Path) -> None:
@@ -85,9 +76,10 @@ def watch(name: str, command: Sequence[str], settings: str, config: WatchdogConf
     with (scratch / "lock").open("a") as lock:
         _wait_for(lock, name)
         while failure := _attempt(command, settings, config, log, step, lock.fileno()):
-            step = failure.beat.step
+            beat, problem = failure
+            step = beat.step
             failures[step] += 1
-            what = f"{name} failed at step {step}, phase {failure.beat.phase!r}: {failure.problem}"
+            what = f"{name} failed at step {step}, phase {beat.phase!r}: {problem}"
             if failures[step] > config.restarts:
                 raise CommandError(
                     f"{what} This was failure {failures[step]} of this step; rl.watchdog.restarts allows "
@@ -108,8 +100,8 @@ def _wait_for(lock: IO[str], name: str) -> None:
 
 def _attempt(
     command: Sequence[str], settings: str, config: WatchdogConfig, log_path: Path, step: int, lock: int
-) -> _Failure | None:
-    """Run one child to its end and return its failure, if it is one; raise an error that only a user can fix."""
+) -> tuple[Beat, str] | None:
+    """Run one child to its end and return where and how it failed, if so; raise an error that only a user can fix."""
     reading, writing = os.pipe()
     beats: queue.Queue[Beat | None] = queue.Queue()
     with log_path.open("ab", buffering=0) as log:
@@ -128,11 +120,11 @@ def _attempt(
         error.add_note(last.trace)  # for --debug
         raise error
     if last.error:
-        return _Failure(last, _explain(last.error))
+        return last, _explain(last.error)
     if is_late:
         field = _LIMITS[last.phase]
-        return _Failure(last, f"it was not done after {config.limit_s(last.phase):g} s (rl.watchdog.{field}).")
-    return _Failure(last, _ending(process.returncode)) if process.returncode else None
+        return last, f"it was not done after {config.limit_s(last.phase):g} s (rl.watchdog.{field})."
+    return (last, _ending(process.returncode)) if process.returncode else None
 
 
 def _read_beats(reading: int, beats: "queue.Queue[Beat | None]") -> None:

@@ -8,8 +8,7 @@ import json
 from pathlib import Path
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import file_digests, read_json, sha256_file, sha256_json, write_json
-from deepsearch_rl.training.model_folder import weight_files
+from deepsearch_rl.files import file_digests, read_json, write_json
 
 SEAL = "checkpoint.json"
 OPTIMIZER_FILE = "optimizer.pt"
@@ -17,13 +16,8 @@ RESUME_ONLY = (OPTIMIZER_FILE, SEAL, "README.md")
 """Files of a checkpoint that a merge does not need."""
 
 
-def start_digest(start: Path) -> str:
-    """Return the digest of a model folder's weights."""
-    return sha256_json([sha256_file(path) for path in weight_files(start)])
-
-
 def seal(folder: Path, start: str) -> None:
-    """Write ``checkpoint.json``; ``start`` is the digest of the start model (:func:`start_digest`)."""
+    """Write ``checkpoint.json``; ``start`` is the digest of the start model's weights (``RlTask.weights``)."""
     (folder / SEAL).unlink(missing_ok=True)
     write_json(folder / SEAL, {"start": start, "files": file_digests(folder)})
 

@@ -2,24 +2,21 @@
 
 Rollouts of a step are rows. Batches are made of rows of similar length, each padded to its own longest row, so that at
 most ``rl.max_batch_tokens`` go through the model at once. Logits are computed only for tokens that carry loss, and in
-chunks of ``rl.logprob_chunk``, whose gradient is recomputed. The loss is ART's own.
+chunks of ``rl.logprob_chunk``, whose gradient is recomputed.
 
 Shapes: N rows of a step, B rows of a forward pass, S tokens (padded on the right), P positions that carry loss, E
-hidden size, V vocabulary. Log-probabilities are aligned as ART's loss wants them: position ``t`` of ``logprobs_BS`` is
-that of token ``t + 1`` given the tokens up to ``t``.
+hidden size, V vocabulary. Log-probabilities, masks and weights [B, S] have at position ``t`` what belongs to token
+``t + 1`` given the tokens up to ``t``; ART's packed tensors have it at ``t + 1``.
 """
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import peft
 import torch
-from art import dev
-from art.loss import loss_fn, shift_tensor
-from art.preprocessing.inputs import TrainInputs
+from art.loss import shift_tensor
 from art.preprocessing.pack import PackedTensors
 from peft.tuners.lora import Linear
 from torch.utils.checkpoint import checkpoint as recomputed
@@ -29,7 +26,16 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import atomic_directory, read_json, write_json
 from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
 from deepsearch_rl.training.model_folder import ADAPTER_FILES
-from deepsearch_rl.training.rl.agreement import agreement, mean_difference, outside_clip
+from deepsearch_rl.training.rl.agreement import agreement, outside_clip
+from deepsearch_rl.training.rl.policy_loss import (
+    ALGORITHMS,
+    importance_weights,
+    kl_advantages,
+    kl_estimates,
+    log_ratios,
+    policy_losses,
+    token_weights,
+)
 from deepsearch_rl.training.rl.trainer import LossConfig, RlConfig
 
 
@@ -50,6 +56,18 @@ class Rows:
     def mask(self, rows_B: torch.Tensor) -> torch.Tensor:
         """Return the positions whose next token carries loss, [B, S]."""
         return shift_tensor(self.tensors["assistant_mask"][rows_B], False)
+
+    def weigh(self, chosen: torch.Tensor, loss: LossConfig, max_tokens: int) -> None:
+        """Give the tokens of a minibatch their weights in its loss (``token_weights``).
+
+        They are those of the whole step over the minibatch's share of it: of its rollouts where the aggregation is
+        ``constant``, otherwise of its tokens, as ART has it.
+        """
+        aggregation = loss.aggregation or ALGORITHMS[loss.algorithm].aggregation
+        mask_NS = self.mask(torch.arange(len(self.lengths_N)))
+        counts_N = (mask_NS.any(dim=1) if aggregation == "constant" else mask_NS.sum(dim=1)).float()
+        share = counts_N[chosen].sum() / counts_N.sum()
+        self.tensors["token_weights"] = token_weights(aggregation, mask_NS, max_tokens) / share
 
     def batches(self, rows: torch.Tensor, max_tokens: int) -> list[torch.Tensor]:
         """Split rows into batches of similar length with at most ``max_tokens``, padding counted, or one row."""
@@ -77,7 +95,7 @@ class Policy:
         self.config, self._device = config, config.backend.device
         torch.manual_seed(seed)
         self._adapter: peft.PeftModel | None = None
-        self._reference: PreTrainedModel | None = None
+        self._reference: PreTrainedModel | None = None  # of an adapter: the model without it
         if config.lora is None:
             self.model = self._load(checkpoint or start, torch.float32)
             self._reference = self._load(start, getattr(torch, config.dtype)).requires_grad_(False)
@@ -126,11 +144,12 @@ class Policy:
             torch.save(self.optimizer.state_dict(), partial / OPTIMIZER_FILE)
             seal(partial, start)
 
-    def score(self, rows: Rows) -> dict[str, float]:
+    def score(self, rows: Rows, is_ahead: bool = False) -> dict[str, float]:
         """Give the rows the log-probabilities of this policy and of the start model; return the metrics of both.
 
         The policy's own become ``logprobs``, the old policy of ratio and clip. The sampler's become
-        ``original_logprobs``, which truncated importance sampling compares them with. Raises StalePolicyError.
+        ``original_logprobs``, which truncated importance sampling compares them with. Raises StalePolicyError, but
+        not for rollouts that were made ahead of an update.
         """
         tensors = rows.tensors
         own_NS, reference_NS = torch.zeros_like(tensors["logprobs"]), torch.zeros_like(tensors["logprobs"])
@@ -139,57 +158,82 @@ class Policy:
                 inputs = rows.take(rows_B, self._device)
                 width = inputs["tokens"].shape[1]
                 own_NS[rows_B, :width] = self.token_statistics(inputs)[0].cpu()
-                with self._start_model() as start:
-                    reference_NS[rows_B, :width] = self.token_statistics(inputs, start)[0].cpu()
+                with self._adapter.disable_adapter() if self._adapter else contextlib.nullcontext():
+                    reference_NS[rows_B, :width] = self.token_statistics(inputs, self._reference)[0].cpu()
         mask_NS = rows.mask(torch.arange(len(own_NS)))
         sampled_NS = shift_tensor(tensors["logprobs"], float("nan")).where(mask_NS, float("nan"))
         advantages_N = tensors["advantages"].sum(dim=1)
-        metrics = agreement(sampled_NS, own_NS, advantages_N, self.config.loss, self.config.max_mismatch)
+        max_mismatch = None if is_ahead else self.config.max_mismatch
+        metrics = agreement(sampled_NS, own_NS, advantages_N, self.config.loss, max_mismatch)
         tensors["original_logprobs"] = tensors["logprobs"]
         tensors["logprobs"] = own_NS.roll(1, dims=1).where(~tensors["logprobs"].isnan(), float("nan"))
         tensors["reference_logprobs"] = reference_NS
+        penalty_NS = kl_advantages(self.config.loss.kl_penalty, own_NS, reference_NS, mask_NS)
+        tensors["advantages"] = tensors["advantages"] + penalty_NS.roll(1, dims=1)
         return {**metrics, "kl": mean_kl(own_NS[mask_NS], reference_NS[mask_NS])}
 
-    def update(self, rows: Rows, chosen: torch.Tensor, art_config: dev.TrainConfig) -> dict[str, float]:
+    def update(self, rows: Rows, chosen: torch.Tensor) -> dict[str, float]:
         """Make one optimizer step over the chosen rows; return its metrics by ART's names."""
         totals: dict[str, float] = defaultdict(float)
         trained_tokens = float(rows.mask(chosen).sum())
+        rows.weigh(chosen, self.config.loss, self.config.max_sequence_tokens)
         for rows_B in rows.batches(chosen, self.config.max_batch_tokens):
-            for name, value in self.backward(rows.take(rows_B, self._device), art_config, trained_tokens).items():
+            for name, value in self.backward(rows.take(rows_B, self._device), trained_tokens).items():
                 totals[name] += value
         parameters = self.optimizer.param_groups[0]["params"]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.optimizer.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return {**totals, "loss/grad_norm": float(norm), "loss/learning_rate": self.config.learning_rate}
+        return {**totals, "loss/grad_norm": float(norm), "loss/learning_rate": self.optimizer.param_groups[0]["lr"]}
 
-    def backward(
-        self, inputs: dict[str, torch.Tensor], art_config: dev.TrainConfig, trained_tokens: float
-    ) -> dict[str, float]:
+    def backward(self, inputs: dict[str, torch.Tensor], trained_tokens: float) -> dict[str, float]:
         """Add one forward batch's share of the gradient; return its share of the step's mean metrics."""
         logprobs_BS, entropy_BS = self.token_statistics(inputs)
-        reference_BS = inputs["reference_logprobs"]
-        loss = loss_fn(cast(TrainInputs, inputs), logprobs_BS, reference_BS, None, art_config, reduction="sum")
-        (loss.policy_loss / trained_tokens).backward()
+        loss = (self._token_losses(inputs, logprobs_BS, entropy_BS) * inputs["token_weights"]).sum()
+        loss.backward()
         share_BS = shift_tensor(inputs["assistant_mask"], False).float() / trained_tokens
         clipped_BS = clipped(inputs, logprobs_BS.detach(), self.config.loss)
         return {
-            "loss/train": loss.policy_loss.item() / trained_tokens,
-            "loss/entropy": float((entropy_BS * share_BS).sum()),
+            "loss/train": loss.item(),
+            "loss/entropy": float((entropy_BS.detach() * share_BS).sum()),
             "loss/clip_fraction": float((clipped_BS * share_BS).sum()),
         }
+
+    def _token_losses(
+        self, inputs: dict[str, torch.Tensor], logprobs_BS: torch.Tensor, entropy_BS: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the loss of every token before its weight, [B, S]."""
+        loss = self.config.loss
+        algorithm, old_BS = ALGORITHMS[loss.algorithm], shift_tensor(inputs["logprobs"], float("nan"))
+        losses_BS = policy_losses(
+            algorithm.objective,
+            log_ratios(algorithm.ratio, logprobs_BS, old_BS, shift_tensor(inputs["assistant_mask"], False)),
+            logprobs_BS,
+            shift_tensor(inputs["advantages"], 0.0),
+            loss.epsilon,
+            loss.epsilon_high,
+            loss.dual_clip,
+        )
+        if loss.truncated_importance_sampling is not None:
+            sampled_BS = shift_tensor(inputs["original_logprobs"], float("nan"))
+            losses_BS = losses_BS * importance_weights(old_BS, sampled_BS, loss.truncated_importance_sampling)
+        if loss.kl_loss:
+            kl_BS = kl_estimates(loss.kl_estimate, logprobs_BS, inputs["reference_logprobs"])
+            losses_BS = losses_BS + loss.kl_loss * kl_BS
+        return losses_BS - loss.entropy_bonus * entropy_BS
 
     def token_statistics(
         self, inputs: dict[str, torch.Tensor], model: PreTrainedModel | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probability and entropy (nats, no gradient) of every next token that carries loss, each [B, S].
+        """Return log-probability and entropy (nats) of every next token that carries loss, each [B, S].
 
-        Both are zero elsewhere. ``inputs`` are ART's ``tokens``, ``group_ids`` (-1 is padding) and ``assistant_mask``;
-        ``model`` is the policy's own if none is given.
+        Both are zero elsewhere; the entropy has a gradient only for ``rl.loss.entropy_bonus``. ``inputs`` are ART's
+        ``tokens``, ``group_ids`` (-1 is padding) and ``assistant_mask``; ``model`` is the policy's own if none is
+        given.
         """
         mask_BS = shift_tensor(inputs["assistant_mask"], False)
         next_P = shift_tensor(inputs["tokens"], 0)[mask_BS]
-        model = model or self.model
+        model, has_bonus = model or self.model, self.config.loss.entropy_bonus > 0
         with torch.autocast(self._device, torch.bfloat16, enabled=self.config.dtype == "bfloat16"):
             decoder: Any = model.get_decoder()
             attention_BS = (inputs["group_ids"] != -1).long()
@@ -197,25 +241,15 @@ class Policy:
             hidden_PE, chunk = hidden_BSE[mask_BS], self.config.logprob_chunk
             head = cast(torch.nn.Module, model.get_output_embeddings())
             if len(hidden_PE) <= chunk:
-                logprobs_P, entropy_P = _log_softmax_of(head, hidden_PE, next_P)
+                logprobs_P, entropy_P = _log_softmax_of(head, hidden_PE, next_P, has_bonus)
             else:
                 parts = [
-                    recomputed(_log_softmax_of, head, hidden, tokens, use_reentrant=False)
+                    recomputed(_log_softmax_of, head, hidden, tokens, has_bonus, use_reentrant=False)
                     for hidden, tokens in zip(hidden_PE.split(chunk), next_P.split(chunk), strict=True)
                 ]
                 logprobs_P, entropy_P = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         zeros_BS = torch.zeros(mask_BS.shape, device=mask_BS.device)
         return zeros_BS.masked_scatter(mask_BS, logprobs_P), zeros_BS.masked_scatter(mask_BS, entropy_P)
-
-    @contextlib.contextmanager
-    def _start_model(self) -> Iterator[PreTrainedModel]:
-        """Yield the model that training started from."""
-        if self._adapter is None:
-            assert self._reference is not None
-            yield self._reference
-        else:
-            with self._adapter.disable_adapter():
-                yield self.model
 
 
 def _with_adapter(model: PreTrainedModel, config: RlConfig, checkpoint: Path | None) -> peft.PeftModel:
@@ -223,11 +257,7 @@ def _with_adapter(model: PreTrainedModel, config: RlConfig, checkpoint: Path | N
     assert config.lora is not None
     if checkpoint is None:
         settings = peft.LoraConfig(
-            r=config.lora.rank,
-            lora_alpha=config.lora.alpha,
-            lora_dropout=0.0,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
+            r=config.lora.rank, lora_alpha=config.lora.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
         )
         return cast(peft.PeftModel, peft.get_peft_model(model, settings))
     try:
@@ -241,21 +271,19 @@ def _with_adapter(model: PreTrainedModel, config: RlConfig, checkpoint: Path | N
 
 
 def _log_softmax_of(
-    head: torch.nn.Module, hidden_PE: torch.Tensor, next_P: torch.Tensor
+    head: torch.nn.Module, hidden_PE: torch.Tensor, next_P: torch.Tensor, has_bonus: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probabilities of the tokens ``next_P`` and the entropies, in float32."""
     logprobs_PV = torch.log_softmax(head(hidden_PE).float(), dim=-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(has_bonus and torch.is_grad_enabled()):
         entropy_P = -(logprobs_PV.exp() * logprobs_PV).sum(-1)
     return logprobs_PV.gather(-1, next_P[:, None])[:, 0], entropy_P
 
 
 def clipped(inputs: dict[str, torch.Tensor], logprobs_BS: torch.Tensor, loss: LossConfig) -> torch.Tensor:
     """Return 1 for tokens whose ratio to the old policy is outside the clip range, at the loss's own level."""
-    difference_BS = logprobs_BS - shift_tensor(inputs["logprobs"], float("nan"))
-    if loss.algorithm == "gspo":  # a row is one rollout
-        difference_BS = mean_difference(difference_BS).expand_as(difference_BS)
-    return outside_clip(difference_BS, loss).float()
+    old_BS, mask_BS = shift_tensor(inputs["logprobs"], float("nan")), shift_tensor(inputs["assistant_mask"], False)
+    return outside_clip(log_ratios(ALGORITHMS[loss.algorithm].ratio, logprobs_BS, old_BS, mask_BS), loss).float()
 
 
 def mean_kl(logprobs_P: torch.Tensor, reference_P: torch.Tensor) -> float:

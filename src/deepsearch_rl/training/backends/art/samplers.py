@@ -7,9 +7,8 @@ import contextlib
 import http
 import subprocess
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import httpx
 import torch
@@ -17,33 +16,13 @@ from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.processes import GRACE_S, LOOPBACK, Server, free_port, running_server
-from deepsearch_rl.serving.adapters import SERVED_RANKS
+from deepsearch_rl.serving.adapters import served_rank
 from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
 from deepsearch_rl.serving.engine import Engine
 from deepsearch_rl.serving.launch import VllmConfig, vllm_serve_command
 from deepsearch_rl.training.backends.art.policy import Policy
 from deepsearch_rl.training.rl.trainer import RlConfig
-
-
-class Sampler(Protocol):
-    """A server of one policy."""
-
-    def start(self) -> tuple[str, int]:
-        """Start and return host and port of the OpenAI API; nothing is served yet."""
-        ...
-
-    def rest(self) -> None:
-        """Make room for an update; no request comes before the next :meth:`publish`."""
-        ...
-
-    def publish(self, policy: Policy, checkpoint: Path, name: str) -> None:
-        """Serve a policy, whose checkpoint is ``checkpoint``, as ``name`` and nothing else any more."""
-        ...
-
-    def close(self) -> None:
-        """Stop the server."""
-        ...
 
 
 @dataclass
@@ -56,26 +35,19 @@ class EngineSampler:
     _name: str = ""
     _server: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    @cached_property
-    def _served(self) -> Any:
-        return AutoModelForCausalLM.from_pretrained(self.start_folder, dtype=torch.float32).eval()
-
-    @cached_property
-    def _engine(self) -> Engine:
-        engine = Engine(self._served, self.slots, self.context_tokens)
-        self._server.callback(engine.close)
-        return engine
-
     def start(self) -> tuple[str, int]:
-        """Serve from a thread."""
+        """Serve from a thread and return host and port of the OpenAI API; nothing is served yet."""
+        self._served: Any = AutoModelForCausalLM.from_pretrained(self.start_folder, dtype=torch.float32).eval()
+        self._engine = Engine(self._served, self.slots, self.context_tokens)
+        self._server.callback(self._engine.close)
         app = chat_app(self._engine, load_chat_format(self.start_folder), lambda: self._name)
         return LOOPBACK, self._server.enter_context(serve_in_thread(app))
 
     def rest(self) -> None:
-        """Do nothing: the engine has nothing to give back."""
+        """Make room for an update, before the next :meth:`publish`: the engine has nothing to give back."""
 
     def publish(self, policy: Policy, checkpoint: Path, name: str) -> None:  # noqa: ARG002 - for other samplers
-        """Write the weights into the served model and forget what the earlier ones computed."""
+        """Serve a policy as ``name`` and nothing else any more; forget what the earlier one computed."""
         policy.write_into(self._served)
         self._engine.forget()
         self._name = name
@@ -103,7 +75,7 @@ class VllmSampler:
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def start(self) -> tuple[str, int]:
-        """Start vLLM and wait until it answers."""
+        """Start vLLM, wait until it answers, and return host and port of the OpenAI API; nothing is served yet."""
         port = free_port()
         command = lora_serve_command(self.start_folder, self.config, self.context_tokens, self.seed, port)
         url, timeout_s = f"http://{LOOPBACK}:{port}", self.config.sampler.timeout_s
@@ -129,7 +101,7 @@ class VllmSampler:
         self._name = name
 
     def close(self) -> None:
-        """Stop vLLM."""
+        """Stop vLLM; may be called before :meth:`start`."""
         self._resources.close()
 
     def _post(self, path: str, body: dict[str, str] | None = None) -> None:
@@ -151,18 +123,18 @@ class VllmSampler:
             raise EndpointError(
                 f"vLLM, which samples for rl, refused POST {path} of {body or 'nothing'} with status "
                 f"{response.status_code}: {' '.join(response.text[:500].split())} It was started for adapters of rank "
-                f"{lora_ranks(self.config)} at most on the model {self.start_folder}."
+                f"{lora_rank(self.config)} at most on the model {self.start_folder}."
             )
 
 
-def lora_ranks(config: RlConfig) -> int:
-    """Return the ``--max-lora-rank`` that holds ``rl.lora.rank``; raise ConfigError if vLLM has none, or no adapter."""
+Sampler: TypeAlias = EngineSampler | VllmSampler
+
+
+def lora_rank(config: RlConfig) -> int:
+    """Return the rank that vLLM is started for; raise ConfigError without an adapter, and as :func:`served_rank`."""
     if config.lora is None:
         raise ConfigError("rl.lora is null, and vLLM samples from adapters; set rl.lora, or rl.backend.device: cpu.")
-    rank = next((rank for rank in SERVED_RANKS if rank >= config.lora.rank), None)
-    if rank is None:
-        raise ConfigError(f"rl.lora.rank is {config.lora.rank}, and vLLM takes adapters up to rank {SERVED_RANKS[-1]}.")
-    return rank
+    return served_rank(config.lora.rank, "the adapter of rl.lora")
 
 
 def lora_serve_command(start: Path, config: RlConfig, context_tokens: int, seed: int, port: int) -> list[str]:
@@ -180,12 +152,11 @@ def lora_serve_command(start: Path, config: RlConfig, context_tokens: int, seed:
         seed=seed,
         start_timeout_s=sampler.timeout_s,
     )
-    _, *arguments = vllm_serve_command(start, settings, port)
-    arguments = [argument for argument in arguments if argument != "--no-enable-lora"]
     # Two at once: the next one is loaded before the last one is unloaded.
-    adapters = ["--enable-lora", "--max-lora-rank", str(lora_ranks(config)), "--max-loras", "2"]
+    lora = ["--enable-lora", "--max-lora-rank", str(lora_rank(config)), "--max-loras", "2"]
     switches = ["VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"]
     if sampler.sleep:
-        adapters.append("--enable-sleep-mode")
+        lora.append("--enable-sleep-mode")
         switches.append("VLLM_SERVER_DEV_MODE=1")
-    return ["env", *switches, sampler.program, *arguments, *adapters]
+    _, *arguments = vllm_serve_command(start, settings, port, lora)
+    return ["env", *switches, sampler.program, *arguments]

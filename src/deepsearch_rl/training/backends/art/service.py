@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,10 @@ from art.utils.get_model_step import get_step_from_dir
 from art.utils.output_dirs import get_step_checkpoint_dir
 
 from deepsearch_rl.errors import ConfigError, UnavailableError
-from deepsearch_rl.training.backends.art.checkpoints import start_digest
 from deepsearch_rl.training.backends.art.policy import Policy, Rows
-from deepsearch_rl.training.backends.art.samplers import EngineSampler, Sampler, VllmSampler, lora_ranks
+from deepsearch_rl.training.backends.art.samplers import EngineSampler, Sampler, VllmSampler, lora_rank
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
+from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, learning_rate
 
 
 @dataclass
@@ -34,11 +33,10 @@ class OwnService:
     """Trains a policy and serves it over the OpenAI API: what the loop needs of ART's services."""
 
     model_name: str
-    base_model: str
-    config: RlConfig
     output_dir: str
-    context_tokens: int
-    seed: int
+    task: RlTask
+    config: RlConfig
+    _has_updated: bool = False
 
     @property
     def step(self) -> int:
@@ -46,41 +44,34 @@ class OwnService:
         return get_step_from_dir(self.output_dir)
 
     @cached_property
-    def _start_digest(self) -> str:
-        return start_digest(Path(self.base_model))
-
-    @cached_property
     def _policy(self) -> Policy:
         newest = get_last_checkpoint_dir(self.output_dir)
-        policy = Policy(Path(self.base_model), self.config, self.seed, Path(newest) if newest else None)
+        policy = Policy(self.task.start, self.config, self.task.seed, Path(newest) if newest else None)
         if newest is None:  # step 0 is a checkpoint like any other: it may turn out to be the best
-            policy.save(self._checkpoint(0), self._start_digest)
+            policy.save(self._checkpoint(0), self.task.weights)
         return policy
 
     @cached_property
     def _sampler(self) -> Sampler:
-        start, sampler = Path(self.base_model), self.config.sampler
+        start, context_tokens = self.task.start, self.task.agent.context_tokens
         if self.config.backend.device == "cpu":
-            return EngineSampler(start, sampler.slots, self.context_tokens)
-        return VllmSampler(start, self.config, self.context_tokens, self.seed)
+            return EngineSampler(start, self.config.sampler.slots, context_tokens)
+        return VllmSampler(start, self.config, context_tokens, self.task.seed)
 
     def _checkpoint(self, step: int) -> Path:
         return Path(get_step_checkpoint_dir(self.output_dir, step))
 
     async def start_openai_server(self, config: dev.OpenAIServerConfig | None) -> tuple[str, int]:  # noqa: ARG002 - ART's
         """Serve the newest policy on loopback and return host and port."""
-        policy, address = self._policy, await asyncio.to_thread(self._sampler.start)
-        await asyncio.to_thread(
-            self._sampler.publish, policy, self._checkpoint(self.step), self._served_name(self.step)
-        )
+        self._policy  # noqa: B018 - loaded before vLLM takes its share of the memory
+        address = await asyncio.to_thread(self._sampler.start)
+        await self.serve()
         return address
 
-    def _served_name(self, step: int) -> str:
-        return f"{self.model_name}@{step}"
-
-    async def register_lora_for_step(self, step: int, checkpoint_dir: str) -> None:
-        """Serve the policy of a step that changed nothing; ART copied the checkpoint."""
-        await asyncio.to_thread(self._sampler.publish, self._policy, Path(checkpoint_dir), self._served_name(step))
+    async def serve(self) -> None:
+        """Serve the newest policy and nothing else any more."""
+        name = f"{self.model_name}@{self.step}"
+        await asyncio.to_thread(self._sampler.publish, self._policy, self._checkpoint(self.step), name)
 
     async def train(
         self,
@@ -89,21 +80,27 @@ class OwnService:
         _config: dev.TrainConfig,
         verbose: bool = False,  # noqa: ARG002 - ART's signature
     ) -> AsyncIterator[dict[str, float]]:
-        """Make this step's updates, yield their metrics, save the next step's checkpoint and serve it."""
-        step = self.step + 1
+        """Make this step's updates, yield their metrics and save the next step's checkpoint.
+
+        With ``rl.rollouts_ahead``, the rollouts of every update but the first were made ahead of the one before.
+        """
+        step, steps = self.step + 1, self.config.steps[self.task.start_name]
         rows = Rows(packed_tensors_from_dir(**disk_packed_tensors))
         await asyncio.to_thread(self._sampler.rest)
         with memory_named(self.config):
-            metrics = await asyncio.to_thread(self._policy.score, rows)
-            for chosen in minibatches(len(rows.lengths_N), self.config.minibatches, self.seed + step):
-                yield {**metrics, **await asyncio.to_thread(self._policy.update, rows, chosen, _config)}
-        checkpoint = self._checkpoint(step)
-        await asyncio.to_thread(self._policy.save, checkpoint, self._start_digest)
-        await asyncio.to_thread(self._sampler.publish, self._policy, checkpoint, self._served_name(step))
+            is_ahead = self.config.rollouts_ahead and self._has_updated
+            metrics = await asyncio.to_thread(self._policy.score, rows, is_ahead)
+            self._policy.optimizer.param_groups[0]["lr"] = learning_rate(self.config, step, steps)
+            for epoch in range(self.config.update_epochs):
+                seed = self.task.seed + step + epoch * steps  # of an order that no other step or epoch has
+                for chosen in minibatches(len(rows.lengths_N), self.config.minibatches, seed):
+                    yield {**metrics, **await asyncio.to_thread(self._policy.update, rows, chosen)}
+        await asyncio.to_thread(self._policy.save, self._checkpoint(step), self.task.weights)
+        self._has_updated = True
 
-    def close(self) -> None:
-        """Stop the server."""
-        self._sampler.close()
+    async def aclose(self) -> None:
+        """Stop the server; mp_actors keeps the name ``close`` for the end of the service's process."""
+        await asyncio.to_thread(self._sampler.close)
 
 
 def minibatches(rows: int, count: int | None, seed: int) -> tuple[torch.Tensor, ...]:
@@ -128,7 +125,7 @@ def memory_named(config: RlConfig) -> Iterator[None]:
 
 def require_sampler(config: RlConfig) -> None:
     """Check that vLLM can be started for this adapter; raise ConfigError or UnavailableError."""
-    lora_ranks(config)
+    lora_rank(config)
     program = config.sampler.program
     if program is None or shutil.which(program) is None:
         raise UnavailableError(
@@ -143,6 +140,6 @@ def make_own_trainer(task: RlTask, config: RlConfig, in_process: bool = False) -
         require_sampler(config)
 
     def make_service(model: TrainableModel[Any, Any], folder: str) -> OwnService:
-        return OwnService(model.name, model.base_model, config, folder, task.agent.context_tokens, task.seed)
+        return OwnService(model.name, folder, replace(task, train=(), dev=()), config)  # its process asks no question
 
     return ArtTrainer(task, config, make_service, model_settings(config), in_process)

@@ -1,8 +1,8 @@
 """ART as an engine of the RL loop, whichever of its services trains and serves the policy.
 
-The agent answers a question as it does everywhere; ART captures the model calls underneath, tokenises the
-conversations, computes group advantages, calls its own ``loss_fn`` and keeps a folder per step. The services are those
-of ``service.py`` and ``unsloth.py``.
+The agent answers a question as it does everywhere; ART captures the model calls underneath, tokenises and packs the
+conversations and keeps a folder per step. Advantages are those of ``rl.loss.algorithm``. The services are those of
+``service.py`` and ``unsloth.py``.
 """
 
 import asyncio
@@ -13,13 +13,19 @@ import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+from unittest.mock import patch
 
 import art
+import torch
 from art import dev
 from art.auto_trajectory import AutoTrajectoryContext
+from art.local import backend as local_backend
 from art.local.backend import LocalBackend
 from art.local.service import ModelService
+from art.preprocessing.pack import PackedTensors
+from art.preprocessing.tokenize import TokenizedResult, tokenize_trajectory_groups
 from art.types import MessagesAndChoices
 from art.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from mp_actors import move_to_child_process
@@ -29,8 +35,11 @@ from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.records import Question
-from deepsearch_rl.training.backends.art.checkpoints import RESUME_ONLY, is_whole, require_start, start_digest
-from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, Rollout, Sampling
+from deepsearch_rl.training.backends.art.checkpoints import RESUME_ONLY, is_whole, require_start
+from deepsearch_rl.training.rl.checkpoints import checkpoints
+from deepsearch_rl.training.rl.heartbeat import check_server
+from deepsearch_rl.training.rl.policy_loss import ALGORITHMS, advantages
+from deepsearch_rl.training.rl.trainer import LossConfig, RlConfig, RlTask, Rollout, Sampling
 
 _LOG = logging.getLogger(__name__)
 METRICS = {
@@ -41,13 +50,13 @@ METRICS = {
     "loss/learning_rate": "learning_rate",
     "data/step_num_groups_trainable": "trainable_groups",
     "data/step_trainer_tokens": "trained_tokens",
-    **{
-        name: name
-        for name in ("kl", "mismatch_mean", "mismatch_median", "mismatch_p99", "mismatch_max", "mismatch_corr")
-    },
-    **{name: name for name in ("outside_clip_positive", "outside_clip_negative")},
+    "kl": "kl",
+    **{f"mismatch_{name}": f"mismatch_{name}" for name in ("mean", "median", "p99", "max", "corr")},
+    **{f"outside_clip_{sign}": f"outside_clip_{sign}" for sign in ("positive", "negative")},
 }
 """A service's metrics of an update, as ART hands them on, and their names in the log."""
+NO_ADVANTAGE = 1e-6
+"""Rollouts with at most this advantage are not trained on: equal rewards differ from their mean by rounding."""
 
 
 class ServiceBackend(LocalBackend):
@@ -56,12 +65,30 @@ class ServiceBackend(LocalBackend):
     Rollouts are packed to ``rl.max_sequence_tokens``; the services cut them to their own length or check the chunks.
     """
 
-    def __init__(self, *, in_process: bool, path: str) -> None:
+    def __init__(self, *, loss: LossConfig, in_process: bool, path: str) -> None:
         super().__init__(in_process=in_process, path=path)
+        self._loss = loss
         self._packed_sequence_length_requires_chunk_alignment = False
 
     async def _get_service(self, model: art.TrainableModel[Any, Any]) -> ModelService:
         return self._services[model.name]
+
+    def _get_packed_tensors(self, *arguments: Any, **named: Any) -> PackedTensors | None:
+        """Tokenise and pack as ART does, with the advantages of ``rl.loss``, which ART would compute on the way."""
+        results: list[TokenizedResult] = []
+
+        def tokenized(tokenizer: Any, groups: Any, no_logprobs: bool, _: bool, **rest: Any) -> list[TokenizedResult]:
+            rest["drop_zero_advantage_trajectories"] = False
+            rows = list(tokenize_trajectory_groups(tokenizer, groups, no_logprobs, False, **rest))
+            results.extend(with_advantages(rows, self._loss))
+            return results
+
+        with patch.object(local_backend, tokenize_trajectory_groups.__name__, tokenized):
+            packed = super()._get_packed_tensors(*arguments, **named)
+        if packed is not None and not self._loss.unit_advantages:
+            width = packed["tokens"].shape[1]
+            packed["advantages"] *= fmean(abs(row.advantage) for row in results if len(row.token_ids) <= width)
+        return packed
 
 
 class ArtTrainer:
@@ -81,7 +108,7 @@ class ArtTrainer:
     ) -> None:
         self.hardware: Mapping[str, str] = {"device": config.backend.device, "dtype": config.dtype}
         self._task, self._config, self._make_service, self._in_process = task, config, make_service, in_process
-        self._backend = ServiceBackend(path=str(task.scratch), in_process=in_process)
+        self._backend = ServiceBackend(loss=config.loss, path=str(task.scratch), in_process=in_process)
         self._model: art.TrainableModel[Any, Any] = art.TrainableModel(
             name="policy", project="deepsearch-rl", base_model=str(task.start), _internal_config=settings
         )
@@ -93,23 +120,22 @@ class ArtTrainer:
 
         Raises ArtifactError if the checkpoint was trained from other weights than the start model's.
         """
-        steps = sorted(number for number in self._steps() if number <= step)
+        steps = sorted(number for number in checkpoints(self._folder) if number <= step)
         while steps and not is_whole(self._checkpoint(steps[-1])):
             _LOG.warning("%s is damaged; rl goes on from the checkpoint before it", self._checkpoint(steps.pop()))
         if steps:
-            require_start(self._checkpoint(steps[-1]), start_digest(self._task.start))
+            require_start(self._checkpoint(steps[-1]), self._task.weights)
         self._step = steps[-1] if steps else 0
         self.keep_only(set(steps))
         service = self._make_service(self._model, str(self._folder))
-        self._backend._services[self._model.name] = service if self._in_process else move_to_child_process(service)
+        self._service = service if self._in_process else move_to_child_process(service)
+        self._backend._services[self._model.name] = self._service
         await self._model.register(self._backend)
+        check_server("the policy's server", self._endpoint().base_url.removesuffix("/v1") + "/health")
         return self._step
 
     def _checkpoint(self, step: int) -> Path:
         return Path(get_step_checkpoint_dir(str(self._folder), step))
-
-    def _steps(self) -> set[int]:
-        return {int(path.name) for path in self._folder.glob("checkpoints/*") if path.name.isdigit()}
 
     async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
         """Answer every question with the agent; a trained rollout's ``capture`` is ART's record of its model calls."""
@@ -121,10 +147,10 @@ class ArtTrainer:
             logprobs=sampling.trained,
             seed=sampling.seed,
         )
-        limit = asyncio.Semaphore(self._task.agent.concurrency)
+        limit = asyncio.Semaphore(self._config.concurrency)
 
         async def answer(question: Question, sample: int) -> Rollout:
-            """Roll out one sample as soon as fewer than ``agent.concurrency`` others run."""
+            """Roll out one sample as soon as fewer than ``rl.concurrency`` others run."""
             async with limit:
                 with AutoTrajectoryContext() if sampling.trained else contextlib.nullcontext() as captured:
                     return Rollout(await agent.answer(question, sample), captured)
@@ -138,7 +164,7 @@ class ArtTrainer:
         address, key = self._model.inference_base_url, self._model.inference_api_key
         assert address is not None, "the trainer was not started"
         assert key is not None
-        return Endpoint(address, self._model.get_inference_name(), key)
+        return Endpoint(address, self._model.get_inference_name(self._step), key)
 
     async def update(
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
@@ -151,18 +177,26 @@ class ArtTrainer:
         ]
         with contextlib.redirect_stdout(io.StringIO()):  # ART prints a line per step; the loop's log holds more
             result = await self._backend.train(self._model, groups, **train_arguments(self._config))
-        self._step += 1
         return {name: float(result.metrics[key]) for key, name in METRICS.items() if key in result.metrics}
+
+    def require_whole(self, step: int) -> None:
+        """Compare a step's checkpoint with its seal."""
+        if not is_whole(self._checkpoint(step)):
+            raise ArtifactError(
+                f"{self._checkpoint(step)}, the checkpoint with the best dev score, is damaged, so that this run could "
+                f"not publish it. Put the folder back from a copy, or delete {self._task.scratch} to train again."
+            )
+
+    async def serve(self) -> None:
+        """Have the service serve the policy of the newest checkpoint."""
+        await self._service.serve()
+        self._step += 1
 
     def save(self, step: int, folder: Path) -> None:
         """Copy a step's checkpoint without the files that only a resume needs; raise ArtifactError if it is damaged."""
-        checkpoint = self._checkpoint(step)
-        if not is_whole(checkpoint):
-            raise ArtifactError(
-                f"{checkpoint}, the checkpoint with the best dev score, is damaged. Delete {self._task.scratch} to "
-                "train again."
-            )
-        shutil.copytree(checkpoint, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*RESUME_ONLY))
+        self.require_whole(step)
+        ignored = shutil.ignore_patterns(*RESUME_ONLY)
+        shutil.copytree(self._checkpoint(step), folder, dirs_exist_ok=True, ignore=ignored)
 
     def keep_only(self, steps: set[int]) -> None:
         """Delete all other folders of checkpoints."""
@@ -172,6 +206,18 @@ class ArtTrainer:
     async def close(self) -> None:
         """Stop the backend's services."""
         await self._backend.close()
+
+
+def with_advantages(results: Sequence[TokenizedResult], loss: LossConfig) -> list[TokenizedResult]:
+    """Give the tokenised rollouts of a step their advantages; return those that have one, up to rounding."""
+    rewards_B = torch.tensor([result.trajectory.reward for result in results], dtype=torch.float64)
+    groups_B = torch.tensor([result.prompt_id for result in results], dtype=torch.int64)
+    tokens_B = torch.tensor([sum(result.assistant_mask) for result in results])
+    kind = ALGORITHMS[loss.algorithm].advantage
+    advantages_B = advantages(kind, rewards_B, groups_B, tokens_B, loss.sample_std)
+    for result, advantage in zip(results, advantages_B.tolist(), strict=True):
+        result.advantage = advantage
+    return [result for result in results if abs(result.advantage) > NO_ADVANTAGE]
 
 
 def in_order(rollouts_G: Sequence[Rollout], rewards_G: Sequence[float]) -> list[tuple[Rollout, float]]:
@@ -226,12 +272,11 @@ def train_arguments(config: RlConfig) -> dict[str, Any]:
         "learning_rate": config.learning_rate,
         "loss_fn": "ppo",
         "precalculate_logprobs": True,
-        "importance_sampling_level": "sequence" if config.loss.algorithm == "gspo" else "token",
+        "importance_sampling_level": "token" if ALGORITHMS[config.loss.algorithm].ratio == "token" else "sequence",
         "epsilon": config.loss.epsilon,
         "epsilon_high": config.loss.epsilon_high,
         "truncated_importance_sampling": config.loss.truncated_importance_sampling,
         "kl_penalty_coef": config.loss.kl_penalty,
-        "scale_rewards": config.loss.scale_rewards,
         "packed_sequence_length": config.max_sequence_tokens,
         "logprob_calculation_chunk_size": config.logprob_chunk,
     }

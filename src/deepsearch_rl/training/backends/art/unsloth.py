@@ -21,11 +21,12 @@ from art.unsloth import train as unsloth_train
 from art.unsloth.service import UnslothService
 
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal, start_digest
+from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
 from deepsearch_rl.training.backends.art.policy import clipped, mean_kl
 from deepsearch_rl.training.backends.art.service import memory_named
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
 from deepsearch_rl.training.rl.agreement import agreement
+from deepsearch_rl.training.rl.policy_loss import ALGORITHMS
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 
 LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -33,19 +34,29 @@ LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 
 def require_honoured(config: RlConfig) -> None:
     """Raise ConfigError with every field of params that has a value which this service cannot honour."""
-    whole = config.max_sequence_tokens
+    whole, loss = config.max_sequence_tokens, config.loss
     needed: dict[str, tuple[object, object, str]] = {
+        "loss.aggregation": (loss.aggregation or ALGORITHMS[loss.algorithm].aggregation, "sequence", "ART's"),
+        "loss.unit_advantages": (loss.unit_advantages, True, "ART's"),
+        "loss.dual_clip": (loss.dual_clip, None, "ART has none"),
+        "loss.kl_loss": (loss.kl_loss, 0.0, "ART has none"),
+        "loss.entropy_bonus": (loss.entropy_bonus, 0.0, "ART has none"),
         "minibatches": (config.minibatches, None, "one optimizer step per rollout"),
+        "update_epochs": (config.update_epochs, 1, "ART trains once on a rollout"),
         "max_batch_tokens": (config.max_batch_tokens, whole, "every rollout is padded to max_sequence_tokens"),
         "gradient_checkpointing": (config.gradient_checkpointing, True, "Unsloth's own"),
         "dtype": (config.dtype, "bfloat16", "of base and products"),
         "optimizer.weight_decay": (config.optimizer.weight_decay, 0.1, "ART's"),
+        "optimizer.warmup_steps": (config.optimizer.warmup_steps, 0, "ART has none"),
+        "optimizer.schedule": (config.optimizer.schedule, "constant", "ART's"),
         "sampler.sleep": (config.sampler.sleep, True, "trainer and vLLM share one GPU"),
         "sampler.program": (config.sampler.program, None, "ART has a vLLM of its own"),
         "sampler.reasoning_parser": (config.sampler.reasoning_parser, None, "ART names none"),
         "sampler.tool_call_parser": (config.sampler.tool_call_parser, "hermes", "ART's"),
     }
     wrong = [f"rl.{name}: {value} ({why})" for name, (given, value, why) in needed.items() if given != value]
+    if loss.algorithm not in ("grpo", "gspo"):
+        wrong.append("rl.loss.algorithm: grpo or gspo (ART's)")
     if config.lora is None:
         wrong.append("rl.lora: {rank, alpha} (it trains adapters)")
     if whole % config.logprob_chunk:
@@ -115,7 +126,7 @@ def make_unsloth_trainer(task: RlTask, config: RlConfig) -> ArtTrainer:
 
     def make_service(model: TrainableModel[Any, Any], folder: str) -> SealingUnslothService:
         # The settings are complete: ART's get_model_config (which imports Megatron to look up defaults) is not asked.
-        return SealingUnslothService(config, model.name, model.base_model, settings, folder)
+        return SealingUnslothService(config, task.weights, model.name, model.base_model, settings, folder)
 
     return ArtTrainer(task, config, make_service, settings)
 
@@ -123,9 +134,11 @@ def make_unsloth_trainer(task: RlTask, config: RlConfig) -> ArtTrainer:
 class SealingUnslothService(UnslothService):
     """ART's service with our measures of an update, and with checkpoints that hold the optimizer and are sealed."""
 
-    def __init__(self, rl: RlConfig, name: str, base: str, settings: dev.InternalModelConfig, folder: str) -> None:
+    def __init__(
+        self, rl: RlConfig, weights: str, name: str, base: str, settings: dev.InternalModelConfig, folder: str
+    ) -> None:
         super().__init__(name, base, settings, folder)
-        self._rl = rl
+        self._rl, self._weights = rl, weights
 
     async def start_openai_server(self, config: dev.OpenAIServerConfig | None) -> tuple[str, int]:
         """Serve the newest policy; a resumed trainer gets its optimizer back."""
@@ -151,8 +164,11 @@ class SealingUnslothService(UnslothService):
         self._state.save_optimizer_state(str(get_last_checkpoint_dir(self.output_dir)))
         self._seal_newest()
 
+    async def serve(self) -> None:
+        """Do nothing: ART's training serves the policy that it made."""
+
     def _seal_newest(self) -> None:
-        seal(Path(str(get_last_checkpoint_dir(self.output_dir))), start_digest(Path(self.base_model)))
+        seal(Path(str(get_last_checkpoint_dir(self.output_dir))), self._weights)
 
 
 @contextlib.contextmanager

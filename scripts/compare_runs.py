@@ -1,32 +1,43 @@
 """What differs between two reports: settings, code, data, and F1 question by question.
 
+    python -m scripts.compare_runs FIRST SECOND [--profile tiny] [--store URI] [--json]
+
 A report is what the stage `track` makes of it (:mod:`deepsearch_rl.tracking.bundle`). It is read from DVC, for a git
 revision or the workspace, or from its run in an MLflow store.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
+import typer
 from dvc.api import DVCFileSystem
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.scm import resolve_rev
 from pydantic import Field, RootModel
+from typer import Option
 
-from deepsearch_rl.errors import ArtifactError, CheckFailedError
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
+from deepsearch_rl.commands.score import AsJson, ComparisonDraws, Seed
+from deepsearch_rl.commands.summary import STORE_HELP
+from deepsearch_rl.commands.terminal import print_table
+from deepsearch_rl.errors import ArtifactError, CheckFailedError, DeepsearchError
+from deepsearch_rl.evaluation.report.tables import Figures
 from deepsearch_rl.evaluation.scoring.score import PairedDifference, QuestionScores, paired_differences
 from deepsearch_rl.files import read_record
-from deepsearch_rl.profile import dvc_file
+from deepsearch_rl.profile import dvc_file, require_profile
 from deepsearch_rl.records import Record
-from deepsearch_rl.tracking.bundle import BUNDLE, FILES, PARAMS, QUESTION_F1, Bundle, QuestionF1
+from deepsearch_rl.tracking.bundle import BUNDLE, FILES, PARAMS, QUESTION_F1, Bundle
+from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.store import connected, public_uri
 from deepsearch_rl.tracking.upload import DIGEST_TAG, PARENT_TAG, REPORT
 
+Name = Annotated[str, typer.Argument(help="Git revision, DVC experiment, `workspace`, or a report's run in MLflow.")]
+DIGEST_SHOWN = 12
 WORKSPACE = "workspace"
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{6,64}")
@@ -48,10 +59,6 @@ class Report(NamedTuple):
     bundle: Bundle
     params: Mapping[str, str]
     f1: Mapping[str, Mapping[str, Mapping[str, float]]]
-
-
-class _Params(RootModel[dict[str, str]]):
-    """``params.json``: every setting by its dotted name."""
 
 
 class F1Difference(Record):
@@ -124,25 +131,22 @@ def _f1_differences(first: Report, second: Report, seed: int, draws: int) -> Ite
     rows = [{(row.model, row.run_name): row for row in report.bundle.table.reading_order} for report in (first, second)]
     for model, run in dict.fromkeys([*rows[0], *rows[1]]):
         pair = [of_report.get((model, run)) for of_report in rows]
+        f1, other_f1 = (row.f1 if row else None for row in pair)
         answered = [report.f1.get(model, {}).get(run, {}) for report in (first, second)]
         shared = tuple(sorted(answered[0].keys() & answered[1].keys()))
         scores = [
-            QuestionScores(shared, ("",) * len(shared), {"f1": np.array([f1[name] for name in shared])})
-            for f1 in answered
+            QuestionScores(shared, ("",) * len(shared), {"f1": np.array([of_run[name] for name in shared])})
+            for of_run in answered
         ]
         yield F1Difference(
             model=model,
             run=run,
-            first=_f1(pair[0]),
-            second=_f1(pair[1]),
+            first=f1,
+            second=other_f1,
             difference=paired_differences(scores[0], scores[1], seed, draws, ["f1"])["f1"] if shared else None,
             shared=len(shared),
             questions=max(row.n for row in pair if row),
         )
-
-
-def _f1(row: F1TableRow | None) -> float | None:
-    return row.f1 if row else None
 
 
 def find_report(name: str, source: Source, folder: Path) -> Report:
@@ -193,5 +197,69 @@ def _read_report(folder: Path) -> Report:
     A run's artifacts have the attached files beside the bundle, not in a folder of their own.
     """
     params = next((path for path in (folder / FILES / PARAMS, folder / PARAMS) if path.is_file()), folder / PARAMS)
-    f1 = read_record(folder / QUESTION_F1, QuestionF1).root
-    return Report(read_record(folder / BUNDLE, Bundle), read_record(params, _Params).root, f1)
+    f1 = read_record(folder / QUESTION_F1, Figures).root
+    return Report(read_record(folder / BUNDLE, Bundle), read_record(params, RootModel[dict[str, str]]).root, f1)
+
+
+def compare_runs_command(
+    first: Name,
+    second: Name,
+    profile: Annotated[str, Option(help="Whose report a git revision stands for.")] = "tiny",
+    store: Annotated[str | None, STORE_HELP] = None,
+    as_json: AsJson = False,
+    draws: ComparisonDraws = 10_000,
+    seed: Seed = 0,
+    timeout_s: Annotated[float, Option(min=1, help="Seconds for one request to MLflow.")] = 30,
+) -> None:
+    """Show what differs between two reports: settings, code, data, and F1 of every model and set.
+
+    F1 is compared question by question, first minus second, with 95 % intervals and permutation p-values. A report of
+    git comes from DVC's cache or remote. A run of MLflow is named by its id, its name or its report's digest.
+
+        python -m scripts.compare_runs HEAD HEAD~1
+        python -m scripts.compare_runs workspace fussy-kiln
+        python -m scripts.compare_runs HEAD 'gpu 3f2a1c9d0b4e' --profile gpu
+    """
+    require_profile(Path(), profile)
+    source = Source(Path(), profile, store or local_store(Path("mlruns")), timeout_s)
+    comparison = compare_named((first, second), source, seed, draws)
+    if as_json:
+        typer.echo(comparison.model_dump_json(indent=2))
+        return
+    names = [f"{title}: {name}" for title, name in zip(("first", "second"), comparison.names, strict=True)]
+    print_table("", ["", *names], [["code", *comparison.code]])
+    _print_pairs("Settings that differ", comparison.params)
+    digests = {name: (_short(one), _short(other)) for name, (one, other) in comparison.data.items()}
+    _print_pairs("Data and weights that differ", digests)
+    header = ["model", "questions", "first", "second", "difference", "95 % interval", "p", "n"]
+    print_table("F1, first minus second, question by question", header, [*map(_f1_cells, comparison.f1)])
+
+
+def _print_pairs(title: str, pairs: Mapping[str, Pair]) -> None:
+    if pairs:
+        print_table(
+            title, ["", "first", "second"], [[name, one or "-", two or "-"] for name, (one, two) in pairs.items()]
+        )
+    else:
+        typer.echo(f"{title}: none")
+
+
+def _short(digest: str | None) -> str | None:
+    return digest[:DIGEST_SHOWN] if digest else None
+
+
+def _f1_cells(row: F1Difference) -> list[str]:
+    """Return the cells of a line; ``n`` says how many questions both reports hold, if not all."""
+    f1 = ["-" if value is None else f"{value:.3f}" for value in (row.first, row.second)]
+    paired = row.difference
+    interval = f"[{paired.low:+.3f}, {paired.high:+.3f}]" if paired else "-"
+    difference, p_value = (f"{paired.mean:+.3f}", f"{paired.p_value:.4f}") if paired else ("-", "-")
+    count = str(row.shared) if row.shared == row.questions else f"{row.shared} of {row.questions}"
+    return [row.model, row.run, *f1, difference, interval, p_value, count]
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(compare_runs_command)
+    except DeepsearchError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,146 @@
+"""``deepsearch rl compare``: RL with several settings from one start, and a table of what each of them does."""
+
+import resource
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import Field
+from typer import Argument, Option
+
+from deepsearch_rl.commands.defaults import changed_field
+from deepsearch_rl.commands.terminal import print_table
+from deepsearch_rl.profile import Profile, find_profile
+from deepsearch_rl.records import Record
+
+if TYPE_CHECKING:
+    from deepsearch_rl.evaluation.plan import Evaluation
+
+COLUMNS = ("sampled_f1", "greedy_f1", "tool_calls", "entropy", "kl", "clip_fraction", "trained_tokens", "cpu_s")
+
+
+class TrainedRun(Record):
+    """What one RL run came to: F1 and searches of its best step on the dev questions, and means over its steps."""
+
+    scoring: str = Field(description="digest of how it was scored")
+    best_step: int
+    sampled_f1: float
+    greedy_f1: float
+    tool_calls: float = Field(description="per sampled rollout")
+    cpu_s: float = Field(description="CPU seconds of training, all processes; of this start alone where it was resumed")
+    steps: dict[str, float] = Field(description="mean of each metric of train_log.jsonl")
+
+    def figure(self, name: str) -> float | None:
+        """Return a figure of :data:`COLUMNS`; None where the engine does not log it."""
+        return getattr(self, name) if name in type(self).model_fields else self.steps.get(name)
+
+
+def compare_command(
+    settings: Annotated[list[str], Argument(help="field=value of params; several of one setting with spaces between.")],
+    profile: Annotated[str, Option(help="`tiny` (the root params.yaml) or a folder of profiles/.")] = "tiny",
+    start: Annotated[str, Option(help="The model that every run starts from.")] = "sft",
+    seeds: Annotated[int, Option(min=1, help="Runs of each setting: with the profile's seed and those after it.")] = 2,
+    samples: Annotated[int, Option(min=1, help="Sampled answers per dev question.")] = 3,
+) -> None:
+    """Train with several settings from one start, with equal questions and rollouts, and score them on dev.
+
+    Every run is kept in `work/<profile>/compare/` and is not made again; one that was cut off goes on. The table is
+    also `work/<profile>/compare/table.json`. `val` is not looked at.
+
+        deepsearch rl compare rl.loss.algorithm=grpo rl.loss.algorithm=gspo rl.loss.algorithm=rloo
+        deepsearch rl compare rl.loss.kl_penalty=0 'rl.loss.kl_penalty=0.05 rl.learning_rate=5e-4' --seeds 3
+    """
+    runs = compare_settings(find_profile(Path(), profile), settings, start, seeds, samples)
+    header = ["setting", "runs", *(name.replace("_", " ") for name in COLUMNS)]
+    print_table(f"RL from {start}, means over seeds ± standard deviation; F1 on dev", header, _lines(runs))
+
+
+def compare_settings(
+    profile: Profile, settings: Sequence[str], start: str, seeds: int, samples: int
+) -> dict[str, list[TrainedRun]]:
+    """Return the runs of each setting, by seed from the profile's own on; raises as the stages rl and evaluate."""
+    from deepsearch_rl.files import write_json  # noqa: PLC0415
+
+    changed = {text: profile.with_overrides(dict(map(changed_field, text.split()))) for text in settings}
+    runs: dict[str, list[TrainedRun]] = {name: [] for name in changed}
+    for seed in range(profile.value("seed"), profile.value("seed") + seeds):
+        for name, setting in changed.items():  # a round of all settings, so that a table cut short still compares
+            typer.echo(f"{name}, seed {seed}", err=True)
+            runs[name].append(_trained(setting.with_overrides({"seed": seed}), start, samples))
+            values = {text: [run.model_dump(mode="json") for run in of_seeds] for text, of_seeds in runs.items()}
+            write_json(profile.work / "compare" / "table.json", values)
+    return runs
+
+
+def _trained(profile: Profile, start: str, samples: int) -> TrainedRun:
+    """Train and score one setting, unless that was done before; one that was scored in another way is scored again."""
+    from deepsearch_rl.evaluation.evaluate_model import evaluate_model  # noqa: PLC0415
+    from deepsearch_rl.files import read_jsonl, read_record, write_json  # noqa: PLC0415
+    from deepsearch_rl.training.curves import TrainingStep  # noqa: PLC0415
+    from deepsearch_rl.training.rl.loop import TRAIN_LOG, best_line  # noqa: PLC0415 - transformers
+    from deepsearch_rl.training.rl_worker import rl_run, train_watched  # noqa: PLC0415
+
+    run = rl_run(profile, start)
+    folder, scoring = profile.work / "compare" / run.scratch.name, _scoring(profile, run.rl.dataset, samples)
+    known = read_record(folder / "run.json", TrainedRun) if (folder / "run.json").is_file() else None
+    if known is None or known.scoring != scoring.digest():
+        before = _children_cpu_s()
+        if known is None:
+            train_watched(run.model_copy(update={"output": folder / "model"}))
+        cpu_s = known.cpu_s if known else _children_cpu_s() - before
+        evaluation = evaluate_model("policy", folder / "model", scoring, profile.data, folder / "dev", folder / "logs")
+        sampled, greedy = sorted(evaluation.rows, key=lambda row: not row.main)
+        lines = list(read_jsonl(folder / "model" / TRAIN_LOG, TrainingStep))
+        known = TrainedRun(
+            scoring=scoring.digest(),
+            best_step=best_line(lines).step,
+            sampled_f1=sampled.f1,
+            greedy_f1=greedy.f1,
+            tool_calls=sampled.mean_tool_calls,
+            cpu_s=cpu_s,
+            steps=_means([line.metrics for line in lines[1:]]),
+        )
+        write_json(folder / "run.json", known.model_dump(mode="json"))
+    return known
+
+
+def _scoring(profile: Profile, dataset: str, samples: int) -> "Evaluation":
+    """Return how a trained model is scored: on all dev questions, sampled and greedy."""
+    from deepsearch_rl.evaluation.plan import Evaluation, SetPlan  # noqa: PLC0415
+
+    plan = SetPlan(questions=None, samples=samples, greedy=2**31, controls=0)
+    changes = {"evaluate.split": "dev", "evaluate.sets": {dataset: plan.model_dump()}, "evaluate.variants": {}}
+    return Evaluation.of(profile.with_overrides(changes))
+
+
+def _children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _means(steps: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Return the mean of each metric over the steps that have it."""
+    values: dict[str, list[float]] = {}
+    for step in steps:
+        for name, value in step.items():
+            if value is not None:
+                values.setdefault(name, []).append(value)
+    return {name: fmean(of_steps) for name, of_steps in sorted(values.items())}
+
+
+def _lines(runs: Mapping[str, Sequence[TrainedRun]]) -> list[list[str]]:
+    """Return a line per setting: its number of runs and the columns."""
+    return [
+        [name, str(len(of_seeds)), *(_cell(of_seeds, column) for column in COLUMNS)] for name, of_seeds in runs.items()
+    ]
+
+
+def _cell(runs: Sequence[TrainedRun], column: str) -> str:
+    values = [value for run in runs if (value := run.figure(column)) is not None]
+    if not values:
+        return "-"
+    digits = 3 if max(map(abs, values)) < 10 else 0
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"

@@ -1,0 +1,107 @@
+"""The best of SFT's checkpoints, by the F1 of real rollouts on dev questions: the scorer of RL's dev F1.
+
+Each adapter that ``train_adapter`` left is served beside its base, as an evaluated model is, and answers the same
+questions with the same seeds. Rollouts are logged in ``work/`` under a name made from all that they depend on, so that
+a killed choice continues.
+"""
+
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.answers import score_rollout
+from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.files import (
+    atomic_directory,
+    read_json,
+    read_jsonl,
+    sha256_file,
+    sha256_json,
+    write_json,
+    write_jsonl,
+)
+from deepsearch_rl.records import Question
+from deepsearch_rl.retrieval.manifest import digest_index
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
+from deepsearch_rl.serving.adapters import digest_weights
+from deepsearch_rl.serving.launch import ServingConfig, serve_model
+from deepsearch_rl.training.curves import TrainingStep, curve_path, record_step, recorded_curve
+from deepsearch_rl.training.model_folder import ADAPTER_FILES, MANIFEST
+from deepsearch_rl.training.sft import CHECKPOINTS, TRAIN_LOG, SftDev
+from deepsearch_rl.trajectories.collect import collect, read_questions
+
+DEV_F1 = "eval_dev_f1"
+"""The score's name in log and curve; a curve has names of ``eval_`` in lines of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevRollouts:
+    """How dev questions are answered: their file, what they are searched in, and the settings."""
+
+    plan: SftDev
+    questions: Path
+    index: Path
+    chunks: Path
+    agent: AgentConfig
+    retrieval: RetrievalConfig
+    serving: ServingConfig
+    seed: int
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all that answers depend on besides the model."""
+        settings = [self.plan.model_dump(), self.agent.rollout_fingerprint(), self.retrieval.search_fingerprint()]
+        inputs = [digest_index(self.index), sha256_file(self.questions), self.seed]
+        return sha256_json([*settings, self.serving.digest_of_answers(), *inputs])
+
+
+def choose_on_dev(rollouts: DevRollouts, folder: Path, work: Path) -> dict[int, float]:
+    """Leave of the adapters in ``checkpoints/`` of ``folder`` the one with the best dev F1, the earliest of equals.
+
+    The scores go into its log, its manifest and a training curve; return them, in [0, 1], by step.
+
+    Raise ArtifactError where there is nothing to choose from or no dev question, and as :func:`serve_model`,
+    :func:`serve_index` and :func:`collect`; the adapters are then as before.
+    """
+    adapters = {int(path.name): path for path in folder.glob(f"{CHECKPOINTS}/*")}
+    if not adapters:
+        raise ArtifactError(f"{folder} has no checkpoints to choose from; run the stage sft again.")
+    questions = read_questions(rollouts.questions, rollouts.plan.questions)
+    weights = {step: digest_weights(adapters[step]) for step in sorted(adapters)}
+    scratch = work / f"sft_dev-{sha256_json([rollouts.digest(), [*weights.values()]])[:12]}"
+    scores: dict[int, float] = {}
+    with (
+        recorded_curve(curve_path(work, scratch.name)),
+        serve_index(rollouts.index, rollouts.chunks, rollouts.retrieval) as url,
+    ):
+        for step in weights:
+            scores[step] = _dev_f1(rollouts, questions, url, step, adapters[step], scratch)
+            record_step({"step": step, DEV_F1: scores[step]})
+    best = max(scores, key=lambda step: (scores[step], -step))
+    lines = {line.step: line.model_dump() for line in read_jsonl(folder / TRAIN_LOG, TrainingStep)}
+    for step, score in scores.items():
+        lines[step] = {"step": step, **lines.get(step, {}), DEV_F1: score}
+    with atomic_directory(folder) as partial_folder:
+        for name in ADAPTER_FILES:
+            shutil.copyfile(adapters[best] / name, partial_folder / name)
+        write_jsonl(partial_folder / TRAIN_LOG, (TrainingStep.model_validate(lines[step]) for step in sorted(lines)))
+        manifest = {**read_json(folder / MANIFEST), "best_step": best, "dev_f1": scores}
+        write_json(partial_folder / MANIFEST, manifest)
+    return scores
+
+
+def _dev_f1(
+    rollouts: DevRollouts, questions: list[Question], url: str, step: int, adapter: Path, scratch: Path
+) -> float:
+    """Return the mean F1 of an adapter's rollouts; a failed one scores 0."""
+    plan, log, label = rollouts.plan, scratch / f"{step}.jsonl", f"sft, step {step} on dev"
+    with serve_model(adapter, rollouts.serving) as endpoint:
+        agents = partial(
+            SearchAgent, rollouts.agent, endpoint, url, plan.temperature, model_name="sft", seed=rollouts.seed
+        )
+        concurrency, out = rollouts.agent.concurrency, scratch / f"{step}.sorted.jsonl"
+        answers = collect(questions, plan.samples, agents, log, concurrency, label, out)
+    return fmean(score_rollout(trajectory).f1 for trajectory in answers.without_server_failures())

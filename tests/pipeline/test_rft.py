@@ -1,0 +1,81 @@
+"""Rounds of rejection sampling by `make rft`, for real and small: a model samples, is trained, and samples again."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deepsearch_rl.files import file_digests
+from tests.pipeline.test_smoke import copy_of_working_tree, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+CHANGES = """
+synthesize:
+  teacher: self
+  questions: 24
+  samples: 3
+  temperature: 1.0
+  self: {model: models/smoke/base}
+
+filter:
+  predicates: [answered]    # a model this small is hardly ever right
+  per_question: 2
+
+sft:
+  checkpoint: dev
+  save_steps: 2
+  log_steps: 1
+  dev: {dataset: multihoprag, questions: 8, samples: 1, temperature: 0.7}
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = copy_of_working_tree(tmp_path_factory.mktemp("rft"))
+    with (folder / "profiles/smoke/profile.yaml").open("a") as profile:
+        profile.write(CHANGES)
+    for script in ("scripts.params", "scripts.deps"):
+        run(folder, "python", "-m", script)
+    return folder
+
+
+def make_rft(folder: Path, rounds: int, profile: str = "smoke") -> "subprocess.CompletedProcess[str]":
+    command = ["make", "-o", "environment", "rft", f"PROFILE={profile}", f"ROUNDS={rounds}"]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def times(folder: Path) -> list[str]:
+    """The stages that have run, in order."""
+    lines = (folder / "work/timings.jsonl").read_text().splitlines()
+    return [json.loads(line)["stage"] for line in lines]
+
+
+def test_every_round_samples_from_the_model_of_the_one_before_and_none_is_made_twice(project: Path) -> None:
+    first = make_rft(project, 1)
+    assert first.returncode == 0, first.stderr[-4000:]
+    round_1 = file_digests(project / "models/smoke/rft/1")
+    assert times(project)[-5:] == ["synthesize_self", "filter", "sft", "sft_dev", "merge"]
+    manifest = json.loads((project / "models/smoke/sft_adapter/manifest.json").read_text())
+    assert str(manifest["best_step"]) in manifest["dev_f1"]
+    assert 1 <= len(manifest["dev_f1"]) <= 2, "kept_checkpoints"
+
+    before = len(times(project))
+    second = make_rft(project, 2)
+    assert second.returncode == 0, second.stderr[-4000:]
+    assert times(project)[before:] == ["synthesize_self", "filter", "sft", "sft_dev", "merge"], "round 2 alone"
+    assert file_digests(project / "models/smoke/rft/1") == round_1
+    assert file_digests(project / "models/smoke/rft/2") != round_1
+    assert "self: {model: models/smoke/rft/1}" in (project / "profiles/smoke/params.yaml").read_text()
+
+    before = len(times(project))
+    assert make_rft(project, 2).returncode == 0
+    assert times(project)[before:] == [], "both rounds come from the cache"
+
+
+def test_a_profile_with_another_teacher_is_refused(project: Path) -> None:
+    result = make_rft(project, 1, "gpu")
+    assert result.returncode != 0
+    assert "another synthesize.teacher than self" in result.stderr

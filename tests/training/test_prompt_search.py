@@ -1,0 +1,147 @@
+"""The real GEPA library over the real agent and retrieval server; policy and reflection model follow a script."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepsearch_rl.errors import ConfigError, EndpointError
+from deepsearch_rl.files import read_json, write_json, write_jsonl
+from deepsearch_rl.records import Chunk, ChunkMetadata, Question
+from deepsearch_rl.retrieval.build import build_index
+from deepsearch_rl.serving.launch import ServingConfig
+from deepsearch_rl.training.prompt_search import (
+    CANDIDATES,
+    MANIFEST,
+    PROMPT,
+    OptimizePromptConfig,
+    PromptTask,
+    optimize_prompt,
+)
+from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
+from tests.settings import AGENT, INDEX, RETRIEVAL
+
+TOWNS = {f"{first} {last}": f"{last}ham" for first in ("Ada", "Ben", "Cy") for last in ("Holt", "Ide", "Jones", "Kerr")}
+GOOD = "Search first. Copy the town from the passage."
+PROPOSALS = ("```\n\n```", "I cannot help with that.", "```\nSearch first.\n```", f"Better:\n```\n{GOOD}\n```")
+
+
+def town_in(text: str) -> str:
+    return next(town for person, town in TOWNS.items() if f"{person} was born" in text)
+
+
+Reply = Callable[[dict[str, Any]], dict[str, Any] | int]
+
+
+def script() -> Reply:
+    """A policy that does what its prompt says, searching and copying, and a reflection model beside it."""
+    proposals = iter([*PROPOSALS, *["nonsense"] * 100])
+
+    def reply(body: dict[str, Any]) -> dict[str, Any]:
+        messages = body["messages"]
+        if "tools" not in body:
+            assert "earns 0.00 of 1.00; correct is" in messages[0]["content"], "the feedback reaches the reflection"
+            return says(next(proposals))
+        prompt = messages[0]["content"].lower()
+        if messages[-1]["role"] == "tool":
+            return says(f"<answer> {town_in(messages[-1]['content']) if 'copy' in prompt else 'a town'}</answer>")
+        return searches(messages[-1]["content"]) if "search" in prompt else says("<answer> unknown</answer>")
+
+    return reply
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PromptTask:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROMPT_TEST_KEY", KEY)
+    texts = {f"d{number}": f"{person} was born in {town}." for number, (person, town) in enumerate(TOWNS.items())}
+    chunks = [
+        Chunk(id=f"{id_}-0", contents=text, metadata=ChunkMetadata(doc_id=id_, doc_chunks=1, doc_chunk_id=0))
+        for id_, text in texts.items()
+    ]
+    write_jsonl(tmp_path / "chunks.jsonl", chunks)
+    build_index(tmp_path / "chunks.jsonl", tmp_path / "index", INDEX, seed=0)
+    questions = [
+        Question(id=f"q{number:02}", question=f"Where was {person} born?", golden_answers=(town,))
+        for number, (person, town) in enumerate(TOWNS.items())
+    ]
+    write_jsonl(tmp_path / "train.jsonl", questions[:6])
+    write_jsonl(tmp_path / "dev.jsonl", questions[6:])
+    (tmp_path / "start.txt").write_text("Answer.")
+    return PromptTask(
+        name="api",
+        folder=tmp_path / "model",
+        train=tmp_path / "train.jsonl",
+        dev=tmp_path / "dev.jsonl",
+        index=tmp_path / "index",
+        chunks=tmp_path / "chunks.jsonl",
+        agent=AGENT.model_copy(update={"prompt": "./start.txt"}),
+        retrieval=RETRIEVAL,
+        serving=ServingConfig(backend="cpu"),
+        seed=0,
+    )
+
+
+def config(chat: ChatEndpoint, task: PromptTask, rollouts: int = 60, **changes: object) -> OptimizePromptConfig:
+    endpoint = {"base_url": chat.endpoint.base_url, "model": "scripted", "api_key_variable": "PROMPT_TEST_KEY"}
+    write_json(task.folder / "endpoint.json", endpoint)
+    values: dict[str, object] = {
+        "models": {"api": str(task.folder)},
+        "dataset": "towns",
+        "questions": {"train": 6, "dev": 6},
+        "rollouts": rollouts,
+        "minibatch": 2,
+        "temperature": 0.0,
+        "rewards": {"f1": 1.0},
+        "max_characters": 500,
+        "reflection": {"endpoint": endpoint, "temperature": 1.0, "max_tokens": 100, "timeout_s": 20},
+    }
+    return OptimizePromptConfig.model_validate(values | changes)
+
+
+def test_the_prompt_that_makes_the_policy_answer_is_found_among_nonsense(task: PromptTask, tmp_path: Path) -> None:
+    with serve_chat(script()) as chat:
+        candidates = optimize_prompt(task, config(chat, task), tmp_path / "work", tmp_path / "out")
+    assert candidates[0].prompt == "Answer."
+    assert candidates[0].dev_reward == 0.0
+    assert (tmp_path / "out" / PROMPT).read_text() == f"{GOOD}\n"
+    manifest = read_json(tmp_path / "out" / MANIFEST)
+    assert (manifest["start_dev_reward"], manifest["best_dev_reward"]) == (0.0, 1.0)
+    best = read_json(tmp_path / "out" / CANDIDATES)[manifest["best"]]
+    assert best["best_at"] == [f"q{number:02}" for number in range(6, 12)]
+    assert manifest["rollouts"] >= 60
+    assert KEY not in "".join(path.read_text() for path in (tmp_path / "out").iterdir())
+
+
+def test_a_run_that_was_cut_off_goes_on_to_the_same_files_and_asks_nothing_twice(
+    task: PromptTask, tmp_path: Path
+) -> None:
+    with serve_chat(script()) as chat:
+        optimize_prompt(task, config(chat, task), tmp_path / "work", tmp_path / "undisturbed")
+        undisturbed = len(chat.requests)
+    reply, failed = script(), 0
+
+    def fails_at_times(body: dict[str, Any]) -> dict[str, Any] | int:
+        nonlocal failed
+        is_down = 30 < len(chat.requests) < 55 or 80 < len(chat.requests) < 105  # longer than calls are retried
+        failed += is_down
+        return 500 if is_down else reply(body)
+
+    runs = 0
+    with serve_chat(fails_at_times) as chat:
+        while not (tmp_path / "resumed").exists():
+            runs += 1
+            with contextlib.suppress(EndpointError):
+                optimize_prompt(task, config(chat, task), tmp_path / "work", tmp_path / "resumed")
+        repeated = len(chat.requests) - failed - undisturbed
+    assert runs > 1
+    assert repeated <= runs * task.agent.concurrency * task.agent.max_turns, "turns of rollouts that were cut off"
+    for name in (PROMPT, CANDIDATES, MANIFEST):
+        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+
+
+def test_without_a_reflection_model_the_section_is_named(task: PromptTask, tmp_path: Path) -> None:
+    with serve_chat(script()) as chat, pytest.raises(ConfigError, match=r"optimize_prompt\.reflection"):
+        optimize_prompt(task, config(chat, task, reflection=None), tmp_path / "work", tmp_path / "out")

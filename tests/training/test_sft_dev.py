@@ -1,0 +1,131 @@
+"""SFT's checkpoint by dev score: real searches, real adapters; what they answer follows a script, or is their own."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from deepsearch_rl.errors import ArtifactError, EndpointError
+from deepsearch_rl.files import read_json, read_jsonl, sha256_file, write_json, write_jsonl
+from deepsearch_rl.records import Question
+from deepsearch_rl.serving.launch import ServingConfig
+from deepsearch_rl.tracking.curves import read_runs
+from deepsearch_rl.training.curves import TrainingStep
+from deepsearch_rl.training.sft import SftDev
+from deepsearch_rl.training.sft_dev import DevRollouts, choose_on_dev
+from tests.evaluation.chat import KEY, says, searches, serve_chat
+from tests.policies import CONTEXT_TOKENS
+from tests.settings import AGENT, RETRIEVAL
+from tests.worlds import World
+
+WEIGHTS = "adapter_model.safetensors"
+CPU = {"backend": "cpu", "cpu": {"slots": 8, "context_tokens": CONTEXT_TOKENS, "start_timeout_s": 120}}
+
+
+@pytest.fixture
+def rollouts(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> DevRollouts:
+    monkeypatch.setenv("DEV_TEST_KEY", KEY)
+    questions = [Question(id=f"q{n}", question=f"Who is {n}?", golden_answers=(f"person {n}",)) for n in range(6)]
+    write_jsonl(tmp_path / "dev.jsonl", questions)
+    return DevRollouts(
+        plan=SftDev(dataset="towns", questions=4, samples=1, temperature=0.7),
+        questions=tmp_path / "dev.jsonl",
+        index=world.index,
+        chunks=world.chunks,
+        agent=AGENT.model_copy(update={"context_tokens": CONTEXT_TOKENS}),
+        retrieval=RETRIEVAL,
+        serving=ServingConfig.model_validate(CPU),
+        seed=0,
+    )
+
+
+@pytest.fixture
+def trained(tmp_path: Path, policy_folder: Path) -> Path:
+    """What `train_adapter` leaves for checkpoint dev: LoRAs of the steps 2, 4 and 5, and a log without the last one."""
+    base = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
+    settings: dict[str, Any] = {"r": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    model = peft.get_peft_model(base, peft.LoraConfig(**settings, init_lora_weights=False))
+    folder = tmp_path / "sft_adapter"
+    for step in (2, 4, 5):
+        torch.nn.init.normal_(next(weights for name, weights in model.named_parameters() if "lora_B" in name))
+        model.save_pretrained(str(folder / "checkpoints" / str(step)))
+    lines = [{"step": step, "loss": 1.0 / step} for step in (2, 4)]
+    write_jsonl(folder / "train_log.jsonl", map(TrainingStep.model_validate, lines))
+    write_json(folder / "manifest.json", {"steps": 5})
+    return folder
+
+
+def describe_endpoints(folder: Path, base_url: str) -> None:
+    """Have each checkpoint answered by a scripted server, under the model name of its step."""
+    for checkpoint in (folder / "checkpoints").iterdir():
+        endpoint = {"base_url": base_url, "model": checkpoint.name, "api_key_variable": "DEV_TEST_KEY"}
+        write_json(checkpoint / "endpoint.json", endpoint)
+
+
+def answers(right: dict[str, int]) -> Callable[[dict[str, Any]], dict[str, Any] | int]:
+    """Models that search and then know the first so many questions, by name."""
+
+    def reply(body: dict[str, Any]) -> dict[str, Any] | int:
+        messages = body["messages"]
+        if messages[-1]["role"] == "user":
+            return searches("a person")
+        number = int(next(message["content"] for message in messages if message["role"] == "user")[7])
+        return says(f"<answer> person {number if number < right[body['model']] else 'nobody'}</answer>")
+
+    return reply
+
+
+def test_the_checkpoint_that_answers_best_is_left_and_all_scores_are_in_log_manifest_and_curve(
+    rollouts: DevRollouts, trained: Path, tmp_path: Path
+) -> None:
+    expected = sha256_file(trained / "checkpoints" / "4" / WEIGHTS)
+    with serve_chat(answers({"2": 0, "4": 4, "5": 2})) as chat:
+        describe_endpoints(trained, chat.endpoint.base_url)
+        scores = choose_on_dev(rollouts, trained, tmp_path / "work")
+    assert scores == {2: 0.5, 4: 1.0, 5: 0.75}, "'person nobody' has half of 'person 0'"
+    assert sorted(path.name for path in trained.iterdir()) == [
+        "adapter_config.json", WEIGHTS, "manifest.json", "train_log.jsonl",
+    ]  # fmt: skip
+    assert sha256_file(trained / WEIGHTS) == expected
+    manifest = read_json(trained / "manifest.json")
+    assert manifest == {"steps": 5, "best_step": 4, "dev_f1": {"2": scores[2], "4": 1.0, "5": scores[5]}}
+    lines = [line.model_dump() for line in read_jsonl(trained / "train_log.jsonl", TrainingStep)]
+    assert [(line["step"], line.get("loss"), line["eval_dev_f1"]) for line in lines] == [
+        (2, 0.5, scores[2]), (4, 0.25, 1.0), (5, None, scores[5]),
+    ]  # fmt: skip
+    [run] = [run for path in (tmp_path / "work" / "curves").iterdir() for run in read_runs(path)]
+    assert run.end == "FINISHED"
+    assert [(line.step, line.metrics["eval_dev_f1"]) for line in run.steps()] == [*scores.items()]
+    with pytest.raises(ArtifactError, match="no checkpoints to choose from"):
+        choose_on_dev(rollouts, trained, tmp_path / "work")
+
+
+def test_a_choice_that_was_cut_off_asks_only_what_is_missing_and_the_earliest_of_equals_is_left(
+    rollouts: DevRollouts, trained: Path, tmp_path: Path
+) -> None:
+    reply, is_down = answers({"2": 1, "4": 3, "5": 3}), True
+    with serve_chat(lambda body: 500 if is_down and body["model"] == "5" else reply(body)) as chat:
+        describe_endpoints(trained, chat.endpoint.base_url)
+        with pytest.raises(EndpointError):
+            choose_on_dev(rollouts, trained, tmp_path / "work")
+        assert sorted(path.name for path in (trained / "checkpoints").iterdir()) == ["2", "4", "5"]
+        is_down, before = False, len(chat.requests)
+        choose_on_dev(rollouts, trained, tmp_path / "work")
+        assert {body["model"] for body in chat.requests[before:]} == {"5"}
+    assert read_json(trained / "manifest.json")["best_step"] == 4
+
+
+def test_real_adapters_are_served_one_after_the_other_and_score(
+    rollouts: DevRollouts, trained: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(trained / "checkpoints" / "5")
+    scores = choose_on_dev(rollouts, trained, tmp_path / "work")
+    assert list(scores) == [2, 4]
+    assert all(0 <= score <= 1 for score in scores.values())
+    (two, four) = ((tmp_path / "work").glob(f"sft_dev-*/{step}.jsonl") for step in (2, 4))
+    assert next(two).read_text() != next(four).read_text(), "another adapter writes something else"
