@@ -12,8 +12,9 @@ from stages.followed import followed
 def main(profile: Profile) -> None:
     """Write ``models/<profile>/sft_adapter/``, with all checkpoints where `stages.sft_dev` is to choose one."""
     config, graph = profile.section("sft", SftConfig), profile.path.with_name("dvc.yaml")
-    asks_dev = re.search(r"^ *cmd:.* stages\.sft_dev ", graph.read_text(), re.MULTILINE) is not None
-    if asks_dev != (config.checkpoint == "dev"):
+    command = r"^ *cmd:.* stages\.sft_dev "
+    asks_dev = graph.exists() and re.search(command, graph.read_text(), re.MULTILINE) is not None
+    if graph.exists() and asks_dev != (config.checkpoint == "dev"):
         raise ConfigError(
             f"sft.checkpoint is {config.checkpoint!r}, but the stage sft of {graph} asks "
             f"{'the' if asks_dev else 'no'} dev questions: set it in profile.yaml (of tiny: "

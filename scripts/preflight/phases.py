@@ -14,6 +14,7 @@ from typing import Any
 from deepsearch_rl.commands.doctor import inspect
 from deepsearch_rl.errors import CheckFailedError, UnavailableError
 from deepsearch_rl.files import read_json
+from deepsearch_rl.training.rl_worker import RUN_FILE
 from deepsearch_rl.training.sft import ATTENTION_PACKAGES
 from scripts.preflight.project import START, Project
 from scripts.preflight.runner import Phase
@@ -215,16 +216,20 @@ class Preflight:
 
     def rl(self) -> Figures:
         """Three steps of 2 x 4 rollouts, killed after the first and resumed with the optimizer's state."""
-        project, pattern = self.project, f"rl-{START}-*/train_log.jsonl"
-        project.kill_when(lambda: any(steps_of(log) for log in project.files(pattern)), "rl", "stages.rl", START)
-        (log,) = project.files(pattern)
+        project = self.project
+
+        def logs() -> list[Path]:  # the run of phase stale, at the same time, has no RUN_FILE
+            return [path.with_name("train_log.jsonl") for path in project.files(f"rl-{START}-*/{RUN_FILE}")]
+
+        project.kill_when(lambda: any(steps_of(log) for log in logs() if log.exists()), "rl", "stages.rl", START)
+        (log,) = logs()
         before = log.read_text().splitlines()[:2]
         project.run("rl", "stages.rl", START)
         lines = (project.models / "rl_adapter" / START / "train_log.jsonl").read_text().splitlines()
         steps = [json.loads(line) for line in lines]
         if lines[:2] != before or [step["step"] for step in steps] != [0, 1, 2, 3]:
             raise CheckFailedError(f"RL did not go on after the step that it was killed behind; its log is {log}.")
-        if not project.files(f"rl-{START}-*/**/optimizer.pt"):
+        if not list(log.parent.glob("**/optimizer.pt")):
             raise CheckFailedError(f"no checkpoint below {log.parent} has the optimizer's state, so a resume loses it.")
         if not any(step.get("trainable_groups") for step in steps):
             raise CheckFailedError(f"all rewards of all steps were equal, so nothing was trained; its log is {log}.")
