@@ -30,10 +30,13 @@ TIMINGS = Path("work", "timings.jsonl")
 """One line per finished stage run, for `deepsearch summary`; a measurement, so no artifact and not tracked."""
 
 
-def run(main: Callable[[Profile], None]) -> None:
-    """Run a stage from its command line; errors end it with status 1 and one paragraph on stderr."""
+def run(main: Callable[[Profile], None], stage: str | None = None) -> None:
+    """Run a stage from its command line; errors end it with status 1 and one paragraph on stderr.
+
+    ``stage`` is its name in the graph, where that is not the program's.
+    """
     arguments = _parser(main).parse_args()
-    _run(main, Path(sys.argv[0]).stem, arguments)
+    _run(main, stage or Path(sys.argv[0]).stem, arguments)
 
 
 def run_for_item(main: Callable[[Profile, str], None]) -> None:

@@ -26,4 +26,4 @@ def main(profile: Profile) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, "synthesize")

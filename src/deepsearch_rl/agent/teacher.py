@@ -23,7 +23,7 @@ _PLAN = TypeAdapter[tuple[str, ...]](Annotated[tuple[str, ...], Field(min_length
 
 
 class TeacherConfig(Record):
-    """How often the scripted teacher errs; probabilities."""
+    """How often the scripted teacher errs, and when it stops."""
 
     partial_query: float = Field(ge=0, le=1, description="a first query has one word of a two-word name")
     misspelt_query: float = Field(ge=0, le=1, description="a first query has two letters of the name swapped")
@@ -89,9 +89,10 @@ class ScriptedTeacher(RolloutPolicy):
 
     def _bad_query(self, noun: str, subject: str) -> str | None:
         """Return a query that asks wrongly, now and then."""
-        if self._happens(self._config.wrong_relation):
-            others = IN_DOMAIN.relations_of(IN_DOMAIN.relations[noun].subject_kind)
-            return write_query(subject, self._rng.choice([relation.noun for relation in others]))
+        relations = IN_DOMAIN.relations_of(IN_DOMAIN.relations[noun].subject_kind)
+        others = [relation.noun for relation in relations if relation.noun != noun]
+        if others and self._happens(self._config.wrong_relation):
+            return write_query(subject, self._rng.choice(others))
         if self._happens(self._config.partial_query):
             return write_query(self._rng.choice(subject.split()), noun)
         if self._happens(self._config.misspelt_query):

@@ -163,14 +163,16 @@ class _Sizes:
     def _rl(self, start: str) -> StageWork:
         rl = self.profile.value("rl")
         steps, dev = rl["steps"][start], rl["dev"]
-        rollouts = steps * rl["groups_per_step"] * rl["group_size"]
+        trained = steps * rl["groups_per_step"] * rl["group_size"]
+        tokens = trained * rl["update_epochs"] * self._of("trained_share") * self._of("row_tokens")
+        rollouts = trained * (1 + rl["max_refills"])  # at most
         checks = (steps // dev["every"] + 1) * dev["questions"] * dev["samples"]
         sampler_gib = rl["sampler"]["gpu_memory_utilization"] * self.profile.value("requires")["gpu_memory_gib"]
         update_gib = self._update_gib(rl["max_batch_tokens"]) + sampler_gib * (not rl["sampler"]["sleep"])
         work = {
             "serve_start_s": 1,
             _rollout_slope(rl["sampler"]): (rollouts + checks) * self._size,
-            "rl_token_s": rollouts * self._of("trained_share") * self._of("row_tokens") * self._size,
+            "rl_token_s": tokens * self._size,
             "rl_step_s": steps,
         }
         return self._trains(f"rl@{start}", work, max(update_gib, self._weights_gib + sampler_gib), rollouts + checks)

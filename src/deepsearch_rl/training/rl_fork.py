@@ -11,7 +11,7 @@ from pathlib import Path
 from deepsearch_rl.errors import ArtifactError, ConfigError, look_up
 from deepsearch_rl.files import atomic_directory, read_jsonl, read_record, write_json, write_jsonl
 from deepsearch_rl.profile import Profile
-from deepsearch_rl.training.curves import TrainingStep
+from deepsearch_rl.training.curves import ERROR, TrainingStep
 from deepsearch_rl.training.rl.checkpoints import FORK_FILE, checkpoints
 from deepsearch_rl.training.rl.loop import TRAIN_LOG, best_line, evaluations_since_best
 from deepsearch_rl.training.rl.watchdog import OUTPUT_LOG
@@ -93,7 +93,7 @@ def fork(scratch: Path, step: int, target: RlRun) -> None:
 def _without_lost_score(line: TrainingStep, best: TrainingStep) -> TrainingStep:
     """Return a line, without its score on dev if that would be chosen before the best step that has a checkpoint."""
     is_lost = line.dev_f1 is not None and best_line([line, best]).step != best.step
-    return line.model_copy(update={"dev_f1": None}) if is_lost else line
+    return line.model_copy(update={"dev_f1": None, "dev_f1" + ERROR: None}) if is_lost else line
 
 
 def _check_target(scratch: Path, step: int, target: RlRun) -> None:

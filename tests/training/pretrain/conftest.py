@@ -37,7 +37,7 @@ def document_config() -> DocumentConfig:
 @pytest.fixture
 def pretrain_config(stage: CurriculumStage, document_config: DocumentConfig) -> PretrainConfig:
     shape = {"hidden_size": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp_size": 16}
-    rates = {"muon_learning_rate": 0.02, "adam_learning_rate": 0.003, "warmup": 0.1, "decay": 0.5}
+    rates = {"muon_learning_rate": 0.02, "adam_learning_rate": 0.003, "adam_epsilon": 0.001}
     return PretrainConfig.model_validate(
         {
             "prompt": "tiny",
@@ -45,6 +45,6 @@ def pretrain_config(stage: CurriculumStage, document_config: DocumentConfig) -> 
             "model": {**shape, "rope_theta": 10000, "initializer_range": 0.05, "context_tokens": 1024},
             "documents": document_config,
             "curriculum": [stage, stage.model_copy(update={"search_share": 0.0})],
-            "optimizer": {**rates, "batch_tokens": 256, "threads": 2, "pool": 8},
+            "optimizer": {**rates, "batch_tokens": 256, "threads": 2, "pool": 8, "warmup": 0.1, "decay": 0.5},
         }
     )

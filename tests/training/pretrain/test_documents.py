@@ -11,10 +11,10 @@ from deepsearch_rl.answers import INSUFFICIENT, extract_answer
 from deepsearch_rl.corpora.world.grammar import GRAMMARS, IN_DOMAIN, OUT_OF_DOMAIN, find_entities, read_object
 from deepsearch_rl.training.pretrain.documents import (
     GIVEN,
+    Articles,
     CurriculumStage,
     DocumentConfig,
     DocumentGenerator,
-    PassageSet,
     draw_similar_name,
 )
 
@@ -89,18 +89,22 @@ def test_a_continuation_notes_what_it_read_and_looks_up_the_next_fact_without_a_
 ) -> None:
     second_queries = 0
     for turns in take(generator, stage, 100, continuation=1.0):
-        subject, noun = asked(query_of(turns[1]))
+        query = query_of(turns[1])
+        subject, noun = asked(query)
         assert [subject] == find_entities(turns[0]["content"])
         for result, call in zip(turns[2::2], turns[3::2], strict=True):
             name = read(noun, subject, result["content"])
             assert check_notes([call["content"]], subject, result["content"]) == name
-            following = asked(query_of(call))
+            following, second = query_of(call), RELATIONS[noun].second
             if name is None:
-                assert query_of(call) == f"about {subject} {RELATIONS[noun].second}"
+                assert following == f"about {subject} {second}"
                 second_queries += 1
             else:
-                assert following[0] == name
-                subject, noun = following
+                if query.endswith(second):
+                    assert read_object(second, subject, result["content"]) == name
+                assert asked(following)[0] == name
+                subject, noun = asked(following)
+            query = following
         assert turns[-1]["role"] == "assistant"
     assert 10 <= second_queries <= 60
 
@@ -137,16 +141,14 @@ def test_a_share_of_the_first_calls_and_given_searches_goes_without_the_system_b
     assert 0.3 < len(bare) / len(documents) < 0.5
 
 
-def passage_set(stage: CurriculumStage, seed: int, *taken: str) -> PassageSet:
-    return PassageSet(IN_DOMAIN, stage, 0.0, random.Random(seed), set(taken))
+def articles(stage: CurriculumStage, seed: int, *visited: str) -> Articles:
+    return Articles(IN_DOMAIN, stage, 0.0, random.Random(seed), set(visited))
 
 
 def test_a_chain_never_comes_back_to_a_name_though_its_kind_has_few(stage: CurriculumStage) -> None:
     names = {"Harwick"}
     for seed in range(10):
-        passages = passage_set(stage, seed, *names)
-        country = passages.state(IN_DOMAIN.relations["country"], "Harwick")
-        assert country is not None
+        _, (country,) = articles(stage, seed, *names).search("Harwick", [IN_DOMAIN.relations["country"]])
         assert country not in names
         names.add(country)
 
@@ -154,11 +156,19 @@ def test_a_chain_never_comes_back_to_a_name_though_its_kind_has_few(stage: Curri
 def test_a_hidden_fact_is_stated_nowhere(stage: CurriculumStage) -> None:
     birthplace = IN_DOMAIN.relations["birthplace"]
     for seed in range(50):
-        passages = passage_set(stage, seed, "Ada Abbott")
-        assert passages.state(birthplace, "Ada Abbott", hidden=True) is None
-        passages.fill(5)
-        assert len(passages.passages) == 5
-        assert read("birthplace", "Ada Abbott", passages.text()) is None
+        result, names = articles(stage, seed, "Ada Abbott").search("Ada Abbott", [birthplace], hidden=True)
+        assert names == []
+        assert read("birthplace", "Ada Abbott", str(result["content"])) is None
+
+
+def test_what_a_search_found_no_later_one_contradicts(stage: CurriculumStage) -> None:
+    mentor = IN_DOMAIN.relations["mentor"]
+    for seed in range(50):
+        found, read_again = articles(stage, seed, "Ada Abbott"), set[str | None]()
+        for chain in [[mentor], [IN_DOMAIN.relations["employer"]], [mentor]] * 3:
+            result, _ = found.search("Ada Abbott", chain)
+            read_again.add(read("mentor", "Ada Abbott", str(result["content"])))
+        assert len(read_again - {None}) == 1
 
 
 def test_a_similar_name_differs_in_one_word() -> None:

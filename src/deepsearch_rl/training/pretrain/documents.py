@@ -16,7 +16,8 @@ so begin demonstrations, and few continuations. That makes the base model answer
 
 Nothing here comes from a generated world. Names are put together anew for every document and facts are drawn at
 random, so a model can learn how to read from them, and nothing about the world that it is tested on. The passages look
-like the first results of a search: two parts of one article, and articles about subjects with similar names.
+like the first results of a search: parts of one article, and articles about subjects with similar names that state the
+relation that was asked for.
 """
 
 import json
@@ -49,6 +50,7 @@ GIVEN = "given"
 
 RESULTS = 3  # passages that a search returns
 _SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.4  # shares of further passages; the rest is about anything
+_SAME_RELATION = 0.6  # share of those about similar subjects that state the relation that was searched for
 _NEW_PARAGRAPH = 0.3  # share of sentences that open one
 _SHUFFLED = 0.3  # share of results whose first passage is not the one that was searched for
 
@@ -119,71 +121,81 @@ def draw_similar_name(grammar: Grammar, name: str, kind: str, rng: random.Random
 
 
 @dataclass(slots=True)
-class PassageSet:
-    """The passages of one search, in which no subject states a relation twice.
-
-    ``taken`` holds the names that no fact may lead to, so that a chain never returns to an earlier one.
-    """
+class Articles:
+    """What the searches of one document find; what one passage states of a subject, no other contradicts."""
 
     grammar: Grammar
     stage: CurriculumStage
     second_words: float
     rng: random.Random
-    taken: set[str]
-    passages: list[FactPassage] = field(default_factory=list)
-    _unstated: dict[str, list[Relation]] = field(default_factory=dict)
+    visited: set[str]
+    """Names that no fact leads to, so that a chain never returns to an earlier one."""
+    _objects: dict[tuple[str, Relation], str] = field(default_factory=dict)
 
-    def text(self) -> str:
-        """Return the passages as a search shows them."""
-        return format_passages(self.passages)
+    def search(
+        self, subject: str, chain: Sequence[Relation], hidden: bool = False, word: str | None = None
+    ) -> tuple[Turn, list[str]]:
+        """Return a result with the facts of a chain from ``subject``, and the names that they lead to.
 
-    def state(self, relation: Relation, subject: str, hidden: bool = False) -> str | None:
-        """Add a passage about ``subject`` that states ``relation``, among others, and return the object.
-
-        If ``hidden``, have that relation stated nowhere, and return None.
+        If ``hidden``, the result lacks the chain's first fact and there are no names. ``word`` is that of the facts'
+        relations in the text; None draws it.
         """
+        rng, stated, names, asked = self.rng, set[tuple[str, Relation]](), list[str](), [(subject, chain[0])]
         if hidden:
-            self._unstated_of(subject, relation.subject_kind).remove(relation)
-        self._add_about(subject, relation.subject_kind, [] if hidden else [relation])
-        return None if hidden else self.passages[-1].facts[0].object
-
-    def fill(self, count: int) -> None:
-        """Add passages up to ``count``: about the first one's subject, one of similar name, or any."""
-        rng = self.rng
-        while len(self.passages) < count:
-            draw, first = rng.random(), self.passages[0]
-            if draw < _SAME_SUBJECT:
-                self._add_about(first.subject, first.kind, [])
-            elif draw < _SAME_SUBJECT + _SIMILAR_SUBJECT:
-                self._add_about(draw_similar_name(self.grammar, first.subject, first.kind, rng), first.kind, [])
-            else:
+            stated.add((subject, chain[0]))
+            passages = [self._passage(subject, chain[0].subject_kind, [], stated)]
+        else:
+            asked, passages = [], list[FactPassage]()
+            for relation in chain:
+                asked.append((subject, relation))
+                passages.append(self._passage(subject, relation.subject_kind, [relation], stated, word))
+                subject = passages[-1].facts[0].object
+                names.append(subject)
+                self.visited.add(subject)
+        while len(passages) < self.stage.results:
+            draw, (name, relation), also = rng.random(), rng.choice(asked), list[Relation]()
+            kind = relation.subject_kind
+            if draw >= _SAME_SUBJECT + _SIMILAR_SUBJECT:
                 kind = rng.choice(list(self.grammar.kinds))
-                self._add_about(draw_name(self.grammar, kind, rng), kind, [])
+                name = draw_name(self.grammar, kind, rng)
+            elif draw >= _SAME_SUBJECT:
+                name = draw_similar_name(self.grammar, name, kind, rng)
+                also = [relation] if rng.random() < _SAME_RELATION and (name, relation) not in stated else []
+            passages.append(self._passage(name, kind, also, stated))
+        if len(chain) > 1 or rng.random() < _SHUFFLED:
+            rng.shuffle(passages)
+        return {"role": "tool", "content": format_passages(passages)}, names
 
-    def _unstated_of(self, subject: str, kind: str) -> list[Relation]:
-        return self._unstated.setdefault(subject, self.grammar.relations_of(kind))
-
-    def _add_about(self, subject: str, kind: str, relations: list[Relation]) -> None:
-        """Add a passage about ``subject`` that states ``relations`` first and others at random."""
-        unstated = self._unstated_of(subject, kind)
-        others = [relation for relation in unstated if relation not in relations]
+    def _passage(
+        self,
+        subject: str,
+        kind: str,
+        relations: Sequence[Relation],
+        stated: set[tuple[str, Relation]],
+        word: str | None = None,
+    ) -> FactPassage:
+        """Return a passage that states ``relations`` first, and others at random that the result has not ``stated``."""
+        others = [other for other in self.grammar.relations_of(kind) if (subject, other) not in stated]
+        others = [other for other in others if other not in relations]
         count = max(0, self.rng.randint(*self.stage.facts) - len(relations))
-        stated = [*relations, *self.rng.sample(others, min(count, len(others)))]
-        self._unstated[subject] = [relation for relation in unstated if relation not in stated]
-        facts = [Fact(relation, subject, self._draw_object(relation)) for relation in stated]
-        self.passages.append(FactPassage(subject, kind, facts, f"{subject}\n{self._write(facts)}"))
+        chosen = [*relations, *self.rng.sample(others, min(count, len(others)))]
+        stated.update((subject, relation) for relation in chosen)
+        facts = [Fact(relation, subject, self._object(subject, relation)) for relation in chosen]
+        return FactPassage(subject, kind, facts, f"{subject}\n{self._write(facts, word)}")
 
-    def _draw_object(self, relation: Relation) -> str:
-        while (name := draw_name(self.grammar, relation.object_kind, self.rng)) in self.taken:
-            pass
-        self.taken.add(name)
-        return name
+    def _object(self, subject: str, relation: Relation) -> str:
+        while (subject, relation) not in self._objects:
+            name = draw_name(self.grammar, relation.object_kind, self.rng)
+            if name != subject and name not in self.visited:
+                self._objects[subject, relation] = name
+        return self._objects[subject, relation]
 
-    def _write(self, facts: Sequence[Fact]) -> str:
+    def _write(self, facts: Sequence[Fact], word: str | None) -> str:
         rng, sentences = self.rng, list[str]()
         for relation, subject, object_ in facts:
-            word = relation.second if rng.random() < self.second_words else relation.noun
-            sentences.append(rng.choice(STATEMENTS).format(noun=word, subject=subject, object=object_))
+            drawn = relation.second if rng.random() < self.second_words else relation.noun
+            sentences.append(rng.choice(STATEMENTS).format(noun=word or drawn, subject=subject, object=object_))
+            word = None  # of the first fact alone
         sentences += rng.sample(self.grammar.fillers, max(rng.randint(*self.stage.fillers), 0 if facts else 1))
         rng.shuffle(sentences)
         return "".join(sentence + ("\n" if rng.random() < _NEW_PARAGRAPH else " ") for sentence in sentences).strip()
@@ -220,21 +232,21 @@ class DocumentGenerator:
 
     def _continuation(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng, min_hops=2)
-        subject, taken = task.head, {task.head}
+        articles, subject = self._articles(task, stage, rng), task.head
         turns = [_user(task.question), _call("", subject, task.chain[0].noun)]
         for number in range(rng.randint(1, len(task.chain) - 1)):
             relation, following = task.chain[number : number + 2]
-            if rng.random() < self.config.second_query:
-                turns += [self._result(task, stage, taken, [relation], subject, rng, hidden=True)[0]]
+            if needs_second := rng.random() < self.config.second_query:
+                turns += [articles.search(subject, [relation], hidden=True)[0]]
                 turns += [_call(write_note(relation.noun, None), subject, relation.second)]
-            result, (name,) = self._result(task, stage, taken, [relation], subject, rng)
+            result, (name,) = articles.search(subject, [relation], word=relation.second if needs_second else None)
             turns += [result, _call(write_note(relation.noun, name), name, following.noun)]
             subject = name
         return self._with_system(turns, 1 - self.config.tool_continuations, rng)
 
     def _given(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng)
-        result, names = self._result(task, stage, {task.head}, task.chain, task.head, rng)
+        result, names = self._articles(task, stage, rng).search(task.head, task.chain)
         notes = [write_note(relation.noun, name) for relation, name in zip(task.chain, names, strict=True)]
         call = _call("", task.question, "") | {GIVEN: True}
         turns = [_user(task.question), call, result, _answer(names[-1], *notes)]
@@ -243,32 +255,13 @@ class DocumentGenerator:
     def _demonstration(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng)
         noun, hidden = task.chain[0].noun, rng.random() < self.config.unanswerable
-        result, names = self._result(task, stage, {task.head}, task.chain[:1], task.head, rng, hidden=hidden)
+        result, names = self._articles(task, stage, rng).search(task.head, task.chain[:1], hidden=hidden)
         name = names[0] if names else None
         answer = _answer(name or INSUFFICIENT, write_note(noun, name))
         return [self._system(), _user(task.question), _call("", task.head, noun), result, answer]
 
-    def _result(
-        self,
-        task: Task,
-        stage: CurriculumStage,
-        taken: set[str],
-        chain: Sequence[Relation],
-        subject: str,
-        rng: random.Random,
-        hidden: bool = False,
-    ) -> tuple[Turn, list[str]]:
-        """Return a search's result with the facts of a chain, and the names that they lead to; none if ``hidden``."""
-        passages = PassageSet(task.grammar, stage, self.config.second_words, rng, taken)
-        names: list[str] = []
-        for relation in chain:
-            if name := passages.state(relation, subject, hidden):
-                names.append(name)
-                subject = name
-        passages.fill(stage.results)
-        if len(chain) > 1 or rng.random() < _SHUFFLED:
-            rng.shuffle(passages.passages)
-        return {"role": "tool", "content": passages.text()}, names
+    def _articles(self, task: Task, stage: CurriculumStage, rng: random.Random) -> Articles:
+        return Articles(task.grammar, stage, self.config.second_words, rng, {task.head})
 
     def _system(self) -> Turn:
         return {"role": "system", "content": self.prompt}

@@ -43,8 +43,11 @@ class OptimizerConfig(Record):
 
     muon_learning_rate: float = Field(gt=0, description="of matrices")
     adam_learning_rate: float = Field(gt=0, description="of embeddings and norms")
+    adam_epsilon: float = Field(gt=0, description="added to the root of squares; large: words not in a batch stay put")
     batch_tokens: int = Field(ge=64, description="tokens of a batch, padding included")
-    threads: int = Field(ge=1, le=2, description="that share a batch; no sum of two hangs on their order")
+    threads: int = Field(
+        ge=1, le=2, description="that share a batch; the model's bytes do not depend on which ends first"
+    )
     pool: int = Field(ge=1, description="documents that are sorted by length before they are cut into batches")
     warmup: float = Field(ge=0, le=1, description="share of training over which the rates rise from zero")
     decay: float = Field(ge=0, le=1, description="share of training over which they fall to a tenth, at the end")
@@ -79,7 +82,8 @@ def pretrain(config: PretrainConfig, seed: int, folder: Path) -> None:
     rates, parameters = config.optimizer, list(model.named_parameters())
     muon = Muon(weight for name, weight in parameters if weight.ndim == 2 and "embed" not in name)
     others = [weight for name, weight in parameters if weight.ndim != 2 or "embed" in name]
-    adam = torch.optim.AdamW(others, lr=rates.adam_learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    epsilon, betas = rates.adam_epsilon, (0.9, 0.98)
+    adam = torch.optim.AdamW(others, rates.adam_learning_rate, betas, epsilon, weight_decay=0.0, fused=True)
     total, done = sum(stage.tokens for stage in config.curriculum), 0
     window: list[Scores] = []
     bar, pool = ProgressBar("pretrain", total, "tokens"), ThreadPoolExecutor(rates.threads)

@@ -145,8 +145,7 @@ class _Run:
                 for step in range(len(lines), steps + 1):
                     if step and evaluations_since_best(lines) >= (self.config.patience or steps + 2):
                         break
-                    size = self.config.groups_per_step
-                    first = sum(int(line.metrics.get("questions", size)) for line in lines[1:])
+                    first = sum(int(line.metrics["questions"]) for line in lines[1:])
                     metrics, ahead = await self._update(step, first, ahead) if step else ({}, None)
                     evaluated = step % self.config.dev.every == 0 or step == steps
                     begin("dev", step)
@@ -208,10 +207,11 @@ class _Run:
             text = "rl@%s starts at a sampled F1 of %.2f, below the gate of %.2f: expect it to learn little."
             _LOG.warning(text, self.task.start_name, metrics["f1"], config.gate_f1)
         metrics |= standard_error("reward", [fmean(rollout.reward for rollout in group) for group in rollouts_QG])
+        metrics["questions"] = len(rollouts_QG)
         metrics["left_out"] = float(sum(map(len, rollouts_QG)) - sum(map(len, kept_QG)))
         if config.max_refills:
             share = 1 - len(signal_QG) / len(rollouts_QG)
-            metrics |= {"questions": len(rollouts_QG), "refills": refills, "groups_without_signal": share}
+            metrics |= {"refills": refills, "groups_without_signal": share}
             kept_QG = signal_QG
         rewards_QG = [[rollout.reward for rollout in rollouts_G] for rollouts_G in kept_QG]
         if config.shuffle_rewards:
