@@ -21,7 +21,7 @@ from deepsearch_rl.trajectories.synthesize import SynthesizeConfig
 from tests.worlds import World, smoke, world
 
 __all__ = ["smoke", "world"]
-FAULTLESS = TeacherConfig(partial_query=0, misspelt_query=0, wrong_relation=0, misread=0, max_facts=3)
+FAULTLESS = TeacherConfig(partial_query=0, misspelt_query=0, wrong_relation=0, misread=0, max_facts=3, gives_up=1)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,16 @@ def test_after_its_most_facts_the_teacher_answers_with_the_last(questions: list[
     assert any(hops(question) == 3 for question in known)
 
 
+def test_a_teacher_that_gives_up_now_and_then_answers_some_of_the_long_questions(
+    questions: list[Question], searcher: Searcher
+):
+    half = FAULTLESS.model_copy(update={"max_facts": 2, "gives_up": 0.5})
+    known = [q for q in questions if not says_second_word(q) and q.metadata.question_type == "3_hop"]
+    answers = [extract_answer(said[-1]) for said in teach(known, searcher, half)]
+    right = sum(f1(answer, question.golden_answers) == 1 for question, answer in zip(known, answers, strict=True))
+    assert 0 < right < len(known)
+
+
 def test_every_turn_after_a_search_notes_the_fact_that_it_found(questions: list[Question], searcher: Searcher):
     async def notes(question: Question) -> list[str]:
         teacher, seen, passages = ScriptedTeacher(question, 0, FAULTLESS, 0), [], question.question
@@ -128,7 +138,7 @@ def test_neither_the_gold_answer_nor_the_evidence_changes_what_is_said(questions
     assert teach(lies, searcher) == teach(questions[:40], searcher)
 
 
-def test_with_the_error_rates_of_params_the_teacher_leaves_third_hops_and_second_words_to_others(
+def test_with_the_error_rates_of_params_the_teacher_rarely_shows_a_third_hop(
     questions: list[Question], searcher: Searcher, smoke: Profile
 ):
     config = smoke.section("synthesize", SynthesizeConfig).scripted
@@ -140,7 +150,8 @@ def test_with_the_error_rates_of_params_the_teacher_leaves_third_hops_and_second
         if f1(extract_answer(said[-1]), question.golden_answers) >= SUCCESS_F1
     ]
     assert 0.4 <= len(solved) / (3 * len(questions)) <= 0.8
-    assert max(hops(question) for question in solved if question.metadata.question_type != "null") == 2
+    third = [sum(question.metadata.question_type == "3_hop" for question in each) for each in (solved, 3 * questions)]
+    assert 0 < third[0] / third[1] < 0.3
 
 
 def test_a_question_without_a_plan_or_with_an_unknown_relation_is_refused(questions: list[Question]):

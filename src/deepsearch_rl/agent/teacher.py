@@ -2,7 +2,8 @@
 
 It knows the question's text and its plan, which names relations but no entity. It reads the first entity from the
 question and every further one from passages that a search returned, and writes each down before it goes on. What it
-cannot do is left to reinforcement learning: it stops after ``max_facts`` facts, and knows no second words of relations.
+shows rarely or never is left to reinforcement learning: it gives up after ``max_facts`` facts most of the time, and knows
+no second words of relations.
 Its mistakes are drawn from a seeded generator, so that its transcripts look like those of a middling model.
 """
 
@@ -29,7 +30,8 @@ class TeacherConfig(Record):
     misspelt_query: float = Field(ge=0, le=1, description="a first query has two letters of the name swapped")
     wrong_relation: float = Field(ge=0, le=1, description="a first query asks for another relation")
     misread: float = Field(ge=0, le=1, description="some other name in the passages is read as the object")
-    max_facts: int = Field(ge=1, description="facts after which it answers with the last, whatever was asked")
+    max_facts: int = Field(ge=1, description="facts after which it gives up, and answers with the last")
+    gives_up: float = Field(ge=0, le=1, description="probability that it does so where more are asked for")
 
 
 def read_plan(question: Question) -> tuple[str, ...]:
@@ -53,7 +55,10 @@ class ScriptedTeacher(RolloutPolicy):
         self._config = config
         self._rng = random.Random(f"{seed}/{question.id}/{sample}")
         self._searches = 0
-        self._turns = self._answer(question.question, read_plan(question)[: config.max_facts])
+        plan = read_plan(question)
+        if len(plan) > config.max_facts and self._happens(config.gives_up):
+            plan = plan[: config.max_facts]
+        self._turns = self._answer(question.question, plan)
 
     async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:  # noqa: ARG002 - it writes little
         """Return the next query, or the answer, after a note of what the last message says."""

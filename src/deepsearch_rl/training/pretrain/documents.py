@@ -49,8 +49,8 @@ GIVEN = "given"
 """Key of a turn that the model reads although the assistant says it: nothing is learnt from its tokens."""
 
 RESULTS = 3  # passages that a search returns
-_SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.4  # shares of further passages; the rest is about anything
-_SAME_RELATION = 0.6  # share of those about similar subjects that state the relation that was searched for
+_SAME_SUBJECT, _SIMILAR_SUBJECT = 0.3, 0.5  # shares of further passages; the rest is about anything
+_SAME_RELATION = 0.8  # share of those about similar subjects that state the relation that was searched for
 _NEW_PARAGRAPH = 0.3  # share of sentences that open one
 _SHUFFLED = 0.3  # share of results whose first passage is not the one that was searched for
 
