@@ -2,9 +2,9 @@
 
 It knows the question's text and its plan, which names relations but no entity. It reads the first entity from the
 question and every further one from passages that a search returned, and writes each down before it goes on. What it
-shows rarely or never is left to reinforcement learning: it gives up after ``max_facts`` facts most of the time, and knows
-no second words of relations.
-Its mistakes are drawn from a seeded generator, so that its transcripts look like those of a middling model.
+shows rarely or never is left to reinforcement learning: it gives up after ``max_facts`` facts most of the time, and it
+knows no second words of relations. Its mistakes are drawn from a seeded generator, so that its transcripts look like
+those of a middling model.
 """
 
 import random

@@ -84,17 +84,22 @@ def test_a_demonstration_searches_once_for_its_first_fact_and_reads_the_answer_t
     assert 5 <= missing <= 40  # a fifth on average
 
 
-def test_a_continuation_notes_what_it_read_and_looks_up_the_next_fact_without_a_system_block(
+def test_a_continuation_notes_what_it_read_and_looks_up_the_next_fact_or_answers(
     generator: DocumentGenerator, stage: CurriculumStage
 ) -> None:
-    second_queries = 0
+    second_queries = answers = 0
     for turns in take(generator, stage, 100, continuation=1.0):
         query = query_of(turns[1])
         subject, noun = asked(query)
         assert [subject] == find_entities(turns[0]["content"])
         for result, call in zip(turns[2::2], turns[3::2], strict=True):
             name = read(noun, subject, result["content"])
-            assert check_notes([call["content"]], subject, result["content"]) == name
+            note, *answer = call["content"].splitlines()
+            assert check_notes([note], subject, result["content"]) == name
+            if answer:
+                assert extract_answer(answer[0]) == name
+                answers += 1
+                continue
             following, second = query_of(call), RELATIONS[noun].second
             if name is None:
                 assert following == f"about {subject} {second}"
@@ -107,6 +112,16 @@ def test_a_continuation_notes_what_it_read_and_looks_up_the_next_fact_without_a_
             query = following
         assert turns[-1]["role"] == "assistant"
     assert 10 <= second_queries <= 60
+    assert 20 <= answers <= 60
+
+
+def test_a_continuation_with_the_tool_never_ends_in_an_answer(
+    generator: DocumentGenerator, stage: CurriculumStage
+) -> None:
+    config = generator.config.model_copy(update={"tool_continuations": 1.0})
+    for turns in take(DocumentGenerator(generator.prompt, config), stage, 50, continuation=1.0):
+        assert turns[0]["role"] == "system"
+        assert turns[-1]["tool_calls"]
 
 
 def test_a_given_search_answers_from_passages_that_the_model_did_not_ask_for(

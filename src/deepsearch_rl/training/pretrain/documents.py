@@ -4,15 +4,17 @@ They teach the language of both worlds, every relation and every wording of a qu
 
 - *copy*: a list of names and relation words to repeat; nothing teaches copying sooner;
 - *search*: a question and the call that looks up its first fact;
-- *continuation*: a question of several hops, some of its searches with their results, and the next call; it teaches
-  to look back at the question after reading, and to search in other words where a result lacks the fact;
+- *continuation*: a question of several hops, some of its searches with their results, and the next call, or all of them
+  and the answer; it teaches to look back at the question after reading, and to search in other words where a result
+  lacks the fact;
 - *given search*: a question, a call that the model need not write, all passages that the question needs, in any order,
   and the answer; it teaches what is enough;
 - *demonstration*: a question, one call, three passages, an answer. These are rough: a question of several hops is
   answered after one search as if it had one, so the base model ends where a teacher would continue.
 
 After every result the model first writes down the facts that it read. A served model sees the tool in its system block:
-so begin demonstrations, and few continuations. That makes the base model answer after one search, and sometimes go on.
+so begin demonstrations, and few continuations, which never end in an answer. That makes the base model answer after one
+search, and sometimes go on.
 
 Nothing here comes from a generated world. Names are put together anew for every document and facts are drawn at
 random, so a model can learn how to read from them, and nothing about the world that it is tested on. The passages look
@@ -234,15 +236,16 @@ class DocumentGenerator:
         task = self._task(stage, rng, min_hops=2)
         articles, subject = self._articles(task, stage, rng), task.head
         turns = [_user(task.question), _call("", subject, task.chain[0].noun)]
-        for number in range(rng.randint(1, len(task.chain) - 1)):
-            relation, following = task.chain[number : number + 2]
+        has_tool = rng.random() < self.config.tool_continuations
+        for place, relation in enumerate(task.chain[: rng.randint(1, len(task.chain) - has_tool)], 1):
             if needs_second := rng.random() < self.config.second_query:
                 turns += [articles.search(subject, [relation], hidden=True)[0]]
                 turns += [_call(write_note(relation.noun, None), subject, relation.second)]
-            result, (name,) = articles.search(subject, [relation], word=relation.second if needs_second else None)
-            turns += [result, _call(write_note(relation.noun, name), name, following.noun)]
-            subject = name
-        return self._with_system(turns, 1 - self.config.tool_continuations, rng)
+            result, (subject,) = articles.search(subject, [relation], word=relation.second if needs_second else None)
+            note = write_note(relation.noun, subject)
+            is_last = place == len(task.chain)
+            turns += [result, _answer(subject, note) if is_last else _call(note, subject, task.chain[place].noun)]
+        return [self._system(), *turns] if has_tool else turns
 
     def _given(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng)
