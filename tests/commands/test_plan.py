@@ -17,7 +17,7 @@ from deepsearch_rl.profile import Profile, find_profile
 from scripts.slopes import measure, write
 from tests.conftest import ROOT
 
-REFERENCE_S = {"prepare_model": 310, "rl": 451, "evaluate": 560}
+REFERENCE_S = {"prepare_model": 324, "rl": 488, "evaluate": 524}
 """Seconds that README states for a whole run of tiny."""
 
 
@@ -75,7 +75,7 @@ def test_time_grows_with_steps_questions_and_samples() -> None:
     small = seconds(make_plan(profile("tiny"), {}))
     large = seconds(make_plan(profile("tiny", rl__steps__sft=80, evaluate__sets__multihoprag__samples=6), {}))
     assert large["rl@sft"] > 1.8 * small["rl@sft"]
-    assert large["evaluate@sft"] > 1.4 * small["evaluate@sft"]
+    assert large["evaluate@sft"] > 1.25 * small["evaluate@sft"]
     assert {stage for stage in small if small[stage] != large[stage]} == {
         *("rl@sft", "evaluate@base", "evaluate@sft", "evaluate@rl", "evaluate@sft_rl", "report", "track")
     }

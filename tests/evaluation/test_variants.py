@@ -34,7 +34,7 @@ def test_a_variant_has_a_line_of_its_own_beside_the_profiles_own_figure(results:
     lines = [line for line in after.splitlines() if line.startswith("| top5")]
     cells = [[cell.strip() for cell in line.split("|")] for line in lines]
     assert [line[2:4] for line in cells] == [["base", "musique"], ["sft", "musique"]]
-    assert all(line[4].startswith("1.000 [") and line[7] == "5" for line in cells)
+    assert all(line[4].startswith("1.000 [") and line[8] == "5" for line in cells)
 
 
 def test_metrics_and_csv_name_a_variant_apart_from_the_main_figure(results: Sources, tmp_path: Path) -> None:
