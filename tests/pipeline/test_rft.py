@@ -57,7 +57,7 @@ def test_every_round_samples_from_the_model_of_the_one_before_and_none_is_made_t
     first = make_rft(project, 1)
     assert first.returncode == 0, first.stderr[-4000:]
     round_1 = file_digests(project / "models/smoke/rft/1")
-    assert times(project)[-5:] == ["synthesize_self", "filter", "sft", "sft_dev", "merge"]
+    assert times(project)[-5:] == ["synthesize", "filter", "sft", "sft_dev", "merge"]
     manifest = json.loads((project / "models/smoke/sft_adapter/manifest.json").read_text())
     assert str(manifest["best_step"]) in manifest["dev_f1"]
     assert 1 <= len(manifest["dev_f1"]) <= 2, "kept_checkpoints"
@@ -65,7 +65,7 @@ def test_every_round_samples_from_the_model_of_the_one_before_and_none_is_made_t
     before = len(times(project))
     second = make_rft(project, 2)
     assert second.returncode == 0, second.stderr[-4000:]
-    assert times(project)[before:] == ["synthesize_self", "filter", "sft", "sft_dev", "merge"], "round 2 alone"
+    assert times(project)[before:] == ["synthesize", "filter", "sft", "sft_dev", "merge"], "round 2 alone"
     assert file_digests(project / "models/smoke/rft/1") == round_1
     assert file_digests(project / "models/smoke/rft/2") != round_1
     assert "self: {model: models/smoke/rft/1}" in (project / "profiles/smoke/params.yaml").read_text()
