@@ -69,7 +69,9 @@ def test_every_model_is_scored_on_every_question_set(finished: Path) -> None:
     assert set(sampled) == {(model, dataset) for model in MODELS for dataset in DATASETS}
     assert all(0 <= row.f1_low <= row.f1 <= row.f1_high <= 1 for row in table.rows)
     assert table.generated
-    [variant] = [row for row in table.rows if row.variant]
+    eight = {row.model: set(row.pass_at) for row in table.rows if row.variant == "eight_samples"}
+    assert eight == {"sft": {1, 8}, "sft_rl": {1, 8}}
+    [variant] = [row for row in table.rows if row.variant == "top2_short"]
     assert (variant.model, variant.corpus, variant.chunk_size, variant.top_k) == ("sft", "world_14", 14, 2)
 
 
