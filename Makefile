@@ -21,10 +21,9 @@ environment:  ## .venv/ from the committed lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer on PATH; install python3.11 (or name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS))." >&2; exit 1; }
 	@$(PYTHON) scripts/environment.py $(EXTRAS)
 
-repro: environment  ## run whatever changed, then print the F1 table and where the time went
+repro: environment  ## run whatever changed, JOBS (2) stages side by side, then print the F1 table and where the time went
 	@test -e $(GRAPH) || { echo "error: there is no profile '$(PROFILE)': $(GRAPH) does not exist. Profiles: tiny $(notdir $(wildcard profiles/*))." >&2; exit 1; }
-	@$(BIN)/python -m deepsearch_rl.dvc_lock
-	@$(BIN)/python flows/dvc repro $(GRAPH)
+	@$(BIN)/python -m flows.repro $(PROFILE) $(if $(JOBS),--jobs $(JOBS))
 	@$(BIN)/deepsearch summary $(PROFILE)
 
 flow: environment  ## the same as a Prefect flow run: a task per stage

@@ -13,12 +13,9 @@ import argparse
 import atexit
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass
-from graphlib import TopologicalSorter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 from uuid import UUID
 
@@ -33,127 +30,38 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
-from pydantic import Field
 
 from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointError
-from deepsearch_rl.processes import ProcessGuard, stream_lines
-from deepsearch_rl.profile import find_profile
-from deepsearch_rl.records import Record
-from deepsearch_rl.redaction import is_secret, redact
-from deepsearch_rl.retries import retry
+from deepsearch_rl.processes import ProcessGuard
 from flows.checkout import check_experiment_name, open_checkout, save_experiment
-from flows.graph import Graph, Stage, has_remote, longest_path_s, read_graph, select
-from flows.locks import gpu_lock, held
+from flows.graph import Stage, read_graph, select
+from flows.locks import held
 from flows.recovery import close_dead_run
 from flows.run_page import key_figures, run_page
+from flows.schedule import WORKERS, run_graph
 from flows.server import prefect_api, wait_for_prefect
+from flows.stage_run import CACHED, RESTORED, StageFailedError, Workplace, run_stage, stream, workplace
 
-WORKERS = 2
-DVC = str(Path(__file__).with_name("dvc"))
 PROJECT_VARIABLE = "DEEPSEARCH_PROJECT"
 """Set by a worker for its runs, which Prefect starts in a temporary folder."""
 NOTIFY_VARIABLE = "DEEPSEARCH_NOTIFY"
 RETRY_DELAYS_S = [30.0, 120.0, 600.0]
-PUSH_ATTEMPTS, PUSH_BACKOFF_S = 4, 2.0
-CACHED, RESTORED = "Cached", "Restored"
-_UNCHANGED = "Data and pipelines are up to date."
-_STAGE_FAILED = "failed to run: "
-_FROM_RUN_CACHE = "is cached - skipping run, checking out outputs"
-
-
-class FlowConfig(Record):
-    """Section ``flow`` of params.yaml."""
-
-    gpu_stages: frozenset[str] = Field(description="stage families that take turns at the GPU")
-    outside_stages: frozenset[str] = Field(description="families that ask hubs or APIs; tried again where they fail")
-
-
-class StageFailedError(DeepsearchError):
-    """A stage ended with a status other than 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workplace:
-    """Where the stages of a run work: their folder, what ends them with the run, and whether DVC has a remote."""
-
-    root: Path
-    guard: ProcessGuard
-    remote: bool
 
 
 @task(task_run_name="{stage.name}", cache_policy=NO_CACHE)
-def run_stage(stage: Stage, place: Workplace, on_gpu: bool, skip: bool, force: bool) -> State[None]:
-    """Let DVC reproduce one stage; its output goes to the task's log line by line.
-
-    With a remote, what another machine has made of the same inputs is fetched, and what this one makes is pushed.
+def reproduce_stage(stage: Stage, place: Workplace, skip: bool, force: bool) -> State[None]:
+    """Let DVC reproduce one stage (:func:`flows.stage_run.run_stage`).
 
     Returns:
-        A completed state, named Cached where DVC calls the stage unchanged and Restored where it fetched the outputs
-        of an earlier run of the same inputs.
-
-    Raises:
-        StageFailedError: with the command, its exit status and its last lines.
+        A completed state, named as the stage ended.
     """
     if skip:
         return Completed(name=CACHED, message="unchanged, and so is everything before it")
-    say = get_run_logger().info
-    with held(gpu_lock(), _holder(), say, place.guard.check_open) if on_gpu else nullcontext() as lock:
-        lines = _reproduce_stage(stage, place, force, [] if lock is None else [lock])
-    if _UNCHANGED in lines:
-        return Completed(name=CACHED, message="unchanged")
-    if place.remote:
-        _push(stage, place)
-    if any(line.endswith(_FROM_RUN_CACHE) for line in lines):
-        return Completed(name=RESTORED, message="outputs of an earlier run, from DVC's run cache")
-    return Completed(message=key_figures(place.root, stage) or None)
-
-
-def _reproduce_stage(stage: Stage, place: Workplace, force: bool, locks: list[int]) -> list[str]:
-    """Reproduce a stage and return DVC's last lines; one that cannot be fetched runs here."""
-    options = ["--force"] if force else []
-    if place.remote:
-        try:
-            return _stream(dvc_command("repro", "--single-item", "--pull", *options, stage.address), place, locks)
-        except StageFailedError as error:
-            if _STAGE_FAILED in str(error):
-                raise
-            get_run_logger().warning("DVC's remote cannot be asked for %s, so it runs here: %s", stage.name, error)
-    return _stream(dvc_command("repro", "--single-item", *options, stage.address), place, locks)
-
-
-def _push(stage: Stage, place: Workplace) -> None:
-    """Push what a stage made and its entry of the run cache; a remote that stays away fails no stage."""
-    logger, command = get_run_logger(), dvc_command("push", "--run-cache", stage.address)
-    push = retry(
-        PUSH_ATTEMPTS,
-        PUSH_BACKOFF_S,
-        StageFailedError,
-        lambda _, attempt: logger.info("the push of %s failed (attempt %d); trying again", stage.name, attempt),
-    )
-    try:
-        push(lambda: _stream(command, place, []))()
-    except StageFailedError as error:
-        logger.error("NOT PUSHED to DVC's remote: %s", error)
-
-
-def dvc_command(*arguments: str) -> list[str]:
-    """A command of DVC. Several at once take turns at DVC's lock, which a running stage frees."""
-    return [sys.executable, DVC, "--wait-for-lock", *arguments]
-
-
-def _stream(command: list[str], place: Workplace, locks: list[int]) -> list[str]:
-    """Run a command, log its output as it comes, without keys, and return the last lines."""
-    logger, environment = get_run_logger(), {**os.environ, "PYTHONUNBUFFERED": "1"}
-    secrets = [value for name, value in environment.items() if is_secret(name)]
-    process = place.guard.start(command, folder=place.root, environment=environment, kept=locks)
-    lines = stream_lines(process, lambda line: logger.info("%s", redact(line, secrets)))
-    tail = [redact(line, secrets) for line in lines]
-    if process.returncode != 0:
-        call = " ".join(["dvc", *command[2:]] if command[1] == DVC else command)
-        raise StageFailedError(f"`{call}` ended with status {process.returncode}; its last lines:\n" + "\n".join(tail))
-    return tail
+    outcome = run_stage(stage, place, force, get_run_logger())
+    messages = {CACHED: "unchanged", RESTORED: "outputs of an earlier run, from DVC's run cache"}
+    return Completed(name=outcome, message=messages.get(outcome) or key_figures(place.root, stage) or None)
 
 
 def notify(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001 - Prefect's arguments
@@ -190,7 +98,7 @@ def reproduce(
         experiment: name under which `make experiments` lists the result; empty: it is no experiment.
 
     Returns:
-        The name of each stage's final state: Completed, Cached or Restored, see :func:`run_stage`.
+        The name of each stage's final state (:mod:`flows.stage_run`).
 
     Raises:
         DeepsearchError: an unknown name, a stage that failed, or a lock file that cannot be repaired now.
@@ -247,21 +155,24 @@ def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...]
     for sentence in repair_dvc_locks(root):
         get_run_logger().warning("%s", sentence)
     graph = select(read_graph(root, profile), targets)
-    config = find_profile(root, profile).section("flow", FlowConfig)
     with ProcessGuard() as guard:
-        place = Workplace(root, guard, has_remote(root))
+        place = workplace(root, profile, guard, _holder())
         locks = [folder / "uv.lock" for folder in (root, project)]
         if root != project and locks[0].read_bytes() != locks[1].read_bytes():  # other packages than the project's
-            _stream(["make", "environment"], place, [])
+            stream(["make", "environment"], place, get_run_logger())
 
         def start(stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool) -> PrefectFuture[State[None]]:
-            inputs = (stage, place, stage.family in config.gpu_stages, skip and not force, force)
-            retries = len(RETRY_DELAYS_S) if stage.family in config.outside_stages else 0
-            run = run_stage.with_options(retries=retries, retry_delay_seconds=RETRY_DELAYS_S)
-            return run.submit(*inputs, wait_for=upstream)  # pyright: ignore[reportCallIssue]
+            retries = len(RETRY_DELAYS_S) if stage.family in place.config.outside_stages else 0
+            run = reproduce_stage.with_options(retries=retries, retry_delay_seconds=RETRY_DELAYS_S)
+            return run.submit(stage, place, skip and not force, force, wait_for=upstream)  # pyright: ignore[reportCallIssue]
+
+        def outcome(future: PrefectFuture[State[None]]) -> str | None:
+            future.wait()
+            return future.state.name if future.state.is_completed() else None
 
         timings = {run.stage: run.seconds for run in latest_runs(project, profile)}
-        states = _run_graph(graph, start, config.gpu_stages, timings)
+        started = run_graph(graph, start, outcome, place.config.gpu_stages, timings)
+        states = {name: future.state for name, future in started.items()}
         _send_reports(place, profile)
     page = run_page(root, profile, graph, states, os.environ.get("MLFLOW_TRACKING_URI"))
     _store_page(page, f"run-{profile}")
@@ -274,7 +185,7 @@ def _send_reports(place: Workplace, profile: str) -> None:
     """Send the reports to MLflow that an earlier stage could not; a server that is still away fails no run."""
     if any((place.root / "work" / profile / "outbox").glob("[!.]*")):
         try:
-            _stream([str(Path(sys.executable).with_name("deepsearch")), "track", profile], place, [])
+            stream([str(Path(sys.executable).with_name("deepsearch")), "track", profile], place, get_run_logger())
         except StageFailedError as error:
             get_run_logger().warning("NOT SENT to MLflow: %s", error)
 
@@ -286,57 +197,6 @@ def _store_page(page: str, key: str) -> None:
         create_markdown_artifact(page, key=key, description="F1 table, stages and their key figures")
     except (EndpointError, httpx.HTTPError, RuntimeError) as error:
         get_run_logger().warning("this run has no page in Prefect's UI: %s", error)
-
-
-StartStage = Callable[[Stage, list[PrefectFuture[State[None]]], bool], PrefectFuture[State[None]]]
-
-
-def _run_graph(
-    graph: Graph, start: StartStage, gpu_stages: Set[str], last_runs_s: Mapping[str, float]
-) -> dict[str, State[None]]:
-    """Run every stage after those that it needs; after a failure start no more. Return the final states.
-
-    Of the stages that could start, the one with the longest way to the end is first, by the times of the last runs. A
-    stage that would only wait for another one's GPU leaves its place to others.
-    """
-    order = TopologicalSorter({name: stage.upstream & graph.keys() for name, stage in graph.items()})
-    order.prepare()
-    seconds_left = longest_path_s(graph, last_runs_s)
-    futures: dict[str, PrefectFuture[State[None]]] = {}
-    finished: SimpleQueue[str] = SimpleQueue()
-    states: dict[str, State[None]] = {}
-    ready: list[str] = []
-
-    def has_room(name: str) -> bool:
-        families = [graph[other].family for other in futures.keys() - states.keys()]
-        return len(families) < WORKERS and not (graph[name].family in gpu_stages and gpu_stages & set(families))
-
-    def is_cached(name: str) -> bool:
-        return states[name].name == CACHED
-
-    while order.is_active() and all(state.is_completed() for state in states.values()):
-        ready = sorted([*ready, *order.get_ready()], key=seconds_left.__getitem__, reverse=True)
-        for name in filter(has_room, list(ready)):
-            ready.remove(name)
-            upstream = sorted(graph[name].upstream & graph.keys())
-            skip = not graph[name].changed and all(map(is_cached, upstream))
-            futures[name] = start(graph[name], [futures[before] for before in upstream], skip)
-            futures[name].add_done_callback(lambda _, name=name: finished.put(name))
-        name = _next_of(finished)
-        futures[name].wait()
-        states[name] = futures[name].state
-        order.done(name)
-    for name in futures.keys() - states.keys():
-        futures[name].wait()
-        states[name] = futures[name].state
-    return states
-
-
-def _next_of(finished: "SimpleQueue[str]") -> str:
-    """Wait for a stage to finish; in short waits, for a library's signal handler may leave a long one asleep."""
-    while True:
-        with suppress(Empty):
-            return finished.get(timeout=0.5)
 
 
 def main() -> None:

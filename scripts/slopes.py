@@ -10,9 +10,9 @@ by is measured too.
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from deepsearch_rl.commands.summary import latest_runs
+from deepsearch_rl.commands.summary import StageRun, last_whole_run, latest_runs, wall_s
 from deepsearch_rl.errors import ArtifactError, DeepsearchError
 from deepsearch_rl.planning.estimate import Plan, make_plan
 from deepsearch_rl.planning.slopes import SLOPES, Slope, calibrate
@@ -37,16 +37,19 @@ OWN = (
 """Stages and their own slopes; those that others are made of come first."""
 
 
-def measure(plan: Plan, seconds: Mapping[str, float]) -> tuple[dict[str, float], float]:
-    """Return the slopes that the seconds show, and by how much the plan's total was off: -0.1 is a tenth too short.
+def measure(plan: Plan, runs: Sequence[StageRun]) -> tuple[dict[str, float], float]:
+    """Return the slopes that a whole run shows, and by how much the plan was off: -0.1 is a tenth too short.
 
     Raise ArtifactError where a stage has no measured seconds, or the slopes are those of another machine.
     """
     if like := plan.file.machines[plan.machine].like:
         raise ArtifactError(f"the slopes of {plan.machine} are those of {like}; preflight measures its own.")
+    seconds = {run.stage: run.seconds for run in runs}
     if missing := [work.stage for work in plan.stages if work.stage not in seconds]:
         raise ArtifactError(f"work/timings.jsonl has no run of profile {plan.profile}'s {', '.join(missing)}.")
-    measured = sum(seconds[work.stage] for work in plan.stages)
+    if len(last_whole_run(runs)) < len(runs):
+        raise ArtifactError(f"the stages of profile {plan.profile} ran at different times; run all of them again.")
+    measured = wall_s(runs)
     slopes = dict(plan.slopes)
     for stage, own in OWN:
         works = [work for work in plan.stages if work.stage.partition("@")[0] == stage and work.amounts.get(own)]
@@ -55,7 +58,9 @@ def measure(plan: Plan, seconds: Mapping[str, float]) -> tuple[dict[str, float],
             rest = sum(seconds[work.stage] for work in works) - others
             value = max(rest, 0.0) / sum(work.amounts[own] for work in works)
             slopes[own] = Slope(value=value, source=f"the last run of {plan.profile}")
-    return {name: slope.value for name, slope in slopes.items() if not slope.fixed}, plan.hours * 3600 / measured - 1
+    side_by_side = {"side_by_side": measured / sum(seconds[work.stage] for work in plan.stages)}
+    values = {name: slope.value for name, slope in slopes.items() if not slope.fixed}
+    return values | side_by_side, plan.hours * 3600 / measured - 1
 
 
 def write(text: str, machine: str, values: Mapping[str, float], calibration_s: float | None) -> str:
@@ -74,8 +79,7 @@ def main() -> None:
     parser.add_argument("profile", nargs="?", default="tiny", help="profile whose last run is read")
     try:
         plan = make_plan(find_profile(ROOT, parser.parse_args().profile), {})
-        seconds = {run.stage: run.seconds for run in latest_runs(ROOT, plan.profile)}
-        values, error = measure(plan, seconds)
+        values, error = measure(plan, latest_runs(ROOT, plan.profile))
         calibration_s = calibrate() if plan.file.machines[plan.machine].calibration_s else None
     except DeepsearchError as problem:
         sys.exit(f"error: {problem}")

@@ -86,6 +86,7 @@ def _record_run(profile: str, stage: str, seconds: float) -> None:
     timing = {
         "profile": profile,
         "stage": stage,
+        "started": round(time.time() - seconds, 1),
         "seconds": round(seconds, 1),
         "peak_mb": round(sum(peaks_kib) / 1024),  # of the stage's own process and of its largest child together
     }

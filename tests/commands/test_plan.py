@@ -1,6 +1,7 @@
 """What a run takes, before it starts: sizes of the profile times slopes."""
 
 import json
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
+from deepsearch_rl.commands.summary import StageRun, wall_s
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import write_json
 from deepsearch_rl.planning import slopes as slopes_module
@@ -182,22 +184,30 @@ def test_an_epoch_of_rl_fits_the_gpu_profiles_hours() -> None:
 def test_json_has_every_stage_and_every_assumption() -> None:
     result = CliRunner().invoke(app, ["plan", "smoke", "--json", "--slope", "rollout_s=1"])
     values = json.loads(result.output)
-    assert sum(stage["seconds"] for stage in values["stages"]) == pytest.approx(values["hours"] * 3600)
+    share = values["slopes"]["side_by_side"]["value"]
+    assert share * sum(stage["seconds"] for stage in values["stages"]) == pytest.approx(values["hours"] * 3600)
     assert values["slopes"]["rollout_s"] == {"value": 1.0, "fixed": False, "source": "--slope"}
     refused = CliRunner().invoke(app, ["plan", "smoke", "--slope", "rollout_s"])
     assert isinstance(refused.exception, ConfigError)
 
 
-def test_slopes_that_a_run_shows_give_a_plan_of_its_seconds() -> None:
+def test_slopes_that_a_run_shows_give_a_plan_of_its_time() -> None:
     plan = make_plan(profile("tiny"), {})
-    run = {stage: 1.7 * value for stage, value in seconds(plan).items()}
-    values, error = measure(plan, run)
-    assert error == pytest.approx(1 / 1.7 - 1)
+    ends = accumulate(1.7 * value for value in seconds(plan).values())
+    runs = [  # every stage starts when half of the one before it has run
+        StageRun(profile="tiny", stage=stage, started=1e9 + end / 2 - 0.85 * value, seconds=1.7 * value, peak_mb=1)
+        for (stage, value), end in zip(seconds(plan).items(), ends, strict=True)
+    ]
+    values, error = measure(plan, runs)
+    assert error == pytest.approx(plan.hours * 3600 / wall_s(runs) - 1)
     again = make_plan(profile("tiny"), {name: value for name, value in values.items() if name in plan.slopes})
-    assert again.hours * 3600 == pytest.approx(sum(run.values()), rel=0.02)
-    del run["rl@base"]
+    assert again.hours * 3600 == pytest.approx(wall_s(runs), rel=0.02)
+    without_rl = [run for run in runs if run.stage != "rl@base"]
     with pytest.raises(ArtifactError, match=r"no run of profile tiny's rl@base"):
-        measure(plan, run)
+        measure(plan, without_rl)
+    later = runs[0].model_copy(update={"started": 2e9})
+    with pytest.raises(ArtifactError, match="ran at different times"):
+        measure(plan, [later, *runs[1:]])
 
 
 def test_measured_slopes_are_written_into_the_block_of_their_machine_alone() -> None:

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,28 @@ def test_the_last_run_of_each_stage_is_listed(tmp_path: Path, monkeypatch: pytes
     words = CliRunner().invoke(app, ["summary"]).output.split()
     assert "1.5 s 100 MiB sft 60.0 s 1,500 MiB total / highest 61.5 s 1,500 MiB" in " ".join(words)
     assert "reports/tiny/index.html" in words
+
+
+def test_bars_show_when_the_stages_of_the_newest_run_ran(tmp_path: Path) -> None:
+    (tmp_path / "reports" / "tiny").mkdir(parents=True)
+    (tmp_path / "reports" / "tiny" / "f1_table.md").write_text("| model | f1 |\n")
+    (tmp_path / "work").mkdir()
+    runs = [
+        ("download", 1e6, 5.0),
+        ("rl@sft", 2e6, 100.0),
+        ("evaluate@base", 2e6 + 50, 40.0),
+        ("report", 2e6 + 100, 100.0),
+    ]
+    (tmp_path / "work" / "timings.jsonl").write_text(
+        "".join(
+            json.dumps({"profile": "tiny", "stage": stage, "started": started, "seconds": seconds, "peak_mb": 1}) + "\n"
+            for stage, started, seconds in runs
+        )
+    )
+    lines = [line.rstrip() for line in render(tmp_path, "tiny").splitlines() if " s" in line]
+    bars = {line.split()[0]: line.partition("MiB  ")[2] for line in lines}
+    assert bars["download"] == "", "it ran long before"
+    assert bars["rl@sft"] == "=" * 20
+    assert bars["evaluate@base"] == " " * 10 + "=" * 8
+    assert bars["report"] == " " * 20 + "=" * 20
+    assert "from start to end         200.0 s" in lines

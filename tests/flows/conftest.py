@@ -1,6 +1,7 @@
 """A small real DVC project in a temporary folder, and one real Prefect server for all flow tests."""
 
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,43 @@ import yaml
 from prefect.testing.utilities import prefect_test_harness
 
 PROFILE = "profile: tiny\nflow: {gpu_stages: [], outside_stages: []}\n"
+
+CHAIN = {
+    "write": {
+        "cmd": "echo ran >> runs.log; echo ${number} > number.txt",
+        "params": ["number"],
+        "outs": ["number.txt"],
+    },
+    "round": {"cmd": "cut -c1 number.txt > digit.txt", "deps": ["number.txt"], "outs": ["digit.txt"]},
+    "report": {
+        "cmd": "mkdir -p reports/tiny; echo '| digit |' | cat - digit.txt > reports/tiny/f1_table.md",
+        "deps": ["digit.txt"],
+        "outs": ["reports/tiny/f1_table.md"],
+    },
+}
+# Each waits for the other one to have started, so they end only if they run side by side.
+MEETING = {
+    name: {
+        "cmd": f"touch {name}.here; until [ -e {other}.here ]; do sleep 0.1; done; echo met > {name}.txt",
+        "outs": [f"{name}.txt"],
+    }
+    for name, other in (("left", "right"), ("right", "left"))
+}
+# mkdir fails if the other one is inside at the same time.
+TAKING_TURNS = {
+    name: {"cmd": f"mkdir gpu.lock && sleep 1 && rmdir gpu.lock && echo > {name}.txt", "outs": [f"{name}.txt"]}
+    for name in ("sft", "evaluate")
+}
+
+
+def dvc_status(root: Path) -> str:
+    command = [sys.executable, "-m", "dvc", "status", "dvc.yaml"]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def heed_ctrl_c() -> None:
+    """A shell starts its background jobs with SIGINT ignored, which they would hand down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

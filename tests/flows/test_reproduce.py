@@ -22,42 +22,11 @@ from prefect.states import Running
 
 from deepsearch_rl.processes import LOOPBACK, free_port
 from flows import reproduce as flow_module
-from flows.reproduce import StageFailedError, reproduce
-from tests.flows.conftest import PROFILE, MakeProject
+from flows.reproduce import reproduce
+from flows.stage_run import StageFailedError
+from tests.flows.conftest import CHAIN, MEETING, PROFILE, TAKING_TURNS, MakeProject, dvc_status, heed_ctrl_c
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
-
-CHAIN = {
-    "write": {
-        "cmd": "echo ran >> runs.log; echo ${number} > number.txt",
-        "params": ["number"],
-        "outs": ["number.txt"],
-    },
-    "round": {"cmd": "cut -c1 number.txt > digit.txt", "deps": ["number.txt"], "outs": ["digit.txt"]},
-    "report": {
-        "cmd": "mkdir -p reports/tiny; echo '| digit |' | cat - digit.txt > reports/tiny/f1_table.md",
-        "deps": ["digit.txt"],
-        "outs": ["reports/tiny/f1_table.md"],
-    },
-}
-# Each waits for the other one to have started, so they end only if they run side by side.
-MEETING = {
-    name: {
-        "cmd": f"touch {name}.here; until [ -e {other}.here ]; do sleep 0.1; done; echo met > {name}.txt",
-        "outs": [f"{name}.txt"],
-    }
-    for name, other in (("left", "right"), ("right", "left"))
-}
-# mkdir fails if the other one is inside at the same time.
-TAKING_TURNS = {
-    name: {"cmd": f"mkdir gpu.lock && sleep 1 && rmdir gpu.lock && echo > {name}.txt", "outs": [f"{name}.txt"]}
-    for name in ("sft", "evaluate")
-}
-
-
-def dvc_status(root: Path) -> str:
-    command = [sys.executable, "-m", "dvc", "status", "dvc.yaml"]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def set_number(root: Path, number: int) -> None:
@@ -225,11 +194,6 @@ def test_a_server_that_was_started_for_the_run_takes_its_last_logs(make_project:
     with sqlite3.connect(project / ".prefect" / "prefect.db") as database:
         logs = [message for (message,) in database.execute("SELECT message FROM log")]
     assert "Finished in state Completed()" in logs
-
-
-def heed_ctrl_c() -> None:
-    """A shell starts its background jobs with SIGINT ignored, which they would hand down."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])

@@ -7,6 +7,7 @@ import pytest
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.training import rl_worker
 from deepsearch_rl.training.rl_worker import RlRun
+from deepsearch_rl.trajectories import rollout_setting
 from stages import rl
 
 
@@ -14,7 +15,8 @@ def test_an_edited_prompt_trains_in_a_scratch_folder_of_its_own(root: Path, monk
     runs: list[RlRun] = []
     monkeypatch.setattr(rl, "train_watched", runs.append)
     monkeypatch.setattr(rl_worker, "weight_files", lambda _: [])
-    monkeypatch.setattr(rl_worker, "sha256_file", lambda _: "0")
+    for digest in ("sha256_file", "digest_index"):
+        monkeypatch.setattr(rollout_setting, digest, lambda _: "0")
     profile = load_profile(root / "profiles/smoke/params.yaml")
     same = {"retrieval.startup_timeout_s": 1, "rl.watchdog.restarts": 0, "rl.keep.last": 3}
     for changed in (profile, profile.with_overrides(same), profile.with_overrides({"rl.learning_rate": 0.5})):

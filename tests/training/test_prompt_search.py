@@ -20,6 +20,7 @@ from deepsearch_rl.training.prompt_search import (
     PromptTask,
     optimize_prompt,
 )
+from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.settings import AGENT, INDEX, RETRIEVAL
 
@@ -70,18 +71,15 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PromptTask:
     write_jsonl(tmp_path / "train.jsonl", questions[:6])
     write_jsonl(tmp_path / "dev.jsonl", questions[6:])
     (tmp_path / "start.txt").write_text("Answer.")
-    return PromptTask(
-        name="api",
-        folder=tmp_path / "model",
-        train=tmp_path / "train.jsonl",
-        dev=tmp_path / "dev.jsonl",
+    setting = RolloutSetting(
+        questions=tmp_path,
         index=tmp_path / "index",
         chunks=tmp_path / "chunks.jsonl",
         agent=AGENT.model_copy(update={"prompt": "./start.txt"}),
         retrieval=RETRIEVAL,
-        serving=ServingConfig(backend="cpu"),
         seed=0,
     )
+    return PromptTask(name="api", folder=tmp_path / "model", setting=setting, serving=ServingConfig(backend="cpu"))
 
 
 def config(chat: ChatEndpoint, task: PromptTask, rollouts: int = 60, **changes: object) -> OptimizePromptConfig:
@@ -137,7 +135,8 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_files_and_asks_nothing_twice
                 optimize_prompt(task, config(chat, task), tmp_path / "work", tmp_path / "resumed")
         repeated = len(chat.requests) - failed - undisturbed
     assert runs > 1
-    assert repeated <= runs * task.agent.concurrency * task.agent.max_turns, "turns of rollouts that were cut off"
+    agent = task.setting.agent
+    assert repeated <= runs * agent.concurrency * agent.max_turns, "turns of rollouts that were cut off"
     for name in (PROMPT, CANDIDATES, MANIFEST):
         assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
 

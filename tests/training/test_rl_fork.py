@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.cli import app
 from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError
 from deepsearch_rl.files import file_digests, read_json, write_json, write_jsonl
 from deepsearch_rl.profile import Profile, load_profile
-from deepsearch_rl.retrieval.server.config import RetrievalConfig
 from deepsearch_rl.training.rl.checkpoints import checkpoints
 from deepsearch_rl.training.rl.loop import train_policy
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTrainer
 from deepsearch_rl.training.rl.watchdog import WatchdogConfig, watch
 from deepsearch_rl.training.rl_fork import fork
 from deepsearch_rl.training.rl_worker import RlRun, rl_run
+from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 from tests.training.rl.killed_loop import QUESTIONS, Killed, task
 from tests.training.rl.tiny_trainer import TinyTrainer
+from tests.worlds import World
 
 MakeRun = Callable[..., RlRun]
 
@@ -48,13 +48,8 @@ def make_run(policy_folder: Path, smoke: Profile, tmp_path: Path) -> MakeRun:
             start_name="base",
             start=policy_folder,
             weights="0",
-            questions=tmp_path,
-            index=tmp_path,
-            chunks=tmp_path,
-            agent=smoke.section("agent", AgentConfig),
-            retrieval=smoke.section("retrieval", RetrievalConfig),
+            setting=RolloutSetting.of(smoke, "multihoprag"),
             rl=RlConfig.model_validate(rl),
-            seed=0,
             scratch=tmp_path / name,
             curve=tmp_path / "curve.jsonl",
             output=tmp_path / f"{name}-adapter",
@@ -182,7 +177,7 @@ def test_a_fork_of_other_weights_or_over_a_run_is_refused(make_run: MakeRun) -> 
 
 
 @pytest.fixture
-def project(policy_folder: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(policy_folder: Path, root: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which the stage rl of the smoke profile could run, as far as files go."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "profiles" / "smoke"
@@ -190,7 +185,8 @@ def project(policy_folder: Path, root: Path, tmp_path: Path, monkeypatch: pytest
     (folder / "params.yaml").write_bytes((root / "profiles/smoke/params.yaml").read_bytes())
     (tmp_path / "models" / "smoke").mkdir(parents=True)
     (tmp_path / "models" / "smoke" / "base").symlink_to(policy_folder)
-    write_json(tmp_path / "data/smoke/index/world/manifest.json", {})
+    (tmp_path / "data" / "smoke").mkdir(parents=True)
+    (tmp_path / "data" / "smoke" / "index").symlink_to(world.index.parent)
     for split in ("train", "dev"):
         write_jsonl(tmp_path / f"data/smoke/questions/multihoprag/{split}.jsonl", QUESTIONS)
     return tmp_path

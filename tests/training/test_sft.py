@@ -14,9 +14,8 @@ import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from deepsearch_rl.errors import ArtifactError, CommandError, ConfigError, RecordError, UnavailableError
+from deepsearch_rl.errors import ArtifactError, CommandError, RecordError, UnavailableError
 from deepsearch_rl.files import read_record, sha256_file
-from deepsearch_rl.profile import load_profile
 from deepsearch_rl.tracking.curves import line_digest, read_steps
 from deepsearch_rl.training import sft
 from deepsearch_rl.training.sft import (
@@ -30,7 +29,6 @@ from deepsearch_rl.training.sft import (
     swift_sft_command,
     train_adapter,
 )
-from stages import sft as stage
 
 ENTRY = {"loss": 1.5, "grad_norm": 0.2, "learning_rate": 1e-3, "token_acc": 0.7, "epoch": 0.1, "step": 5}
 SUMMARY = {"train_runtime": 3.0, "train_loss": 1.5, "epoch": 1.0, "step": 5}
@@ -215,12 +213,6 @@ def test_all_checkpoints_are_published_for_dev_to_choose_from_and_another_choice
     assert (tmp_path / "last" / "adapter_model.safetensors").read_text() == "weights of step 5"
     manifests = [json.loads((tmp_path / rule / "manifest.json").read_text()) for rule in ("dev", "last")]
     assert [manifest.get("best_step") for manifest in manifests] == [None, 5]
-
-
-def test_dev_is_refused_where_the_graph_has_no_rollouts(root: Path) -> None:
-    profile = load_profile(root / "params.yaml").with_overrides({"sft.checkpoint": "dev"})
-    with pytest.raises(ConfigError, match=r"asks no dev questions.* `make params deps`"):
-        stage.main(profile)
 
 
 @pytest.mark.parametrize(

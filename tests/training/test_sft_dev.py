@@ -10,14 +10,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.errors import ArtifactError, EndpointError
+from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.files import read_json, read_jsonl, sha256_file, write_json, write_jsonl
+from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.tracking.curves import read_runs
 from deepsearch_rl.training.curves import TrainingStep
 from deepsearch_rl.training.sft import SftDev
 from deepsearch_rl.training.sft_dev import DevRollouts, choose_on_dev
+from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
+from stages import sft_dev as stage
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 from tests.policies import CONTEXT_TOKENS
 from tests.settings import AGENT, RETRIEVAL
@@ -32,16 +35,16 @@ def rollouts(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> D
     monkeypatch.setenv("DEV_TEST_KEY", KEY)
     questions = [Question(id=f"q{n}", question=f"Who is {n}?", golden_answers=(f"person {n}",)) for n in range(6)]
     write_jsonl(tmp_path / "dev.jsonl", questions)
-    return DevRollouts(
-        plan=SftDev(dataset="towns", questions=4, samples=1, temperature=0.7),
-        questions=tmp_path / "dev.jsonl",
+    setting = RolloutSetting(
+        questions=tmp_path,
         index=world.index,
         chunks=world.chunks,
         agent=AGENT.model_copy(update={"context_tokens": CONTEXT_TOKENS}),
         retrieval=RETRIEVAL,
-        serving=ServingConfig.model_validate(CPU),
         seed=0,
     )
+    plan = SftDev(dataset="towns", questions=4, samples=1, temperature=0.7)
+    return DevRollouts(plan, setting, ServingConfig.model_validate(CPU))
 
 
 @pytest.fixture
@@ -129,3 +132,8 @@ def test_real_adapters_are_served_one_after_the_other_and_score(
     assert all(0 <= score <= 1 for score in scores.values())
     (two, four) = ((tmp_path / "work").glob(f"sft_dev-*/{step}.jsonl") for step in (2, 4))
     assert next(two).read_text() != next(four).read_text(), "another adapter writes something else"
+
+
+def test_another_choice_than_dev_is_refused_where_the_graph_asks_dev_questions(smoke: Profile) -> None:
+    with pytest.raises(ConfigError, match=r"sft\.checkpoint is 'last', .* `make params deps`"):
+        stage.main(smoke.with_overrides({"sft.checkpoint": "last"}))

@@ -3,19 +3,18 @@
 import contextlib
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.answers import SUCCESS_F1, f1
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import read_distinct, read_json, write_json, write_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Trajectory
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.trajectories import synthesize as module
+from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 from deepsearch_rl.trajectories.synthesize import SynthesizeConfig, synthesize
 from tests.worlds import World
 
@@ -27,11 +26,12 @@ def teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoke: Profile, world
     """Synthesizes in an empty folder and returns the artifact's trajectories."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "serve_index", lambda *_: contextlib.nullcontext(world_server))
-    agent, retrieval = smoke.section("agent", AgentConfig), smoke.section("retrieval", RetrievalConfig)
+    setting = RolloutSetting.of(smoke, "multihoprag")
 
     def run(source: World, out: Path = tmp_path / "teacher.jsonl", **changes: object) -> list[Trajectory]:
         config = SynthesizeConfig(**(dict(smoke.section("synthesize", SynthesizeConfig)) | changes))
-        synthesize(config, agent, retrieval, 0, **asdict(source), out=out)
+        files = {"questions": source.questions.parent, "index": source.index, "chunks": source.chunks}
+        synthesize(config, setting.model_copy(update=files), out)
         return list(read_distinct(out, Trajectory))
 
     return run
@@ -87,16 +87,16 @@ def test_an_edited_prompt_or_another_index_has_a_log_of_its_own(
 
 
 def test_questions_without_a_plan_are_refused_before_any_answer(teach: Teach, world: World, tmp_path: Path):
-    source = replace(world, questions=tmp_path / "questions.jsonl")
+    source = replace(world, questions=tmp_path / "train.jsonl")
     write_jsonl(source.questions, [Question(id="real-1", question="Who?", golden_answers=("Mary",))])
     with pytest.raises(ConfigError, match="real-1"):
         teach(source)
 
 
 def test_an_empty_question_file_is_refused(teach: Teach, world: World, tmp_path: Path):
-    (tmp_path / "questions.jsonl").write_text("\n")
+    (tmp_path / "train.jsonl").write_text("\n")
     with pytest.raises(ArtifactError, match="holds no question"):
-        teach(replace(world, questions=tmp_path / "questions.jsonl"))
+        teach(replace(world, questions=tmp_path / "train.jsonl"))
 
 
 def test_an_endpoint_without_its_key_names_the_variable(teach: Teach, world: World, monkeypatch: pytest.MonkeyPatch):

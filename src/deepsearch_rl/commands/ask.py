@@ -34,23 +34,17 @@ def ask(
     observer: Callable[[Message], None],
 ) -> Trajectory:
     """Answer one question; ``observer`` is shown every message, ``retrieval_url`` replaces the index of ``dataset``."""
-    from deepsearch_rl.agent.config import AgentConfig  # noqa: PLC0415 - the agent's libraries take a second
-    from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415
-    from deepsearch_rl.retrieval.quality import DatasetConfig  # noqa: PLC0415 - FAISS
-    from deepsearch_rl.retrieval.server.config import RetrievalConfig  # noqa: PLC0415
+    from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - the agent's libraries take a second
     from deepsearch_rl.retrieval.server.launch import serve_index  # noqa: PLC0415
     from deepsearch_rl.serving.launch import ServingConfig, serve_model  # noqa: PLC0415 - torch
+    from deepsearch_rl.trajectories.rollout_setting import RolloutSetting  # noqa: PLC0415 - FAISS
 
-    agent_config, serving = settings.section("agent", AgentConfig), settings.section("serving", ServingConfig)
-    datasets = settings.mapping("datasets", DatasetConfig)
-    corpus = look_up("dataset", dataset, datasets).corpus
-    retrieval = settings.section("retrieval", RetrievalConfig).for_dataset(dataset, datasets)
-    index, chunks = settings.data / "index" / corpus, settings.data / "chunks" / f"{corpus}.jsonl"
+    setting, serving = RolloutSetting.of(settings, dataset), settings.section("serving", ServingConfig)
     record = Question(id="ask", question=question, golden_answers=("",))
     with ExitStack() as servers:
-        url = retrieval_url or servers.enter_context(serve_index(index, chunks, retrieval))
+        url = retrieval_url or servers.enter_context(serve_index(setting.index, setting.chunks, setting.retrieval))
         endpoint = servers.enter_context(serve_model(model, serving))
-        agent = SearchAgent(agent_config, endpoint, url, temperature, observer=observer)
+        agent = SearchAgent(setting.agent, endpoint, url, temperature, observer=observer)
 
         async def answer() -> Trajectory:
             async with agent:

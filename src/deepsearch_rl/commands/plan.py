@@ -53,9 +53,10 @@ def as_values(plan: Plan) -> dict[str, object]:
 def show(plan: Plan) -> None:
     """Print the stages with totals, the assumptions, and the prices."""
     rows = [_cells(plan, work.stage, [work]) for work in plan.stages]
+    run = ("a run, two stages side by side", _time(plan.hours), *[""] * 5)
     header = ("stage", "time", "disk GiB", "host GiB", "GPU GiB", "million tokens, read + written", "price")
     title = f"Profile {plan.profile} on a machine like {plan.machine}"
-    print_table(title, header, [*rows, _cells(plan, "total / highest memory", plan.stages)])
+    print_table(title, header, [*rows, _cells(plan, "total / highest memory", plan.stages), run])
     used = {name for work in plan.stages for name, amount in work.amounts.items() if amount}
     lines = [
         (name, f"{slope.value:.4g}", slope.source)
@@ -76,10 +77,14 @@ def _cells(plan: Plan, title: str, works: Sequence[StageWork]) -> tuple[str, ...
     read, written = (sum(counts) / 1e6 for counts in zip(*(work.tokens for work in works), strict=True))
     return (
         title,
-        f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min",
+        _time(seconds / 3600),
         f"{sum(work.disk_gib for work in works):.1f}",
         f"{max(work.host_gib for work in works):.1f}",
         f"{gpu_gib:.0f}" if gpu_gib else "",
         f"{read:.1f} + {written:.1f}" if costs else "",
         "" if not costs else "not known" if None in costs else f"{sum(filter(None, costs)):.2f} USD",
     )
+
+
+def _time(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{hours * 60:.1f} min"

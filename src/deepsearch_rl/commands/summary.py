@@ -1,5 +1,6 @@
 """``deepsearch table``, ``summary`` and ``track``: a profile's F1 table, its time and memory, its reports to MLflow."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,8 @@ from deepsearch_rl.tracking.local_store import local_store
 ProfileName = Annotated[str, typer.Argument(help="`tiny` (the root params.yaml) or a folder of profiles/.")]
 STORE_HELP = Option(envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here")
 TIMINGS = Path("work", "timings.jsonl")
+LONGEST_PAUSE_S = 60.0  # between two stages of one run
+TIMELINE_WIDTH = 40
 
 
 class StageRun(ForeignRecord):
@@ -23,6 +26,7 @@ class StageRun(ForeignRecord):
 
     profile: str
     stage: str = Field(description="name as DVC gives it, e.g. rl@sft")
+    started: float = Field(default=0.0, description="seconds since 1970; 0: not known")
     seconds: float = Field(ge=0, description="wall time, imports left out")
     peak_mb: int = Field(ge=0, description="peak resident memory of the stage's process and its largest child, MiB")
 
@@ -87,14 +91,40 @@ def latest_runs(root: Path, profile: str) -> list[StageRun]:
     return list(latest.values())
 
 
+def last_whole_run(runs: Sequence[StageRun]) -> list[StageRun]:
+    """Return the stages of the newest run, by their start: those before them began, or ended, long before."""
+    newest: list[StageRun] = []
+    for run in sorted(runs, key=lambda run: run.started, reverse=True):
+        if newest and run.started + run.seconds < newest[-1].started - LONGEST_PAUSE_S:
+            break
+        newest.append(run)
+    return newest[::-1]
+
+
+def wall_s(runs: Sequence[StageRun]) -> float:
+    """Return the seconds from the first start to the last end."""
+    return max(run.started + run.seconds for run in runs) - min(run.started for run in runs)
+
+
+def _timeline(runs: Sequence[StageRun]) -> Iterator[str]:
+    """Yield a line per stage, with a bar for those of the newest run: when it ran, from the run's start to its end."""
+    newest = last_whole_run(runs)
+    first, scale = newest[0].started, TIMELINE_WIDTH / max(wall_s(newest), 1.0)
+    for run in runs:
+        line = f"{run.stage:<22}{run.seconds:>9.1f} s{run.peak_mb:>8,} MiB"
+        start, end = (int((moment - first) * scale) for moment in (run.started, run.started + run.seconds))
+        yield f"{line}  {' ' * start}{'=' * max(end - start, 1)}" if run in newest and run.started else line
+    total = sum(run.seconds for run in runs)
+    yield f"{'total / highest':<22}{total:>9.1f} s{max(run.peak_mb for run in runs):>8,} MiB"
+    if newest[0].started:
+        yield f"{'from start to end':<22}{wall_s(newest):>9.1f} s"
+
+
 def render(root: Path, profile: str) -> str:
     """Return what `make repro` prints at its end."""
     parts = [read_table(root, profile)]
     if runs := latest_runs(root, profile):
-        rows = [(run.stage, run.seconds, run.peak_mb) for run in runs]
-        rows.append(("total / highest", sum(run.seconds for run in runs), max(run.peak_mb for run in runs)))
-        lines = [f"{stage:<22}{seconds:>9.1f} s{peak_mb:>8,} MiB" for stage, seconds, peak_mb in rows]
-        parts.append("\n".join(["Where the time went (last run of each stage):", "", *lines]))
+        parts.append("\n".join(["Where the time went (last run of each stage):", "", *_timeline(runs)]))
     dvc_yaml = dvc_file(profile)
     waiting = len(list((root / "work" / profile / "outbox").glob("[!.]*")))
     hints = {

@@ -51,8 +51,8 @@ class Plan:
 
     @property
     def hours(self) -> float:
-        """The time of all stages, one after the other."""
-        return sum(work.seconds(self.slopes) for work in self.stages) / 3600
+        """The time of a run: of all stages together, less what is saved where two run side by side."""
+        return self.slopes["side_by_side"].value * sum(work.seconds(self.slopes) for work in self.stages) / 3600
 
     def cost(self, work: StageWork) -> float | None:
         """Return the list price of what a stage's API reads and writes; None where the price is not known."""

@@ -20,7 +20,6 @@ from gepa.api import optimize
 from gepa.core.adapter import EvaluationBatch
 from pydantic import Field
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint, open_client, read_completion
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.rollout import SearchAgent
@@ -31,18 +30,17 @@ from deepsearch_rl.files import (
     file_digests,
     only_writer,
     read_jsonl,
-    sha256_file,
     sha256_json,
     write_json,
 )
 from deepsearch_rl.records import NonEmpty, Question, Record, Trajectory
-from deepsearch_rl.retrieval.manifest import digest_index
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
+from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint, read_remote
 from deepsearch_rl.training.curves import curve_path, record_step, recorded_curve
 from deepsearch_rl.training.rl.rewards import PolicyText, ThinkLength, reward_parts
 from deepsearch_rl.trajectories.collect import collect, read_questions
+from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 
 _LOG = logging.getLogger(__name__)
 PROMPT, CANDIDATES, MANIFEST, REFLECTIONS = "prompt.txt", "candidates.json", "manifest.json", "reflections.jsonl"
@@ -96,22 +94,16 @@ class Candidate(Record):
 
 @dataclass(frozen=True, slots=True)
 class PromptTask:
-    """What is asked with a prompt: a model's ``folder`` and ``name``, question files, index and chunks, settings."""
+    """A model's ``folder`` and ``name``, how it is served, and the setting in which its prompts are scored."""
 
     name: str
     folder: Path
-    train: Path
-    dev: Path
-    index: Path
-    chunks: Path
-    agent: AgentConfig
-    retrieval: RetrievalConfig
+    setting: RolloutSetting
     serving: ServingConfig
-    seed: int
 
 
 def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, work: Path, out: Path) -> list[Candidate]:
-    """Look for a better prompt than ``task.agent.prompt`` and write the best one, all that were kept and a manifest.
+    """Look for a better prompt than the setting's and write the best one, all that were kept and a manifest.
 
     Returns the kept prompts, the first of which is the start. The best has the highest mean on the dev questions, the
     earliest of equals.
@@ -122,16 +114,17 @@ def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, work: Path, 
     """
     if config.reflection is None:
         raise ConfigError("optimize_prompt.reflection is null; name the endpoint of a model that writes prompts.")
-    train, dev = read_questions(task.train, config.questions.train), read_questions(task.dev, config.questions.dev)
+    setting, counts = task.setting, config.questions
+    train, dev = read_questions(setting.split("train"), counts.train), read_questions(setting.split("dev"), counts.dev)
     reflector = open_endpoint(config.reflection.endpoint)
     with serve_model(task.folder, task.serving) as endpoint:
         scratch = work / f"optimize_prompt-{task.name}-{_digest(task, config, endpoint, reflector)[:16]}"
         log = scratch / REFLECTIONS
         with only_writer(log), AppendLog(log) as texts, recorded_curve(curve_path(work, scratch.name)):
             reflect, progress = _Reflector(config.reflection, reflector, texts), _Progress()
-            with serve_index(task.index, task.chunks, task.retrieval) as url:
+            with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
                 result = optimize(
-                    seed_candidate={COMPONENT: load_prompt(task.agent.prompt)},
+                    seed_candidate={COMPONENT: load_prompt(setting.agent.prompt)},
                     trainset=train,
                     valset=dev,
                     adapter=_Rollouts(task, config, endpoint, url, scratch),  # pyright: ignore[reportArgumentType]
@@ -141,12 +134,12 @@ def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, work: Path, 
                     max_metric_calls=config.rollouts,
                     callbacks=[progress],  # pyright: ignore[reportArgumentType]
                     logger=progress,
-                    seed=task.seed,
+                    seed=setting.seed,
                 )
     candidates, best = _candidates(result, dev), result.best_idx
     manifest = {
         "model": task.name,
-        "start": task.agent.prompt,
+        "start": setting.agent.prompt,
         "dataset": config.dataset,
         "rewards": {**config.rewards},
         "start_dev_reward": candidates[0].dev_reward,
@@ -154,7 +147,7 @@ def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, work: Path, 
         "best": best,
         "rollouts": result.total_metric_calls,
         "reflections": reflect.calls,
-        "seed": task.seed,
+        "seed": setting.seed,
     }
     with atomic_directory(out) as partial:
         (partial / PROMPT).write_text(f"{candidates[best].prompt}\n", encoding="utf-8")
@@ -165,11 +158,9 @@ def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, work: Path, 
 
 def _digest(task: PromptTask, config: OptimizePromptConfig, endpoint: Endpoint, reflector: Endpoint) -> str:
     """Return the SHA-256 of all that decides which prompts are found."""
-    settings = [config.model_dump(mode="json"), task.agent.rollout_fingerprint(), task.retrieval.search_fingerprint()]
     address = endpoint.base_url if read_remote(task.folder) else None  # a server of this run has another port each time
     models = [file_digests(task.folder), endpoint.model, address, reflector.base_url, reflector.model]
-    inputs = [digest_index(task.index), sha256_file(task.train), sha256_file(task.dev), task.seed]
-    return sha256_json([*settings, *models, *inputs])
+    return sha256_json([config.model_dump(mode="json"), task.setting.digest("train", "dev"), *models])
 
 
 def _candidates(result: Any, dev: Sequence[Question]) -> list[Candidate]:
@@ -221,18 +212,18 @@ class _Rollouts:
         folder = self.scratch / sha256_json(prompt)[:16]
         folder.mkdir(exist_ok=True)
         (folder / PROMPT).write_text(prompt, encoding="utf-8")
-        task, config = self.task, self.config
-        agent = task.agent.model_copy(update={"prompt": (folder / PROMPT).as_posix()})
+        name, setting, config = self.task.name, self.task.setting, self.config
+        agent = setting.agent.model_copy(update={"prompt": (folder / PROMPT).as_posix()})
         self.asked += len(batch)
         artifact = collect(
             list({question.id: question for question in batch}.values()),
             samples=1,
             make_agent=lambda: SearchAgent(
-                agent, self.endpoint, self.retrieval_url, config.temperature, model_name=task.name, seed=task.seed
+                agent, self.endpoint, self.retrieval_url, config.temperature, model_name=name, seed=setting.seed
             ),
             log=folder / "rollouts.jsonl",
             concurrency=agent.concurrency,
-            label=f"optimize_prompt@{task.name}, to rollout {self.asked} of about {config.rollouts}",
+            label=f"optimize_prompt@{name}, to rollout {self.asked} of about {config.rollouts}",
             out=folder / "batch.jsonl",
         )
         return list(artifact.without_server_failures())

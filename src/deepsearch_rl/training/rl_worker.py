@@ -8,13 +8,10 @@ Torch and the engine are imported in that process alone; the watching one stays 
 import sys
 from pathlib import Path
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.files import read_jsonl, sha256_file, sha256_json, write_json
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Record
-from deepsearch_rl.retrieval.quality import DatasetConfig
-from deepsearch_rl.retrieval.server.config import RetrievalConfig
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.training.backends.make import open_engine
 from deepsearch_rl.training.curves import curve_path, recorded_curve
@@ -22,6 +19,7 @@ from deepsearch_rl.training.model_folder import weight_files
 from deepsearch_rl.training.rl.heartbeat import check_server, run_watched
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
 from deepsearch_rl.training.rl.watchdog import watch
+from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 
 RUN_FILE = "run.json"
 
@@ -35,13 +33,8 @@ class RlRun(Record):
     start_name: str
     start: Path
     weights: str
-    questions: Path
-    index: Path
-    chunks: Path
-    agent: AgentConfig
-    retrieval: RetrievalConfig
+    setting: RolloutSetting
     rl: RlConfig
-    seed: int
     scratch: Path
     curve: Path
     output: Path
@@ -52,34 +45,21 @@ def rl_run(profile: Profile, item: str) -> RlRun:
 
     How often checkpoints are kept, when a run counts as hung and how many rollouts run at once are no inputs: to change
     them continues the run.
-    Raises UnknownNameError for an unknown start or corpus, ArtifactError where an input is missing.
+    Raises UnknownNameError for an unknown start or data set, ArtifactError where an input is missing.
     """
     config = profile.section("rl", RlConfig)
     look_up("start", item, config.steps)
-    agent = profile.section("agent", AgentConfig)
-    seed, start = profile.value("seed"), profile.models / item
-    questions = profile.data / "questions" / config.dataset
-    datasets = profile.mapping("datasets", DatasetConfig)
-    corpus = look_up("dataset", config.dataset, datasets).corpus
-    retrieval = profile.section("retrieval", RetrievalConfig).for_dataset(config.dataset, datasets)
-    index, chunks = profile.data / "index" / corpus, profile.data / "chunks" / f"{corpus}.jsonl"
+    start, setting = profile.models / item, RolloutSetting.of(profile, config.dataset)
     weights = [sha256_file(path) for path in weight_files(start)]
-    inputs = [index / "manifest.json", questions / "train.jsonl", questions / "dev.jsonl"]
     settings = config.model_dump(mode="json", exclude={"keep", "watchdog", "concurrency"})
-    fingerprints = [settings, agent.rollout_fingerprint(), retrieval.search_fingerprint()]
-    key = sha256_json([seed, *fingerprints, *weights, *map(sha256_file, inputs)])
+    key = sha256_json([settings, setting.digest("train", "dev"), *weights])
     scratch = profile.work / f"rl-{item}-{key[:12]}"
     return RlRun(
         start_name=item,
         start=start,
         weights=sha256_json(weights),
-        questions=questions,
-        index=index,
-        chunks=chunks,
-        agent=agent,
-        retrieval=retrieval,
+        setting=setting,
         rl=config,
-        seed=seed,
         scratch=scratch,
         curve=curve_path(profile.work, scratch.name),
         output=profile.models / "rl_adapter" / item,
@@ -97,18 +77,18 @@ def train(run: RlRun) -> None:
     """Train in this process, with a retrieval server."""
     from deepsearch_rl.training.rl.loop import train_policy  # noqa: PLC0415 - imports transformers
 
-    make_trainer = open_engine(run.rl.backend)
-    with serve_index(run.index, run.chunks, run.retrieval) as url, recorded_curve(run.curve):
+    make_trainer, setting = open_engine(run.rl.backend), run.setting
+    with serve_index(setting.index, setting.chunks, setting.retrieval) as url, recorded_curve(run.curve):
         task = RlTask(
             start=run.start,
             start_name=run.start_name,
             weights=run.weights,
-            train=list(read_jsonl(run.questions / "train.jsonl", Question)),
-            dev=list(read_jsonl(run.questions / "dev.jsonl", Question)),
-            agent=run.agent,
+            train=list(read_jsonl(setting.split("train"), Question)),
+            dev=list(read_jsonl(setting.split("dev"), Question)),
+            agent=setting.agent,
             retrieval_url=url,
             scratch=run.scratch,
-            seed=run.seed,
+            seed=setting.seed,
         )
         check_server("the retrieval server", f"{url}/healthz")
         train_policy(task, run.rl, make_trainer(task, run.rl), run.output)

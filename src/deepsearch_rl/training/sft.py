@@ -35,13 +35,13 @@ from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.curves import curve_path, record_step, recorded_curve
-from deepsearch_rl.training.model_folder import ADAPTER_FILES, MANIFEST, weight_files
+from deepsearch_rl.training.model_folder import ADAPTER_FILES, CHECKPOINTS, MANIFEST, weight_files
 from deepsearch_rl.training.swift_run import run_swift, swift_command
 from deepsearch_rl.trajectories.convert import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
 ATTENTION_PACKAGES = {"sdpa": (), "flash_attn": ("flash_attn|kernels",), "flash_attention_3": ("flash_attn_interface",)}
-TRAIN_LOG, CHECKPOINTS = "train_log.jsonl", "checkpoints"
+TRAIN_LOG = "train_log.jsonl"
 TRAINER_STATE = "trainer_state.json"  # the last file that a checkpoint gets
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
 

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.errors import ArtifactError
@@ -19,20 +18,19 @@ from deepsearch_rl.files import (
     atomic_directory,
     read_json,
     read_jsonl,
-    sha256_file,
     sha256_json,
     write_json,
     write_jsonl,
 )
 from deepsearch_rl.records import Question
-from deepsearch_rl.retrieval.manifest import digest_index
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
+from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.adapters import digest_weights
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from deepsearch_rl.training.curves import TrainingStep, curve_path, record_step, recorded_curve
-from deepsearch_rl.training.model_folder import ADAPTER_FILES, MANIFEST
-from deepsearch_rl.training.sft import CHECKPOINTS, TRAIN_LOG, SftDev
+from deepsearch_rl.training.model_folder import ADAPTER_FILES, CHECKPOINTS, MANIFEST
+from deepsearch_rl.training.sft import TRAIN_LOG, SftDev
 from deepsearch_rl.trajectories.collect import collect, read_questions
+from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 
 DEV_F1 = "eval_dev_f1"
 """The score's name in log and curve; a curve has names of ``eval_`` in lines of their own."""
@@ -40,22 +38,15 @@ DEV_F1 = "eval_dev_f1"
 
 @dataclass(frozen=True, slots=True)
 class DevRollouts:
-    """How dev questions are answered: their file, what they are searched in, and the settings."""
+    """How dev questions are answered, and how many of them."""
 
     plan: SftDev
-    questions: Path
-    index: Path
-    chunks: Path
-    agent: AgentConfig
-    retrieval: RetrievalConfig
+    setting: RolloutSetting
     serving: ServingConfig
-    seed: int
 
     def digest(self) -> str:
         """Return the SHA-256 of all that answers depend on besides the model."""
-        settings = [self.plan.model_dump(), self.agent.rollout_fingerprint(), self.retrieval.search_fingerprint()]
-        inputs = [digest_index(self.index), sha256_file(self.questions), self.seed]
-        return sha256_json([*settings, self.serving.digest_of_answers(), *inputs])
+        return sha256_json([self.plan.model_dump(), self.setting.digest("dev"), self.serving.digest_of_answers()])
 
 
 def choose_on_dev(rollouts: DevRollouts, folder: Path, work: Path) -> dict[int, float]:
@@ -69,13 +60,14 @@ def choose_on_dev(rollouts: DevRollouts, folder: Path, work: Path) -> dict[int, 
     adapters = {int(path.name): path for path in folder.glob(f"{CHECKPOINTS}/*")}
     if not adapters:
         raise ArtifactError(f"{folder} has no checkpoints to choose from; run the stage sft again.")
-    questions = read_questions(rollouts.questions, rollouts.plan.questions)
+    setting = rollouts.setting
+    questions = read_questions(setting.split("dev"), rollouts.plan.questions)
     weights = {step: digest_weights(adapters[step]) for step in sorted(adapters)}
     scratch = work / f"sft_dev-{sha256_json([rollouts.digest(), [*weights.values()]])[:12]}"
     scores: dict[int, float] = {}
     with (
         recorded_curve(curve_path(work, scratch.name)),
-        serve_index(rollouts.index, rollouts.chunks, rollouts.retrieval) as url,
+        serve_index(setting.index, setting.chunks, setting.retrieval) as url,
     ):
         for step in weights:
             scores[step] = _dev_f1(rollouts, questions, url, step, adapters[step], scratch)
@@ -97,11 +89,9 @@ def _dev_f1(
     rollouts: DevRollouts, questions: list[Question], url: str, step: int, adapter: Path, scratch: Path
 ) -> float:
     """Return the mean F1 of an adapter's rollouts; a failed one scores 0."""
-    plan, log, label = rollouts.plan, scratch / f"{step}.jsonl", f"sft, step {step} on dev"
+    plan, agent, seed = rollouts.plan, rollouts.setting.agent, rollouts.setting.seed
+    log, out, label = scratch / f"{step}.jsonl", scratch / f"{step}.sorted.jsonl", f"sft, step {step} on dev"
     with serve_model(adapter, rollouts.serving) as endpoint:
-        agents = partial(
-            SearchAgent, rollouts.agent, endpoint, url, plan.temperature, model_name="sft", seed=rollouts.seed
-        )
-        concurrency, out = rollouts.agent.concurrency, scratch / f"{step}.sorted.jsonl"
-        answers = collect(questions, plan.samples, agents, log, concurrency, label, out)
+        agents = partial(SearchAgent, agent, endpoint, url, plan.temperature, model_name="sft", seed=seed)
+        answers = collect(questions, plan.samples, agents, log, agent.concurrency, label, out)
     return fmean(score_rollout(trajectory).f1 for trajectory in answers.without_server_failures())

@@ -11,17 +11,15 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field, JsonValue
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import PolicyPerRollout, SearchAgent
 from deepsearch_rl.agent.teacher import ScriptedTeacher, TeacherConfig, read_plan
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.files import sha256_file
 from deepsearch_rl.records import NonEmpty, Question, Record
-from deepsearch_rl.retrieval.manifest import digest_index
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
+from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint
 from deepsearch_rl.trajectories.collect import collect, log_path, read_questions, times_path
+from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 
 ServedTeacher: TypeAlias = tuple[Endpoint, JsonValue]
 """A model that is served now, and what its answers depend on."""
@@ -48,16 +46,7 @@ class SynthesizeConfig(Record):
 
 
 def synthesize(
-    config: SynthesizeConfig,
-    agent: AgentConfig,
-    retrieval: RetrievalConfig,
-    seed: int,
-    served: ServedTeacher | None = None,
-    *,
-    questions: Path,
-    index: Path,
-    chunks: Path,
-    out: Path,
+    config: SynthesizeConfig, setting: RolloutSetting, out: Path, served: ServedTeacher | None = None
 ) -> int:
     """Write the teacher's trajectories to ``out``, sorted by id, and return how many there are.
 
@@ -65,19 +54,18 @@ def synthesize(
     questions or is not the graph's; ArtifactError where an input is missing or empty; and as :func:`serve_index` and
     :func:`collect`.
     """
-    to_answer = read_questions(questions, config.questions)
+    questions = read_questions(setting.split(config.split), config.questions)
     if (config.teacher == "self") != (served is not None):
         raise ConfigError(
             f"synthesize.teacher is {config.teacher!r}, but the graph's stage synthesize is that of another teacher: "
             "set it in profile.yaml (of tiny: src/deepsearch_rl/presets/tiny.yaml) and run `make params deps`."
         )
-    teacher, determined_by = served or _teacher(config, to_answer, seed)
-    settings = [config.model_dump(mode="json"), agent.rollout_fingerprint(), retrieval.search_fingerprint()]
-    inputs = [digest_index(index), sha256_file(questions)]
-    log = log_path("synthesize", [*settings, *inputs, seed, determined_by])
-    with serve_index(index, chunks, retrieval) as url:
+    agent, seed = setting.agent, setting.seed
+    teacher, determined_by = served or _teacher(config, questions, seed)
+    log = log_path("synthesize", [config.model_dump(mode="json"), setting.digest(config.split), determined_by])
+    with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
         agents = partial(SearchAgent, agent, teacher, url, config.temperature, model_name="teacher", seed=seed)
-        artifact = collect(to_answer, config.samples, agents, log, agent.concurrency, "synthesize", out)
+        artifact = collect(questions, config.samples, agents, log, agent.concurrency, "synthesize", out)
     if not artifact.server_failures:
         log.unlink()  # the artifact is complete; a forced run must ask again
         times_path(log).unlink()

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.files import file_digests, read_jsonl, write_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question
-from deepsearch_rl.retrieval.server.config import RetrievalConfig
 from deepsearch_rl.training.curves import TrainingStep
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig, prepare_model
 from deepsearch_rl.training.rl.checkpoints import checkpoints
 from deepsearch_rl.training.rl.trainer import RlConfig
 from deepsearch_rl.training.rl.watchdog import watch
 from deepsearch_rl.training.rl_worker import RlRun, train_watched
+from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 from tests.training.backends.killed_art import Kill, Killed, starts
 from tests.worlds import World
 
@@ -65,18 +64,16 @@ def make_run(world: World, questions: Path, smoke: Profile, tmp_path: Path) -> M
         "watchdog": {"start_s": 300, "rollout_s": 120, "update_s": 120, "restarts": 2},
     }
 
+    files = {"questions": questions, "index": world.index, "chunks": world.chunks}
+    setting = RolloutSetting.of(smoke, "multihoprag").model_copy(update=files)
+
     def make(name: str) -> RlRun:
         return RlRun(
             start_name="base",
             start=start,
             weights="",
-            questions=questions,
-            index=world.index,
-            chunks=world.chunks,
-            agent=smoke.section("agent", AgentConfig),
-            retrieval=smoke.section("retrieval", RetrievalConfig),
+            setting=setting,
             rl=RlConfig.model_validate({**smoke.section("rl", RlConfig).model_dump(), **changes}),
-            seed=0,
             scratch=tmp_path / name,
             curve=tmp_path / f"{name}.jsonl",
             output=tmp_path / f"{name}-adapter",

@@ -33,10 +33,10 @@ def task(run: RlRun) -> RlTask:
         weights=run.weights,
         train=QUESTIONS[:5],
         dev=QUESTIONS[5:],
-        agent=run.agent,
+        agent=run.setting.agent,
         retrieval_url="http://127.0.0.1:9",
         scratch=run.scratch,
-        seed=run.seed,
+        seed=run.setting.seed,
     )
 
 

@@ -12,10 +12,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, UnknownNameError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import Profile
-from deepsearch_rl.records import Question, StopReason
+from deepsearch_rl.records import Question, QuestionMetadata, StopReason
 from deepsearch_rl.training.curves import CurveLine, TrainingStep, recorded_curve
 from deepsearch_rl.training.rl.checkpoints import KeepConfig, kept_steps
 from deepsearch_rl.training.rl.loop import (
@@ -160,7 +160,7 @@ def test_after_a_start_the_first_step_is_on_policy(train: Train, task: RlTask) -
 
 
 def drawn(task: RlTask, count: int) -> list[str]:
-    return [question.id for question in batch(task, 0, count)]
+    return [question.id for question in batch(task, {}, 0, count)]
 
 
 def test_a_refill_replaces_groups_of_equal_rewards_and_the_next_step_begins_after_it(
@@ -360,9 +360,29 @@ def refused(task: RlTask, config: RlConfig, folder: Path) -> None:
 
 
 def test_an_epoch_asks_every_question_once_before_any_twice(task: RlTask) -> None:
-    order = [question.id for first in range(0, 10, 2) for question in batch(task, first, 2)]
+    order = [question.id for first in range(0, 10, 2) for question in batch(task, {}, first, 2)]
     assert sorted(order[:5]) == sorted(order[5:]) == sorted(question.id for question in task.train)
     assert order[:5] != order[5:]
+
+
+def test_types_have_their_shares_of_every_step_and_epochs_of_their_own(task: RlTask) -> None:
+    hops, unanswerable = QuestionMetadata(question_type="2_hop"), QuestionMetadata(question_type="null")
+    train = [question.model_copy(update={"metadata": hops}) for question in task.train[:3]]
+    train += [question.model_copy(update={"metadata": unanswerable}) for question in task.train[3:]]
+    drawn = [
+        question
+        for first in range(0, 40, 5)
+        for question in batch(replace(task, train=train), {"2_hop": 3, "null": 2}, first, 5)
+    ]
+    names = [question.metadata.question_type for question in drawn]
+    assert all(sorted(names[first : first + 5]) == ["2_hop"] * 3 + ["null"] * 2 for first in range(0, 40, 5))
+    order = [question.id for question in drawn if question.metadata.question_type == "null"]
+    assert all(set(order[first : first + 2]) == {"q3", "q4"} for first in range(0, 16, 2))
+
+
+def test_a_type_that_no_question_has_is_named(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match=r"rl\.type_shares"):
+        refused(task, config.model_copy(update={"type_shares": {"5_hop": 1.0}}), tmp_path)
 
 
 def test_the_best_step_is_the_earliest_of_those_with_the_best_dev_f1() -> None:

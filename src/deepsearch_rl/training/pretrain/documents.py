@@ -139,18 +139,16 @@ class Articles:
     ) -> tuple[Turn, list[str]]:
         """Return a result with the facts of a chain from ``subject``, and the names that they lead to.
 
-        If ``hidden``, the result lacks the chain's first fact and there are no names. ``word`` is that of the facts'
-        relations in the text; None draws it.
+        If ``hidden``, the chain has one fact: the result lacks it, and there are no names. ``word`` is that of the
+        facts' relations in the text; None draws it.
         """
-        rng, stated, names, asked = self.rng, set[tuple[str, Relation]](), list[str](), [(subject, chain[0])]
-        if hidden:
-            stated.add((subject, chain[0]))
-            passages = [self._passage(subject, chain[0].subject_kind, [], stated)]
-        else:
-            asked, passages = [], list[FactPassage]()
-            for relation in chain:
-                asked.append((subject, relation))
-                passages.append(self._passage(subject, relation.subject_kind, [relation], stated, word))
+        rng, stated, names = self.rng, set[tuple[str, Relation]](), list[str]()
+        asked, passages = list[tuple[str, Relation]](), list[FactPassage]()
+        for relation in chain:
+            asked.append((subject, relation))
+            stated.add((subject, relation))  # also where it is hidden: then no passage states it
+            passages.append(self._passage(subject, relation.subject_kind, [] if hidden else [relation], stated, word))
+            if not hidden:
                 subject = passages[-1].facts[0].object
                 names.append(subject)
                 self.visited.add(subject)

@@ -13,12 +13,14 @@ bytes of one that was not.
 """
 
 import asyncio
+import itertools
 import logging
 import random
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
@@ -27,7 +29,7 @@ from transformers import AutoTokenizer
 from deepsearch_rl.agent.chat_messages import OPEN_THINK
 from deepsearch_rl.agent.config import FUNCTION_CALLING
 from deepsearch_rl.answers import score_rollout
-from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
+from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, look_up
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json, write_jsonl
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, StopReason
@@ -51,6 +53,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
         StalePolicyError: the server does not serve the policy that was just trained.
         ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``, another protocol,
             or thoughts not sent back.
+        UnknownNameError: a type in ``rl.type_shares`` that no train question has.
         ArtifactError: a split without a question.
         EndpointError: all rollouts of a step failed.
     """
@@ -61,6 +64,8 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
     for split, questions in (("train", task.train), ("dev", task.dev)):
         if not questions:
             raise ArtifactError(f"the {split} split of rl.dataset {config.dataset!r} has no question.")
+    for name in config.type_shares:
+        look_up("question type in rl.type_shares", name, {q.metadata.question_type: q for q in task.train})
     per_step, limit = config.groups_per_step * (1 + config.max_refills), config.epochs * len(task.train)
     if config.steps[task.start_name] * per_step > limit:
         raise ConfigError(
@@ -107,12 +112,28 @@ def policy_text(start: Path, config: RlConfig) -> PolicyText:
     )
 
 
-def batch(task: RlTask, first: int, size: int) -> list[Question]:
-    """Return ``size`` questions from number ``first`` on, counted from 0, of one shuffled order per epoch."""
-    count = len(task.train)
-    places = [divmod(place, count) for place in range(first, first + size)]
-    orders = {epoch: random.Random(f"{task.seed}/{epoch}").sample(task.train, count) for epoch, _ in places}
-    return [orders[epoch][place] for epoch, place in places]
+def batch(task: RlTask, type_shares: Mapping[str, float], first: int, size: int) -> list[Question]:
+    """Return ``size`` train questions from number ``first`` on, counted from 0.
+
+    Every epoch has an order of its own. With shares every type has its own epochs, and the next question is of the type
+    that is furthest below its share.
+    """
+    return list(islice(_without_end(task, type_shares or {"": 1.0}), first, first + size))
+
+
+def _without_end(task: RlTask, shares: Mapping[str, float]) -> Iterator[Question]:
+    of_type = {name: [q for q in task.train if name in ("", q.metadata.question_type)] for name in shares}
+    drawn, orders = Counter[str](), {name: _epochs(questions, task.seed) for name, questions in of_type.items()}
+    while True:
+        share_drawn = (drawn.total() + 1) / sum(shares.values())
+        name = max(shares, key=lambda name: shares[name] * share_drawn - drawn[name])
+        drawn[name] += 1
+        yield next(orders[name])
+
+
+def _epochs(questions: Sequence[Question], seed: int) -> Iterator[Question]:
+    for epoch in itertools.count():
+        yield from random.Random(f"{seed}/{epoch}").sample(questions, len(questions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +243,7 @@ class _Run:
 
     async def _roll_out(self, step: int, first: int, count: int) -> Groups:
         """Return the rollouts of ``count`` questions from number ``first`` on, with their rewards."""
-        questions = batch(self.task, first, count)
+        questions = batch(self.task, self.config.type_shares, first, count)
         sampling = Sampling(self.config.group_size, self.config.temperature, self._seed(step - 1), trained=True)
         rollouts_QG = await self.trainer.roll_out(questions, sampling)
         weights, policy = self.config.rewards, self.policy

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
-from pydantic import Field, FiniteFloat, field_validator, model_validator
+from pydantic import Field, FiniteFloat, PositiveFloat, field_validator, model_validator
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import look_up
@@ -105,6 +105,7 @@ class RlConfig(Record):
     steps: dict[str, int] = Field(description="training steps per start")
     epochs: float = Field(gt=0, description="of the train split that no start's steps, all refilled, may exceed")
     patience: int | None = Field(ge=1, description="evaluations without a better dev score that end a run; null: none")
+    type_shares: dict[str, PositiveFloat] = Field(description="weight of question types in steps; empty: as they come")
     groups_per_step: int = Field(ge=1, description="questions per step")
     max_refills: int = Field(ge=0, description="times that a step replaces groups of equal rewards; 0: keep them")
     group_size: int = Field(ge=2, description="rollouts per question")

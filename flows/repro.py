@@ -1,0 +1,79 @@
+"""The graph by DVC, two stages side by side where it allows it; without Prefect.
+
+    python -m flows.repro [PROFILE] [STAGE...] [--force] [--jobs 2]
+
+Every stage is a ``dvc repro --single-item`` of its own, so the result is that of `dvc repro`: DVC decides whether a
+stage runs, records it in dvc.lock and caches it. Stages of the families in ``flow.gpu_stages`` of params.yaml take
+turns at the GPU. After a failure nothing new starts.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from logging import LoggerAdapter
+from pathlib import Path
+
+from deepsearch_rl.commands.summary import latest_runs
+from deepsearch_rl.dvc_lock import repair_dvc_locks
+from deepsearch_rl.errors import DeepsearchError
+from deepsearch_rl.processes import ProcessGuard
+from flows.graph import Stage, read_graph, select
+from flows.schedule import WORKERS, run_graph
+from flows.stage_run import CACHED, run_stage, workplace
+
+_LOG = logging.getLogger("stages")
+
+
+def repro(profile: str, targets: tuple[str, ...] = (), force: bool = False, jobs: int = WORKERS) -> dict[str, str]:
+    """Reproduce a profile's graph in the working directory and return how each stage ended (:mod:`flows.stage_run`).
+
+    Raises:
+        DeepsearchError: an unknown name, a stage that failed, or a lock file that cannot be repaired now.
+    """
+    root = Path.cwd()
+    for sentence in repair_dvc_locks(root):
+        _LOG.warning("%s", sentence, extra={"stage": "dvc"})
+    graph = select(read_graph(root, profile), targets)
+    with ThreadPoolExecutor(jobs) as pool, ProcessGuard() as guard:
+        place = workplace(root, profile, guard, f"make repro PROFILE={profile} (process {os.getpid()})")
+
+        def start(stage: Stage, _: list[Future[str]], unchanged: bool) -> Future[str]:
+            if unchanged and not force:
+                return pool.submit(lambda: CACHED)
+            return pool.submit(run_stage, stage, place, force, LoggerAdapter(_LOG, {"stage": stage.name}))
+
+        timings = {run.stage: run.seconds for run in latest_runs(root, profile)}
+        started = run_graph(graph, start, _outcome, place.config.gpu_stages, timings, jobs)
+    return {name: future.result() for name, future in started.items()}
+
+
+def _outcome(future: Future[str]) -> str | None:
+    return future.result() if future.exception() is None else None
+
+
+def main() -> None:
+    """Command line; errors end it with status 1 and one paragraph."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("profile", nargs="?", default="tiny", help="tiny, or a folder of profiles/")
+    parser.add_argument("targets", nargs="*", help="stages or families to bring up to date; all where none is named")
+    parser.add_argument("--force", action="store_true", help="run stages even where nothing changed")
+    parser.add_argument("--jobs", type=int, default=WORKERS, help=f"stages side by side ({WORKERS})")
+    arguments = parser.parse_args()
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(stage)s: %(message)s"))
+    _LOG.addHandler(handler)
+    _LOG.setLevel(logging.INFO)
+    try:
+        outcomes = repro(arguments.profile, tuple(arguments.targets), arguments.force, arguments.jobs)
+    except DeepsearchError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("cancelled")
+    ran = sum(outcome != CACHED for outcome in outcomes.values())
+    _LOG.info("%d of %d stages ran; all are up to date", ran, len(outcomes), extra={"stage": "dvc"})
+
+
+if __name__ == "__main__":
+    main()

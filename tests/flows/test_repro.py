@@ -1,0 +1,83 @@
+"""`make repro`: a real DVC project, without Prefect."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.repro import repro
+from flows.stage_run import StageFailedError
+from tests.flows.conftest import CHAIN, MEETING, PROFILE, TAKING_TURNS, MakeProject, dvc_status, heed_ctrl_c
+
+pytestmark = pytest.mark.slow
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "flows.repro", *arguments]
+
+
+def test_the_result_is_dvc_repros_and_lines_name_their_stage(make_project: MakeProject, root: Path) -> None:
+    project = make_project(CHAIN, f"{PROFILE}number: 12\n")
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+
+    def lines(*arguments: str) -> list[str]:
+        run = subprocess.run(command(*arguments), cwd=project, env=environment, capture_output=True, check=True)
+        return run.stdout.decode().splitlines()
+
+    first = lines()
+    assert "write: Running stage 'write':" in first
+    assert first[-1] == "dvc: 3 of 3 stages ran; all are up to date"
+    assert dvc_status(project) == "Data and pipelines are up to date."
+    assert lines() == ["dvc: 0 of 3 stages ran; all are up to date"]
+    assert lines("tiny", "write", "--force")[-1] == "dvc: 1 of 1 stages ran; all are up to date"
+    assert (project / "runs.log").read_text() == "ran\n" * 2
+
+
+def test_an_output_that_is_gone_comes_back(make_project: MakeProject) -> None:
+    root = make_project(CHAIN, f"{PROFILE}number: 12\n")
+    repro("tiny")
+    (root / "digit.txt").unlink()
+    assert repro("tiny") == {"write": "Cached", "round": "Restored", "report": "Cached"}
+    assert (root / "digit.txt").read_text() == "1\n"
+
+
+def test_independent_stages_run_side_by_side_and_gpu_stages_in_turn(make_project: MakeProject) -> None:
+    settings = "profile: tiny\nflow: {gpu_stages: [sft, evaluate], outside_stages: []}\n"
+    make_project(MEETING | TAKING_TURNS, settings)
+    assert set(repro("tiny").values()) == {"Completed"}
+
+
+def test_one_job_runs_one_stage_at_a_time(make_project: MakeProject) -> None:
+    make_project(TAKING_TURNS)
+    assert set(repro("tiny", jobs=1).values()) == {"Completed"}
+
+
+def test_after_a_failure_nothing_starts_and_the_error_names_the_stage(make_project: MakeProject) -> None:
+    stages = {
+        "broken": {"cmd": "echo the reason >&2; exit 9", "outs": ["broken.txt"]},
+        "after": {"cmd": "cp broken.txt after.txt", "deps": ["broken.txt"], "outs": ["after.txt"]},
+    }
+    root = make_project(stages)
+    with pytest.raises(StageFailedError, match=r"--single-item broken` ended with status 255(.|\n)*the reason"):
+        repro("tiny")
+    assert not (root / "after.txt").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_cancelling_leaves_no_orphan(make_project: MakeProject, root: Path, how: signal.Signals) -> None:
+    stage = "setsid sleep 600 & echo $! $$ > started; wait"
+    project = make_project({"long": {"cmd": stage, "outs": ["never.txt"]}})
+    os.mkfifo(project / "started")
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    run = subprocess.Popen(command(), cwd=project, env=environment, preexec_fn=heed_ctrl_c)
+    with (project / "started").open() as pids:  # opens when the stage writes to it
+        processes = [psutil.Process(int(pid)) for pid in pids.read().split()]
+    run.send_signal(how)
+    run.wait(60)
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert alive == []
+    assert run.returncode != 0
