@@ -92,13 +92,13 @@ def latest_runs(root: Path, profile: str) -> list[StageRun]:
 
 
 def last_whole_run(runs: Sequence[StageRun]) -> list[StageRun]:
-    """Return the stages of the newest run, by their start: those before them began, or ended, long before."""
+    """Return the stages of the newest run, the last to end first; those that are left out ended long before it."""
     newest: list[StageRun] = []
-    for run in sorted(runs, key=lambda run: run.started, reverse=True):
-        if newest and run.started + run.seconds < newest[-1].started - LONGEST_PAUSE_S:
+    for run in sorted(runs, key=lambda run: run.started + run.seconds, reverse=True):
+        if newest and run.started + run.seconds < min(other.started for other in newest) - LONGEST_PAUSE_S:
             break
         newest.append(run)
-    return newest[::-1]
+    return newest
 
 
 def wall_s(runs: Sequence[StageRun]) -> float:
@@ -109,14 +109,14 @@ def wall_s(runs: Sequence[StageRun]) -> float:
 def _timeline(runs: Sequence[StageRun]) -> Iterator[str]:
     """Yield a line per stage, with a bar for those of the newest run: when it ran, from the run's start to its end."""
     newest = last_whole_run(runs)
-    first, scale = newest[0].started, TIMELINE_WIDTH / max(wall_s(newest), 1.0)
+    first, scale = min(run.started for run in newest), TIMELINE_WIDTH / max(wall_s(newest), 1.0)
     for run in runs:
         line = f"{run.stage:<22}{run.seconds:>9.1f} s{run.peak_mb:>8,} MiB"
         start, end = (int((moment - first) * scale) for moment in (run.started, run.started + run.seconds))
         yield f"{line}  {' ' * start}{'=' * max(end - start, 1)}" if run in newest and run.started else line
     total = sum(run.seconds for run in runs)
     yield f"{'total / highest':<22}{total:>9.1f} s{max(run.peak_mb for run in runs):>8,} MiB"
-    if newest[0].started:
+    if first:
         yield f"{'from start to end':<22}{wall_s(newest):>9.1f} s"
 
 
