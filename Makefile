@@ -78,12 +78,13 @@ worker-service: environment  ## write a systemd unit that keeps `make worker` ru
 	@$(BIN)/python -m flows.worker service $(POOL) $(if $(LIMIT),--limit $(LIMIT))
 
 test unit lint: EXTRAS := --all-extras
+TESTS := --numprocesses $(or $(JOBS),2) --dist loadfile
 
-test: environment lint  ## every check, the smoke graph last
-	@$(BIN)/python -m pytest
+test: environment lint  ## every check, JOBS (2) test files side by side
+	@$(BIN)/python -m pytest $(TESTS)
 
 unit: environment  ## the tests without the slow ones
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest $(TESTS) -m "not slow"
 
 lint: environment  ## ruff, pyright, and whether uv.lock fits pyproject.toml
 	@.venvs/uv/bin/uv lock --quiet --check

@@ -19,7 +19,7 @@ from deepsearch_rl.profile import Profile, find_profile
 from scripts.slopes import measure, write
 from tests.conftest import ROOT
 
-REFERENCE_S = {"prepare_model": 324, "rl": 488, "evaluate": 524}
+REFERENCE_S = {"prepare_model": 339, "rl": 598, "evaluate": 707}
 """Seconds that README states for a whole run of tiny."""
 
 

@@ -118,6 +118,6 @@ def test_mappings_are_merged_and_replace_takes_their_place(tmp_path: Path) -> No
         "extends: tiny\nrl: {steps: {sft: 3}}\nmodels: !replace {a: b}\nsynthesize: {endpoint: {x: {y: 1}}}\n"
     )
     values = extended_values(path)
-    assert values["rl"]["steps"] == {"sft": 3, "base": 16}
+    assert values["rl"]["steps"] == {"sft": 3, "base": 8}
     assert values["models"] == {"a": "b"}
     assert values["synthesize"]["endpoint"] == {"x": {"y": 1}}

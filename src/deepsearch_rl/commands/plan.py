@@ -52,11 +52,10 @@ def as_values(plan: Plan) -> dict[str, object]:
 
 def show(plan: Plan) -> None:
     """Print the stages with totals, the assumptions, and the prices."""
-    rows = [_cells(plan, work.stage, [work]) for work in plan.stages]
-    run = ("a run, two stages side by side", _time(plan.hours), *[""] * 5)
+    rows = [*(_cells(plan, work.stage, [work]) for work in plan.stages), _cells(plan, "all / highest", plan.stages)]
     header = ("stage", "time", "disk GiB", "host GiB", "GPU GiB", "million tokens, read + written", "price")
-    title = f"Profile {plan.profile} on a machine like {plan.machine}"
-    print_table(title, header, [*rows, _cells(plan, "total / highest memory", plan.stages), run])
+    print_table(f"Profile {plan.profile} on a machine like {plan.machine}", header, rows)
+    typer.echo(f"A run takes {_time(plan.hours)}, for stages run side by side (slope side_by_side).")
     used = {name for work in plan.stages for name, amount in work.amounts.items() if amount}
     lines = [
         (name, f"{slope.value:.4g}", slope.source)

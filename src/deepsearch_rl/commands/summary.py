@@ -95,9 +95,8 @@ def last_whole_run(runs: Sequence[StageRun]) -> list[StageRun]:
     """Return the stages of the newest run, the last to end first; those that are left out ended long before it."""
     newest: list[StageRun] = []
     for run in sorted(runs, key=lambda run: run.started + run.seconds, reverse=True):
-        if newest and run.started + run.seconds < min(other.started for other in newest) - LONGEST_PAUSE_S:
-            break
-        newest.append(run)
+        if not newest or run.started + run.seconds > min(other.started for other in newest) - LONGEST_PAUSE_S:
+            newest.append(run)
     return newest
 
 
@@ -111,11 +110,11 @@ def _timeline(runs: Sequence[StageRun]) -> Iterator[str]:
     newest = last_whole_run(runs)
     first, scale = min(run.started for run in newest), TIMELINE_WIDTH / max(wall_s(newest), 1.0)
     for run in runs:
-        line = f"{run.stage:<22}{run.seconds:>9.1f} s{run.peak_mb:>8,} MiB"
-        start, end = (int((moment - first) * scale) for moment in (run.started, run.started + run.seconds))
-        yield f"{line}  {' ' * start}{'=' * max(end - start, 1)}" if run in newest and run.started else line
-    total = sum(run.seconds for run in runs)
-    yield f"{'total / highest':<22}{total:>9.1f} s{max(run.peak_mb for run in runs):>8,} MiB"
+        start, length = int((run.started - first) * scale), max(int(run.seconds * scale), 1)
+        bar = f"  {' ' * start}{'=' * length}" if run in newest and run.started else ""
+        yield f"{run.stage:<22}{run.seconds:>9.1f} s{run.peak_mb:>8,} MiB{bar}"
+    total, peak_mb = sum(run.seconds for run in runs), max(run.peak_mb for run in runs)
+    yield f"{'total / highest':<22}{total:>9.1f} s{peak_mb:>8,} MiB"
     if first:
         yield f"{'from start to end':<22}{wall_s(newest):>9.1f} s"
 
