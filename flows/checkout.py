@@ -28,7 +28,7 @@ SECTIONS = {
     "download": "deepsearch_rl.corpora.download:DownloadConfig",
     "evaluate": "deepsearch_rl.evaluation.plan:EvaluateConfig",
     "filter": "deepsearch_rl.trajectories.training_set:FilterConfig",
-    "flow": "flows.reproduce:FlowConfig",
+    "flow": "flows.stage_run:FlowConfig",
     "ifeval": "deepsearch_rl.evaluation.ifeval:IfevalConfig",
     "index": "deepsearch_rl.retrieval.build:IndexSection",
     "merge": "deepsearch_rl.training.merge:MergeConfig",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.reproduce import DVC
+from flows.stage_run import DVC
 from tests.flows.conftest import MakeProject
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import reproduce as flow_module
+from flows import stage_run
 from flows.reproduce import reproduce
 from tests.flows.conftest import MakeProject
 from tests.flows.test_checkout import commit_all, git
@@ -56,8 +56,8 @@ def test_a_remote_that_is_away_delays_the_run_and_fails_no_stage(
     remote = remote_of(project)
     shutil.rmtree(remote)
     remote.write_text("a file, where DVC can neither read nor write objects")
-    monkeypatch.setattr(flow_module, "PUSH_BACKOFF_S", 0.1)
-    monkeypatch.setattr(flow_module, "PUSH_ATTEMPTS", 2)
+    monkeypatch.setattr(stage_run, "PUSH_BACKOFF_S", 0.1)
+    monkeypatch.setattr(stage_run, "PUSH_ATTEMPTS", 2)
     with caplog.at_level(logging.INFO):
         assert reproduce(targets=("write",)) == {"write": "Completed"}
     assert "the push of write failed (attempt 1)" in caplog.text

@@ -27,8 +27,10 @@ LENGTHS = [50, 120, 64, 64, 90]
 
 @pytest.fixture
 def config(smoke: Profile) -> RlConfig:
-    changes = {"lora": LoraConfig(rank=4, alpha=8), "max_batch_tokens": 200, "max_mismatch": 100.0}
-    return smoke.section("rl", RlConfig).model_copy(update=changes)
+    rl = smoke.section("rl", RlConfig)
+    loss = rl.loss.model_copy(update={"kl_loss": 0.0})  # ART's loss has none
+    changes = {"lora": LoraConfig(rank=4, alpha=8), "max_batch_tokens": 200, "max_mismatch": 100.0, "loss": loss}
+    return rl.model_copy(update=changes)
 
 
 @pytest.fixture
