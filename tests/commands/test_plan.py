@@ -19,7 +19,7 @@ from deepsearch_rl.profile import Profile, find_profile
 from scripts.slopes import measure, write
 from tests.conftest import ROOT
 
-REFERENCE_S = {"prepare_model": 339, "rl": 598, "evaluate": 707}
+REFERENCE_S = {"prepare_model": 342, "rl": 630, "evaluate": 755}
 """Seconds that README states for a whole run of tiny."""
 
 
