@@ -37,7 +37,8 @@ def repro(profile: str, targets: tuple[str, ...] = (), force: bool = False, jobs
         _LOG.warning("%s", sentence, extra={"stage": "dvc"})
     graph = select(read_graph(root, profile), targets)
     with ThreadPoolExecutor(jobs) as pool, ProcessGuard() as guard:
-        place = workplace(root, profile, guard, f"make repro PROFILE={profile} (process {os.getpid()})")
+        holder = f"make repro PROFILE={profile} (process {os.getpid()})"
+        place = workplace(root, profile, guard, holder, remote=False)  # as with `dvc repro`, which asks no remote
 
         def start(stage: Stage, _: list[Future[str]], unchanged: bool) -> Future[str]:
             if unchanged and not force:
@@ -61,6 +62,8 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="run stages even where nothing changed")
     parser.add_argument("--jobs", type=int, default=WORKERS, help=f"stages side by side ({WORKERS})")
     arguments = parser.parse_args()
+    if arguments.jobs < 1:
+        parser.error("--jobs (JOBS of make) must be 1 or more")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(stage)s: %(message)s"))
     _LOG.addHandler(handler)

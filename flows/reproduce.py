@@ -36,7 +36,7 @@ from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointError
 from deepsearch_rl.processes import ProcessGuard
 from flows.checkout import check_experiment_name, open_checkout, save_experiment
-from flows.graph import Stage, read_graph, select
+from flows.graph import Stage, has_remote, read_graph, select
 from flows.locks import held
 from flows.recovery import close_dead_run
 from flows.run_page import key_figures, run_page
@@ -156,7 +156,7 @@ def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...]
         get_run_logger().warning("%s", sentence)
     graph = select(read_graph(root, profile), targets)
     with ProcessGuard() as guard:
-        place = workplace(root, profile, guard, _holder())
+        place = workplace(root, profile, guard, _holder(), has_remote(root))
         locks = [folder / "uv.lock" for folder in (root, project)]
         if root != project and locks[0].read_bytes() != locks[1].read_bytes():  # other packages than the project's
             stream(["make", "environment"], place, get_run_logger())

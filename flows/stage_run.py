@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from logging import Logger, LoggerAdapter
@@ -16,7 +17,7 @@ from deepsearch_rl.profile import find_profile
 from deepsearch_rl.records import Record
 from deepsearch_rl.redaction import is_secret, redact
 from deepsearch_rl.retries import retry
-from flows.graph import Stage, has_remote
+from flows.graph import Stage
 from flows.locks import gpu_lock, held
 
 DVC = str(Path(__file__).with_name("dvc"))
@@ -44,7 +45,7 @@ class StageFailedError(DeepsearchError):
 class Workplace:
     """Where the stages of a run work: their folder, what ends them with the run, the run's name, and its settings.
 
-    ``remote`` is whether DVC has a remote.
+    ``remote`` is whether stages are fetched from DVC's remote, and pushed to it.
     """
 
     root: Path
@@ -54,20 +55,20 @@ class Workplace:
     remote: bool
 
 
-def workplace(root: Path, profile: str, guard: ProcessGuard, holder: str) -> Workplace:
+def workplace(root: Path, profile: str, guard: ProcessGuard, holder: str, remote: bool) -> Workplace:
     """Return the workplace of a run of a profile; ``holder`` is its name for those who wait for its locks."""
-    return Workplace(root, guard, holder, find_profile(root, profile).section("flow", FlowConfig), has_remote(root))
+    return Workplace(root, guard, holder, find_profile(root, profile).section("flow", FlowConfig), remote)
 
 
 def run_stage(stage: Stage, place: Workplace, force: bool, log: AnyLogger) -> str:
     """Let DVC reproduce one stage and return how it ended; its output goes to ``log`` line by line.
 
-    With a remote, what another machine has made of the same inputs is fetched, and what this one makes is pushed.
+    With the remote, what another machine has made of the same inputs is fetched, and what this one makes is pushed.
     Raises StageFailedError with the command, its exit status and its last lines.
     """
     on_gpu = stage.family in place.config.gpu_stages
     with held(gpu_lock(), place.holder, log.info, place.guard.check_open) if on_gpu else nullcontext() as lock:
-        lines = _reproduce(stage, place, force, log, [] if lock is None else [lock])
+        lines = _reproduce(stage, place, force, log, () if lock is None else (lock,))
     if _UNCHANGED in lines:
         return CACHED
     if place.remote:
@@ -75,7 +76,7 @@ def run_stage(stage: Stage, place: Workplace, force: bool, log: AnyLogger) -> st
     return RESTORED if any(line.endswith(_FROM_RUN_CACHE) for line in lines) else COMPLETED
 
 
-def _reproduce(stage: Stage, place: Workplace, force: bool, log: AnyLogger, locks: list[int]) -> list[str]:
+def _reproduce(stage: Stage, place: Workplace, force: bool, log: AnyLogger, locks: Sequence[int]) -> list[str]:
     """Reproduce a stage and return DVC's last lines; one that cannot be fetched runs here."""
     options = ["--force"] if force else []
     if place.remote:
@@ -108,14 +109,14 @@ def dvc_command(*arguments: str) -> list[str]:
     return [sys.executable, DVC, "--wait-for-lock", *arguments]
 
 
-def stream(command: list[str], place: Workplace, log: AnyLogger, locks: list[int] | None = None) -> list[str]:
+def stream(command: list[str], place: Workplace, log: AnyLogger, locks: Sequence[int] = ()) -> list[str]:
     """Run a command, log its output as it comes, without keys, and return the last lines.
 
     The descriptors ``locks`` stay open until the command and all that it started have ended. Raises StageFailedError.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     secrets = [value for name, value in environment.items() if is_secret(name)]
-    process = place.guard.start(command, folder=place.root, environment=environment, kept=locks or [])
+    process = place.guard.start(command, folder=place.root, environment=environment, kept=locks)
     lines = stream_lines(process, lambda line: log.info("%s", redact(line, secrets)))
     tail = [redact(line, secrets) for line in lines]
     if process.returncode != 0:

@@ -1,12 +1,14 @@
 """A small real DVC project in a temporary folder, and one real Prefect server for all flow tests."""
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from prefect.testing.utilities import prefect_test_harness
@@ -40,6 +42,8 @@ TAKING_TURNS = {
     for name in ("sft", "evaluate")
 }
 
+LONG = {"long": {"cmd": "setsid sleep 600 & echo $! $$ > started; wait", "outs": ["never.txt"]}}
+
 
 def dvc_status(root: Path) -> str:
     command = [sys.executable, "-m", "dvc", "status", "dvc.yaml"]
@@ -49,6 +53,19 @@ def dvc_status(root: Path) -> str:
 def heed_ctrl_c() -> None:
     """A shell starts its background jobs with SIGINT ignored, which they would hand down."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def cancel(project: Path, module: str, environment: Mapping[str, str], how: signal.Signals) -> None:
+    """Run a module in a project of the stage LONG and send it a signal: it fails, and the stage's processes end."""
+    os.mkfifo(project / "started")
+    run = subprocess.Popen([sys.executable, "-m", module], cwd=project, env=environment, preexec_fn=heed_ctrl_c)
+    with (project / "started").open() as pids:  # opens when the stage writes to it
+        processes = [psutil.Process(int(pid)) for pid in pids.read().split()]
+    run.send_signal(how)
+    run.wait(60)
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert alive == []
+    assert run.returncode != 0
 
 
 @pytest.fixture(scope="session")

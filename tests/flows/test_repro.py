@@ -6,12 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from flows.repro import repro
 from flows.stage_run import StageFailedError
-from tests.flows.conftest import CHAIN, MEETING, PROFILE, TAKING_TURNS, MakeProject, dvc_status, heed_ctrl_c
+from tests.flows.conftest import CHAIN, LONG, MEETING, PROFILE, TAKING_TURNS, MakeProject, cancel, dvc_status
 
 pytestmark = pytest.mark.slow
 
@@ -69,15 +68,4 @@ def test_after_a_failure_nothing_starts_and_the_error_names_the_stage(make_proje
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_cancelling_leaves_no_orphan(make_project: MakeProject, root: Path, how: signal.Signals) -> None:
-    stage = "setsid sleep 600 & echo $! $$ > started; wait"
-    project = make_project({"long": {"cmd": stage, "outs": ["never.txt"]}})
-    os.mkfifo(project / "started")
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    run = subprocess.Popen(command(), cwd=project, env=environment, preexec_fn=heed_ctrl_c)
-    with (project / "started").open() as pids:  # opens when the stage writes to it
-        processes = [psutil.Process(int(pid)) for pid in pids.read().split()]
-    run.send_signal(how)
-    run.wait(60)
-    _, alive = psutil.wait_procs(processes, timeout=30)
-    assert alive == []
-    assert run.returncode != 0
+    cancel(make_project(LONG), "flows.repro", {**os.environ, "PYTHONPATH": str(root)}, how)

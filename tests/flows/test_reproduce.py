@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
 
-import psutil
 import pytest
 from prefect import get_client
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
@@ -24,7 +23,7 @@ from deepsearch_rl.processes import LOOPBACK, free_port
 from flows import reproduce as flow_module
 from flows.reproduce import reproduce
 from flows.stage_run import StageFailedError
-from tests.flows.conftest import CHAIN, MEETING, PROFILE, TAKING_TURNS, MakeProject, dvc_status, heed_ctrl_c
+from tests.flows.conftest import CHAIN, LONG, MEETING, PROFILE, TAKING_TURNS, MakeProject, cancel, dvc_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
@@ -198,16 +197,9 @@ def test_a_server_that_was_started_for_the_run_takes_its_last_logs(make_project:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_cancelling_the_flow_leaves_no_orphan(make_project: MakeProject, root: Path, how: signal.Signals) -> None:
-    stage = "setsid sleep 600 & echo $! $$ > started; wait"
-    project = make_project({"long": {"cmd": stage, "outs": ["never.txt"]}})
-    os.mkfifo(project / "started")
-    environment = {**os.environ, "PYTHONPATH": str(root), "PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    command = [sys.executable, "-m", "flows.reproduce"]
-    flow = subprocess.Popen(command, cwd=project, env=environment, preexec_fn=heed_ctrl_c)
-    with (project / "started").open() as pids:  # opens when the stage writes to it
-        processes = [psutil.Process(int(pid)) for pid in pids.read().split()]
-    flow.send_signal(how)
-    flow.wait(60)
-    _, alive = psutil.wait_procs(processes, timeout=30)
-    assert alive == []
-    assert flow.returncode != 0
+    cancel(
+        make_project(LONG),
+        "flows.reproduce",
+        {**os.environ, "PYTHONPATH": str(root), "PREFECT_API_URL": str(PREFECT_API_URL.value())},
+        how,
+    )
