@@ -5,6 +5,9 @@ and with stages on where the servers are, and find each other, whatever shell th
 from, in this order: the process's own environment, ``.env`` of the project (each user's, not in git), and
 ``project.env`` beside this file; Prefect's database is in ``.prefect`` and MLflow's in ``mlruns`` of the project, also
 for a copy of the project inside it. Outside of the project's folder nothing is set.
+
+The Python that runs `dvc repro --force`, or `dvc exp run --force`, tells the stages that they begin from nothing: DVC
+itself does not (``DEEPSEARCH_RESUME``, read by ``stages/entry.py``; set to 1 by hand, a forced stage resumes).
 """
 
 import os
@@ -24,8 +27,21 @@ def variables(path: str) -> dict[str, str]:
     return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}
 
 
+def is_forced(command: list[str]) -> bool:
+    """Return whether a Python's command line, from its program on, is DVC's with the option ``--force`` or ``-f``."""
+    words = [os.path.basename(word) for word in command[1:4]]  # noqa: PTH119
+    is_dvc = "dvc" in words and ("repro" in command or "run" in command)
+    letters = "fsmpPRnicqvk"
+    return is_dvc and any(
+        word == "--force" or (len(word) > 1 and word[0] == "-" and set(word[1:]) <= set(letters) and "f" in word)
+        for word in command
+    )
+
+
 def apply() -> None:
     """Set what is missing, and put this Python's folder on the PATH."""
+    if is_forced(sys.orig_argv):
+        os.environ.setdefault("DEEPSEARCH_RESUME", "0")
     for path in (os.path.join(ROOT, ".env"), os.path.join(ROOT, "stages", "project.env")):  # noqa: PTH118
         for name, value in variables(path).items():
             os.environ.setdefault(name, value)

@@ -6,12 +6,18 @@ from deepsearch_rl.errors import look_up
 from deepsearch_rl.evaluation.evaluate_model import evaluate_model
 from deepsearch_rl.evaluation.plan import Evaluation
 from deepsearch_rl.profile import Profile
-from deepsearch_rl.trajectories.collect import evaluation_logs
-from stages.entry import run_for_item
+from deepsearch_rl.scratch import Scratch
+from deepsearch_rl.serving.remote import read_remote
+from deepsearch_rl.trajectories.collect import SERVER_FAILURES, keep_times
+from stages.entry import run
 
 
-def main(profile: Profile, item: str) -> None:
-    """Write ``data/<profile>/evaluate/<model>/``."""
+def main(profile: Profile, item: str, scratch: Scratch) -> None:
+    """Write ``data/<profile>/evaluate/<model>/``.
+
+    The rollouts are kept where they cost money, so that more questions or a further prompt ask only what is new, and
+    where a server failed some, so that a repeated run asks for those alone.
+    """
     folders = profile.values["models"]  # a model's folder is among the stage's deps, so it is no param
     folder = Path(look_up("model", item, folders))
     changes = profile.value("model_settings")
@@ -22,8 +28,12 @@ def main(profile: Profile, item: str) -> None:
         for name in variant.models or ():
             look_up("model in evaluate.variants", name, folders)
     out = profile.data / "evaluate" / item
-    evaluate_model(item, folder, setting, profile.data, out, evaluation_logs(profile.name, item))
+    evaluation = evaluate_model(item, folder, setting, profile.data, out, scratch.path)
+    keep_times(scratch.path, profile.name, item)
+    has_failures = any(row.failures.keys() & SERVER_FAILURES for row in evaluation.rows)
+    if read_remote(folder) or has_failures:
+        scratch.keep()
 
 
 if __name__ == "__main__":
-    run_for_item(main)
+    run(main)

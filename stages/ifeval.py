@@ -6,7 +6,7 @@ from deepsearch_rl.errors import look_up
 from deepsearch_rl.evaluation.ifeval import IfevalConfig, evaluate_ifeval
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
-from stages.entry import run_for_item
+from stages.entry import run
 
 
 def main(profile: Profile, item: str) -> None:
@@ -22,4 +22,4 @@ def main(profile: Profile, item: str) -> None:
 
 
 if __name__ == "__main__":
-    run_for_item(main)
+    run(main)

@@ -6,10 +6,11 @@ from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import RetrievalReport
 from deepsearch_rl.retrieval.build import IndexSection, build_indexes
 from deepsearch_rl.retrieval.quality import DatasetConfig, measure_datasets, training_questions
+from deepsearch_rl.scratch import Scratch
 from stages.entry import run
 
 
-def main(profile: Profile) -> None:
+def main(profile: Profile, scratch: Scratch) -> None:
     """Write ``data/<profile>/index/<corpus>/`` and ``reports/<profile>/retrieval.json``."""
     section = profile.section("index", IndexSection)
     datasets = profile.mapping("datasets", DatasetConfig)
@@ -19,7 +20,7 @@ def main(profile: Profile) -> None:
     learnt_from = training_questions(questions, datasets, learning.split) if learning else {}
     for name, variant in profile.section("chunk", ChunkConfig).variants.items():
         learnt_from.setdefault(name, learnt_from.get(variant.corpus, []))
-    build_indexes(chunks, index, section, profile.value("seed"), profile.work / "index", learnt_from)
+    build_indexes(chunks, index, section, profile.value("seed"), scratch.path, learnt_from)
     scores = measure_datasets(index, chunks, questions, datasets, section.quality)
     write_json(profile.reports / "retrieval.json", RetrievalReport(scores).model_dump(mode="json"))
 

@@ -4,14 +4,16 @@ from pathlib import Path
 
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.profile import Profile
+from deepsearch_rl.scratch import Scratch
 from deepsearch_rl.serving.launch import ServingConfig
+from deepsearch_rl.training.curves import recorded_curve
 from deepsearch_rl.training.prompt_search import OptimizePromptConfig, PromptTask, optimize_prompt
 from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
-from stages.entry import run_for_item
+from stages.entry import run
 from stages.followed import followed
 
 
-def main(profile: Profile, item: str) -> None:
+def main(profile: Profile, item: str, scratch: Scratch) -> None:
     """Write ``data/<profile>/prompts/<model>/``."""
     config = profile.section("optimize_prompt", OptimizePromptConfig)
     task = PromptTask(
@@ -20,8 +22,9 @@ def main(profile: Profile, item: str) -> None:
         setting=RolloutSetting.of(profile, config.dataset),
         serving=profile.section("serving", ServingConfig),
     )
-    optimize_prompt(task, config, profile.work, profile.data / "prompts" / item)
+    with recorded_curve(scratch.curve):
+        optimize_prompt(task, config, scratch.path, profile.data / "prompts" / item)
 
 
 if __name__ == "__main__":
-    run_for_item(followed(main))
+    run(followed(main))

@@ -1,18 +1,21 @@
 """Reinforcement learning from one start model: `python -m stages.rl params.yaml sft`."""
 
 from deepsearch_rl.profile import Profile
+from deepsearch_rl.scratch import Scratch
 from deepsearch_rl.training.backends.make import open_engine
 from deepsearch_rl.training.rl.trainer import RlConfig
+from deepsearch_rl.training.rl_fork import keep_run
 from deepsearch_rl.training.rl_worker import rl_run, train_watched
-from stages.entry import run_for_item
+from stages.entry import run
 from stages.followed import followed
 
 
-def main(profile: Profile, item: str) -> None:
+def main(profile: Profile, item: str, scratch: Scratch) -> None:
     """Train from ``models/<profile>/<item>`` into ``models/<profile>/rl_adapter/<item>``."""
     open_engine(profile.section("rl", RlConfig).backend)
-    train_watched(rl_run(profile, item))
+    train_watched(rl_run(profile, item, scratch.path, scratch.curve))
+    keep_run(scratch.path, profile.work, item)
 
 
 if __name__ == "__main__":
-    run_for_item(followed(main))
+    run(followed(main))

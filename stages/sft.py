@@ -1,16 +1,22 @@
 """sft: a LoRA on the teacher's successful trajectories, trained by ms-swift."""
 
 from deepsearch_rl.profile import Profile
+from deepsearch_rl.scratch import Scratch
+from deepsearch_rl.training.curves import recorded_curve
 from deepsearch_rl.training.sft import SftConfig, train_adapter
 from stages.entry import run
 from stages.followed import followed
 
 
-def main(profile: Profile) -> None:
+def main(profile: Profile, scratch: Scratch) -> None:
     """Write ``models/<profile>/sft_adapter/``, with all checkpoints where `stages.sft_dev` is to choose one."""
-    config, models = profile.section("sft", SftConfig), profile.models
-    rows, seed = profile.data / "sft" / "train.jsonl", profile.value("seed")
-    train_adapter(config, models / "base", rows, seed, profile.work, models / "sft_adapter")
+    config = profile.section("sft", SftConfig)
+    rows = profile.data / "sft" / "train.jsonl"
+    base, adapter = profile.models / "base", profile.models / "sft_adapter"
+    with recorded_curve(scratch.curve):
+        train_adapter(config, base, rows, profile.value("seed"), scratch.path, adapter)
+    if config.checkpoint == "dev":
+        scratch.keep()  # the stage goes on in `stages.sft_dev`; until that has ended, nothing has to be trained again
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.profile import Profile
+from deepsearch_rl.scratch import Scratch
 from deepsearch_rl.serving.launch import ServingConfig
+from deepsearch_rl.training.curves import recorded_curve
 from deepsearch_rl.training.sft import SftConfig
 from deepsearch_rl.training.sft_dev import DevRollouts, choose_on_dev
 from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
@@ -10,7 +12,7 @@ from stages.entry import run
 from stages.followed import followed
 
 
-def main(profile: Profile) -> None:
+def main(profile: Profile, scratch: Scratch) -> None:
     """Write ``models/<profile>/sft_adapter/`` again, with one of its checkpoints."""
     config, serving = profile.section("sft", SftConfig), profile.section("serving", ServingConfig)
     if config.checkpoint != "dev":
@@ -19,8 +21,9 @@ def main(profile: Profile) -> None:
             "in profile.yaml (of tiny: src/deepsearch_rl/presets/tiny.yaml) and run `make params deps`."
         )
     rollouts = DevRollouts(config.dev, RolloutSetting.of(profile, config.dev.dataset), serving)
-    choose_on_dev(rollouts, profile.models / "sft_adapter", profile.work)
+    with recorded_curve(scratch.curve):
+        choose_on_dev(rollouts, profile.models / "sft_adapter", scratch.path / "dev")
 
 
 if __name__ == "__main__":
-    run(followed(main))
+    run(followed(main), "sft", is_continued=True)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.profile import Profile
+from deepsearch_rl.scratch import Scratch
 from deepsearch_rl.serving.adapters import digest_weights
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from deepsearch_rl.trajectories.synthesize import SynthesizeConfig
@@ -11,7 +12,7 @@ from stages.entry import run
 from stages.synthesize import answer
 
 
-def main(profile: Profile) -> None:
+def main(profile: Profile, scratch: Scratch) -> None:
     """Write ``data/<profile>/trajectories/teacher.jsonl``."""
     config, serving = profile.section("synthesize", SynthesizeConfig), profile.section("serving", ServingConfig)
     teacher = config.self
@@ -22,7 +23,7 @@ def main(profile: Profile) -> None:
         )
     with serve_model(Path(teacher.model), serving) as endpoint:
         weights = digest_weights(Path(teacher.model))
-        answer(profile, (endpoint, [weights, endpoint.model, serving.digest_of_answers()]))
+        answer(profile, scratch, (endpoint, [weights, endpoint.model, serving.digest_of_answers()]))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.training.merge import AdapterMergeConfig, merge_rl_adapter
-from stages.entry import run_for_item
+from stages.entry import run
 
 
 def main(profile: Profile, item: str) -> None:
@@ -13,4 +13,4 @@ def main(profile: Profile, item: str) -> None:
 
 
 if __name__ == "__main__":
-    run_for_item(main)
+    run(main)

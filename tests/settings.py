@@ -1,8 +1,11 @@
 """Small settings of index, agent and retrieval server that tests of several packages start from."""
 
+from pathlib import Path
+
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig
+from deepsearch_rl.scratch import Scratch
 
 INDEX = IndexConfig.model_validate(
     {
@@ -48,3 +51,10 @@ RETRIEVAL = RetrievalConfig(
     online=None,
     startup_timeout_s=60,
 )
+
+
+def new_scratch(folder: Path, stage: str = "rl@sft") -> Scratch:
+    """Return a scratch folder of a stage below a folder, as a first run gets it."""
+    path = folder / "work" / "scratch" / stage / "0123456789ab"
+    path.mkdir(parents=True, exist_ok=True)
+    return Scratch(stage, path, folder / "work" / "curves" / "rl-sft-0123456789ab.jsonl")

@@ -1,4 +1,4 @@
-"""The stage rl with arranged rewards and a failed tool, and with ``--stale`` a sampler that is one step behind.
+"""RL with arranged rewards and a failed tool, and with ``--stale`` a sampler that is one step behind.
 
     python -m scripts.preflight.arranged_rl PARAMS START [--stale]
 
@@ -16,10 +16,10 @@ from typing import Any
 from deepsearch_rl.errors import CheckFailedError, DeepsearchError, StalePolicyError
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.records import Question, StopReason
-from deepsearch_rl.training import rl_worker
 from deepsearch_rl.training.backends import make
+from deepsearch_rl.training.curves import curve_path
 from deepsearch_rl.training.rl.trainer import Rollout, Sampling
-from stages import rl
+from deepsearch_rl.training.rl_worker import rl_run, train
 
 
 class ArrangedTrainer:
@@ -59,7 +59,6 @@ def arrange(is_stale: bool) -> None:
         return lambda *names: lambda task, config: ArrangedTrainer(open_engine(*names)(task, config), is_stale)
 
     make.ENGINES = {name: arranged(open_engine) for name, open_engine in make.ENGINES.items()}
-    rl.train_watched = rl_worker.train  # in this process, where the engines are arranged
 
 
 def main() -> None:
@@ -71,7 +70,10 @@ def main() -> None:
     arguments = parser.parse_args()
     arrange(arguments.stale)
     try:
-        rl.main(load_profile(arguments.params), arguments.start)
+        profile = load_profile(arguments.params)
+        scratch = profile.work / "arranged" / ("stale" if arguments.stale else "full")
+        run = rl_run(profile, arguments.start, scratch, curve_path(profile.work, f"arranged-{scratch.name}"))
+        train(run)  # in this process, where the engines are arranged
         if arguments.stale:
             raise CheckFailedError(
                 "a sampler that is one step behind was not noticed. The check of sampler against trainer (section rl) "

@@ -14,7 +14,7 @@ from typing import Any
 from deepsearch_rl.commands.doctor import inspect
 from deepsearch_rl.errors import CheckFailedError, UnavailableError
 from deepsearch_rl.files import read_json
-from deepsearch_rl.training.rl_worker import RUN_FILE
+from deepsearch_rl.training.rl_fork import RUNS
 from deepsearch_rl.training.sft import ATTENTION_PACKAGES
 from scripts.preflight.project import START, Project
 from scripts.preflight.runner import Phase
@@ -29,6 +29,7 @@ PROBE = (
 STEPS = 6  # of SFT, about: rows are packed
 STALE_LEARNING_RATE = 0.05  # one step of it moves a policy further than any rounding
 ROUNDING, ROUNDING_16_BIT = 1e-3, 0.1  # largest mean differences of log-probabilities, and logits, that it explains
+KEEP = "--keep-scratch"
 FULL = "full"  # name of the profile at full size, inside the copy
 
 
@@ -133,11 +134,11 @@ class Preflight:
         forwards = max(1, round(units / settings["rows_per_forward"] / STEPS))
         changes = {"sft.forwards_per_step": forwards, "sft.max_length": length}
         params = project.write_params(changes, "sft.yaml")
-        checkpoints = "sft-*/checkpoint-*/trainer_state.json"
+        checkpoints = "scratch/sft/*/checkpoint-*/trainer_state.json"
         project.kill_when(lambda: bool(project.files(checkpoints)), "sft", "stages.sft", params=params)
         done = max(int(path.parent.name.rpartition("-")[2]) for path in project.files(checkpoints))
-        seconds = project.run("sft", "stages.sft", params=params)
-        (scratch,) = project.files("sft-*")
+        seconds = project.run("sft", "stages.sft", KEEP, params=params)
+        (scratch,) = project.files("scratch/sft/*")
         summary = last_summary(scratch / "logging.jsonl")
         step, steps = map(int, summary["global_step/max_steps"].split("/"))
         if not done < step == steps:
@@ -218,13 +219,14 @@ class Preflight:
         """Three steps of 2 x 4 rollouts, killed after the first and resumed with the optimizer's state."""
         project = self.project
 
-        def logs() -> list[Path]:  # the run of phase stale, at the same time, has no RUN_FILE
-            return [path.with_name("train_log.jsonl") for path in project.files(f"rl-{START}-*/{RUN_FILE}")]
+        def logs() -> list[Path]:
+            return project.files(f"scratch/rl@{START}/*/train_log.jsonl")
 
-        project.kill_when(lambda: any(steps_of(log) for log in logs() if log.exists()), "rl", "stages.rl", START)
+        project.kill_when(lambda: any(map(steps_of, logs())), "rl", "stages.rl", START)
         (log,) = logs()
         before = log.read_text().splitlines()[:2]
         project.run("rl", "stages.rl", START)
+        (log,) = project.files(f"{RUNS}/{START}-*/train_log.jsonl")
         lines = (project.models / "rl_adapter" / START / "train_log.jsonl").read_text().splitlines()
         steps = [json.loads(line) for line in lines]
         if lines[:2] != before or [step["step"] for step in steps] != [0, 1, 2, 3]:
@@ -240,9 +242,8 @@ class Preflight:
         changes = {"rl.learning_rate": STALE_LEARNING_RATE, "rl.steps": {START: 2}}
         params = self.project.write_params(changes, "stale.yaml")
         self.project.run("rl", "scripts.preflight.arranged_rl", START, "--stale", params=params)
-        (step,) = (
-            steps for log in self.project.files(f"rl-{START}-*/train_log.jsonl") if len(steps := steps_of(log)) == 1
-        )
+        (log,) = self.project.files("arranged/stale/train_log.jsonl")
+        step = steps_of(log)
         if step[0].get("trainable_groups") != 1 or not step[0].get("failures/tool_error"):
             raise CheckFailedError(f"of a group with equal rewards and one with a failed tool, RL logged {step[0]}.")
         return {}
@@ -278,8 +279,8 @@ class Preflight:
         row = long_row(lines, report["rows"] * report["tokens"]["mean"], tokens)
         (project.data / "sft" / "train.jsonl").write_text(f"{row}\n", encoding="utf-8")
         params = project.write_params({"sft.forwards_per_step": 1, "sft.save_steps": 1}, f"{project.name}.yaml")
-        project.run("sft", "stages.sft", params=params)
-        (scratch,) = project.files("sft-*")
+        project.run("sft", "stages.sft", KEEP, params=params)
+        (scratch,) = project.files("scratch/sft/*")
         return {"tokens_per_s": tokens / last_summary(scratch / "logging.jsonl")["train_runtime"]}
 
     def full_sft(self) -> Figures:

@@ -87,6 +87,7 @@ def test_a_wrong_parameter_ends_a_stage_with_one_paragraph(
     values = yaml.safe_load((ROOT / "profiles/smoke/params.yaml").read_text())
     values[stage] |= change
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    shutil.copy(ROOT / "profiles/smoke/dvc.yaml", tmp_path)
     shutil.copytree(ROOT / "stages", tmp_path / "stages", ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", f"stages.{stage}", "params.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

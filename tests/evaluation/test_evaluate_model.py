@@ -28,7 +28,7 @@ from deepsearch_rl.serving.launch import CpuConfig, ServingConfig
 from stages import evaluate as evaluate_stage
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 from tests.policies import policy_folder
-from tests.settings import AGENT, INDEX, RETRIEVAL
+from tests.settings import AGENT, INDEX, RETRIEVAL, new_scratch
 
 __all__ = ["policy_folder"]
 
@@ -337,11 +337,11 @@ def test_a_variant_with_a_prompt_or_a_set_that_does_not_exist_names_the_nearest(
     ] == [""]
 
 
-def test_a_variant_of_a_model_that_is_not_evaluated_is_refused(root: Path) -> None:
+def test_a_variant_of_a_model_that_is_is_not_evaluated_is_refused(root: Path, tmp_path: Path) -> None:
     smoke = load_profile(root / "profiles/smoke/params.yaml")
     profile = smoke.with_overrides({"evaluate.variants.top2_short.models": ["stf"]})
     with pytest.raises(UnknownNameError, match=r"model in evaluate\.variants 'stf'. Did you mean 'sft'"):
-        evaluate_stage.main(profile, "sft")
+        evaluate_stage.main(profile, "sft", new_scratch(tmp_path))
 
 
 def test_the_chunk_size_of_a_row_is_that_of_its_corpus() -> None:

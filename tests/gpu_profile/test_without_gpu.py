@@ -8,10 +8,12 @@ import torch
 
 from deepsearch_rl.errors import UnavailableError
 from deepsearch_rl.profile import load_profile
+from deepsearch_rl.scratch import Scratch
 from deepsearch_rl.serving.hardware import require_gpu
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 STAGES = {"sft": (), "merge": (), "rl": ("sft",), "unsloth_merge": ("sft",), "evaluate": ("sft",), "ifeval": ("sft",)}
+WITH_SCRATCH = {"sft", "rl", "evaluate"}
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -20,8 +22,11 @@ def test_a_gpu_stage_stops_at_once_and_says_what_is_missing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     profile = load_profile(root / "profiles/gpu/params.yaml")
+    scratch = Scratch(stage, tmp_path / "work" / "scratch", tmp_path / "work" / "curve.jsonl")
+    arguments = [*STAGES[stage], *([scratch] if stage in WITH_SCRATCH else [])]
+    main = importlib.import_module(f"stages.{stage}").main
     with pytest.raises(UnavailableError, match=r"a CUDA GPU.*profiles/gpu/README\.md"):
-        importlib.import_module(f"stages.{stage}").main(profile, *STAGES[stage])
+        main(profile, *arguments)
     assert not list(tmp_path.iterdir())
 
 

@@ -11,7 +11,7 @@ from scripts.imports import PACKAGES, imported_names, module_file
 LAYERS = (
     (
         *("errors", "records", "answers", "files", "frames", "progress", "redaction", "retries"),
-        *("processes", "dvc_lock", "profile", "presets"),
+        *("processes", "dvc_lock", "profile", "presets", "stage_graph", "stage_state", "scratch"),
     ),
     ("corpora",),
     ("retrieval",),

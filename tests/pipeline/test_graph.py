@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dvc.dependency import ParamsDependency
 from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
 from deepsearch_rl.profile import PARAMS, dvc_file, load_profile, profile_names
+from deepsearch_rl.stage_graph import read_stage, stage_names
 from scripts.deps import SOURCES, generated_files, source_deps, with_choices, with_source_deps
 from scripts.imports import ROOT, closure, parse
 
@@ -126,6 +128,19 @@ def loaded_by(*files: Path) -> set[str]:
     """The sections that programs of a stage can load."""
     used = {path for file in files for path in closure(file) if path.name not in {"entry.py", "profile.py"}}
     return {section for path in used if path.suffix == ".py" for section in loaded_sections(path)}
+
+
+@pytest.mark.parametrize("profile", profile_names(ROOT))
+def test_stages_read_their_deps_and_params_from_the_graph_as_dvc_does(profile: str) -> None:
+    settings = load_profile((ROOT / dvc_file(profile)).with_name(PARAMS))
+    stages = {str(stage.name): stage for stage in read_stages(profile)}
+    assert sorted(stage_names(settings, ROOT)) == sorted(stages)
+    for name, stage in stages.items():
+        declared = read_stage(settings, name, ROOT)
+        params = [dep for dep in stage.deps if isinstance(dep, ParamsDependency)]
+        files = [dep.def_path for dep in stage.deps if dep not in params]
+        assert sorted([*declared.sources, *declared.data]) == sorted(files)
+        assert set(declared.params) == {(dep.def_path, name) for dep in params for name in dep.params}
 
 
 def test_a_stages_name_is_its_file_and_its_interpreter_is_named_in_params() -> None:

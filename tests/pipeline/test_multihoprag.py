@@ -19,6 +19,7 @@ from stages import prepare_model
 from tests.corpora.real_news import read_rows, write_repository
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 from tests.pipeline.test_smoke import copy_of_working_tree, run
+from tests.settings import new_scratch
 
 pytestmark = [pytest.mark.slow, pytest.mark.realdata, pytest.mark.timeout(600)]
 GRAPH = "profiles/multihoprag/dvc.yaml"
@@ -133,4 +134,4 @@ def test_without_targets_the_profile_stops_before_it_trains(tmp_path: Path, monk
     params = load_profile(ROOT / "profiles/multihoprag/params.yaml")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"no section prepare_model\.hub"):
-        prepare_model.main(params)
+        prepare_model.main(params, new_scratch(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.profile import Profile
-from stages.entry import run, run_for_item
+from stages.entry import run
 
 
 @pytest.fixture
@@ -17,6 +17,7 @@ def params_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "params.yaml"
     path.write_text("profile: tiny\n")
+    (tmp_path / "dvc.yaml").write_text("stages: {example: {cmd: a}, each: {foreach: [sft], do: {cmd: b}}}")
     return path
 
 
@@ -27,7 +28,8 @@ def long_profile(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     folder.mkdir(parents=True)
     for name in ("params.yaml", "dvc.yaml"):
         text = (root / "profiles" / "gpu" / name).read_text()
-        (folder / name).write_text(re.sub(r"max_hours: [\d.]+", "max_hours: 1", text))
+        text = re.sub(r"max_hours: [\d.]+", "max_hours: 1", text)
+        (folder / name).write_text(text.replace("stages:\n", "stages:\n  example: {cmd: a}\n", 1))
     monkeypatch.chdir(tmp_path)
     return folder / "params.yaml"
 
@@ -43,12 +45,16 @@ def run_stage(monkeypatch: pytest.MonkeyPatch, main: Callable[[Profile], None], 
 
 
 def test_a_finished_stage_notes_its_time_and_memory(params_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["stages/example.py", str(params_file), "sft"])
+    monkeypatch.setattr(sys, "argv", ["stages/each.py", str(params_file), "sft"])
     items: list[str] = []
-    run_for_item(lambda _, item: items.append(item))
+
+    def main(_: Profile, item: str) -> None:
+        items.append(item)
+
+    run(main)
     assert items == ["sft"]
     (noted,) = latest_runs(params_file.parent, "tiny")
-    assert noted.stage == "example@sft"
+    assert noted.stage == "each@sft"
     assert noted.seconds >= 0
     assert noted.peak_mb > 10
 
@@ -56,9 +62,13 @@ def test_a_finished_stage_notes_its_time_and_memory(params_file: Path, monkeypat
 def test_a_stage_for_each_model_needs_the_models_name(
     params_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["stages/example.py", str(params_file)])
+    monkeypatch.setattr(sys, "argv", ["stages/each.py", str(params_file)])
+
+    def main(_: Profile, item: str) -> None:
+        pytest.fail(f"it ran for {item}")
+
     with pytest.raises(SystemExit):
-        run_for_item(lambda *_: None)
+        run(main)
     assert "the following arguments are required: item" in capsys.readouterr().err
 
 

@@ -37,20 +37,20 @@ WORK, NAME = Path("work", "tiny"), "sft-0123456789ab"
 WAIT_S = 120
 STAGE = """
 import os, time
-from deepsearch_rl.training.curves import curve_path, record_step, recorded_curve
-from stages.entry import run_for_item
+from deepsearch_rl.training.curves import record_step, recorded_curve
+from stages.entry import run
 from stages.followed import followed
 
-def main(profile, item):
+def main(profile, item, scratch):
     first, last, then = os.environ["STEPS"].split()
-    with recorded_curve(curve_path(profile.work, f"rl-{item}-0123")):
+    with recorded_curve(scratch.curve):
         for step in range(int(first), int(last) + 1):
             record_step({"step": step, "loss": 1 / step})
         print("recorded", flush=True)
         while then == "stay" and not os.path.exists("end"):
             time.sleep(0.1)
 
-run_for_item(followed(main))
+run(followed(main), "rl")
 """
 """A stage that records steps, and then ends, or stays until it is killed or there is a file `end`."""
 
@@ -212,6 +212,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     params = {"profile": "tiny", "track": {"experiment": "tests"}, "python": {"core": sys.executable}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     (tmp_path / "rl.py").write_text(STAGE)
+    (tmp_path / "dvc.yaml").write_text("stages: {rl: {matrix: {start: [base]}, cmd: python rl.py}}")
     return tmp_path
 
 
@@ -229,6 +230,12 @@ def stage(uri: str, steps: str) -> Iterator["subprocess.Popen[str]"]:
             yield process
         finally:
             process.kill()
+
+
+def the_curve() -> Path:
+    """The one curve of the stage in the working directory."""
+    (curve,) = (WORK / "curves").glob("rl-base-*.jsonl")
+    return curve
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -263,7 +270,7 @@ def test_a_stage_that_is_killed_and_resumed_is_one_run_with_every_step_once(proj
         with stage(url, "4 8 stay") as training:
             wait_until(lambda: sent(8, "RUNNING"))
             follower(training).kill()
-            append(project / WORK / "curves" / "rl-base-0123.jsonl", steps(9))
+            append(the_curve(), steps(9))
         with stage(url, "8 10 stay") as training:
             wait_until(lambda: sent(10, "RUNNING"))
             (project / "end").touch()
@@ -272,7 +279,7 @@ def test_a_stage_that_is_killed_and_resumed_is_one_run_with_every_step_once(proj
         (run,) = live_runs(url)
         tags = {name: run.data.tags[name] for name in ("profile", "dvc.stage", "dvc.experiment")}
         assert tags == {"profile": "tiny", "dvc.stage": "rl@base", "dvc.experiment": "fussy-kiln"}
-        assert run.data.tags["curve"].startswith("tiny/rl-base-0123/")
+        assert run.data.tags["curve"].startswith(f"tiny/{the_curve().stem}/")
     assert [step for _, step, _ in written()] == list(range(1, 11))
 
 
@@ -294,8 +301,8 @@ def test_a_server_that_hangs_costs_a_stage_seconds_and_one_notice_and_the_steps_
     deepsearch = [sys.executable, "-c", COMMAND, "live", "--to", store]
     outputs = [subprocess.run(deepsearch, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert [output.split(" sent to ")[0].split(" /")[0] for output in outputs] == [
-        "tiny rl-base-0123: 4 lines",
-        "tiny rl-base-0123: already at",
+        f"tiny {the_curve().stem}: 4 lines",
+        f"tiny {the_curve().stem}: already at",
     ]
     (run,) = live_runs(store)
     assert [point[0] for point in points(store, run)] == [1, 2, 3]

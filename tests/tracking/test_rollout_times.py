@@ -20,7 +20,7 @@ from deepsearch_rl.tracking.bundle import build_bundle
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.traces import NO_TIMES
 from deepsearch_rl.tracking.upload import upload
-from deepsearch_rl.trajectories.collect import collect, evaluation_logs, read_times, times_path
+from deepsearch_rl.trajectories.collect import collect, kept_times, read_times, times_path
 from tests.agent.conftest import ChatServer, agent_config, chat_server, completion
 from tests.agent.search_server import serve_search
 from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, traces_experiment
@@ -86,7 +86,7 @@ def test_model_calls_and_searches_are_timed_beside_the_log_and_the_artifact_has_
 
 
 def test_a_resumed_run_keeps_the_times_of_the_rollouts_in_the_log(answer: Answer, tmp_path: Path) -> None:
-    log = evaluation_logs("tiny", "sft") / "digest" / "run.jsonl"
+    log = kept_times("tiny", "sft") / "digest" / "run.jsonl"
     answer(QUESTIONS, log, tmp_path / "out.jsonl")
     earlier = times_of(log)
     kept, *_ = log.read_bytes().splitlines(keepends=True)
@@ -95,7 +95,7 @@ def test_a_resumed_run_keeps_the_times_of_the_rollouts_in_the_log(answer: Answer
     answer(QUESTIONS, log, tmp_path / "out.jsonl")
     first = Trajectory.model_validate_json(kept)
     trajectories = list(read_jsonl(tmp_path / "out.jsonl", Trajectory))
-    times = read_times(evaluation_logs("tiny", "sft"), {trajectory_digest(rollout) for rollout in trajectories})
+    times = read_times(kept_times("tiny", "sft"), {trajectory_digest(rollout) for rollout in trajectories})
     assert len(times) == len(QUESTIONS)
     assert times[trajectory_digest(first)] == earlier[first.question_id]
     for trajectory in trajectories:
@@ -104,13 +104,13 @@ def test_a_resumed_run_keeps_the_times_of_the_rollouts_in_the_log(answer: Answer
 
 
 def test_a_line_of_times_that_a_kill_cut_off_is_left_out(answer: Answer, tmp_path: Path) -> None:
-    log = evaluation_logs("tiny", "sft") / "digest" / "run.jsonl"
+    log = kept_times("tiny", "sft") / "digest" / "run.jsonl"
     answer(QUESTIONS[:1], log, tmp_path / "out.jsonl")
     with times_path(log).open("ab") as file:
         file.write(b'{"question_id": ')
     [trajectory] = read_jsonl(tmp_path / "out.jsonl", Trajectory)
-    assert len(read_times(evaluation_logs("tiny", "sft"), {trajectory_digest(trajectory), "another"})) == 1
-    assert read_times(evaluation_logs("tiny", "sft"), {"another"}) == {}
+    assert len(read_times(kept_times("tiny", "sft"), {trajectory_digest(trajectory), "another"})) == 1
+    assert read_times(kept_times("tiny", "sft"), {"another"}) == {}
 
 
 @pytest.mark.slow
@@ -120,15 +120,15 @@ def test_the_spans_in_mlflow_have_the_real_times_and_other_machines_rollouts_hav
     results = make_results(tmp_path / "results")
     table = read_record(results.reports / "f1_table.json", F1Table)
     main, *_ = (row for row in table.rows if row.model == "sft")
-    answer(QUESTIONS, evaluation_logs("tiny", "sft") / "digest" / main.rollouts_file, tmp_path / "out.jsonl")
+    answer(QUESTIONS, kept_times("tiny", "sft") / "digest" / main.rollouts_file, tmp_path / "out.jsonl")
     (tmp_path / "out.jsonl").replace(results.evaluations["sft"] / main.rollouts_file)
     config = CONFIG.model_copy(update={"traces": 1.0})
     report = build_bundle(results, PROVENANCE, config, SEED, tmp_path / "bundle")
     files = {path.name: sha256_file(path) for path in (tmp_path / "bundle").glob("*.json*")}
-    times_path(evaluation_logs("tiny", "sft") / "digest" / main.rollouts_file).rename("kept.times")
+    times_path(kept_times("tiny", "sft") / "digest" / main.rollouts_file).rename("kept.times")
     assert build_bundle(results, PROVENANCE, config, SEED, tmp_path / "bundle") == report
     assert {path.name: sha256_file(path) for path in (tmp_path / "bundle").glob("*.json*")} == files
-    Path("kept.times").rename(times_path(evaluation_logs("tiny", "sft") / "digest" / main.rollouts_file))
+    Path("kept.times").rename(times_path(kept_times("tiny", "sft") / "digest" / main.rollouts_file))
 
     store = local_store(tmp_path / "mlruns")
     assert upload(tmp_path / "bundle", store, 20.0)

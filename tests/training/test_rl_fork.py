@@ -20,8 +20,8 @@ from deepsearch_rl.training.rl.checkpoints import checkpoints
 from deepsearch_rl.training.rl.loop import train_policy
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTrainer
 from deepsearch_rl.training.rl.watchdog import WatchdogConfig, watch
-from deepsearch_rl.training.rl_fork import fork
-from deepsearch_rl.training.rl_worker import RlRun, rl_run
+from deepsearch_rl.training.rl_fork import fork, run_name, run_of
+from deepsearch_rl.training.rl_worker import RlRun
 from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 from tests.training.rl.killed_loop import QUESTIONS, Killed, task
 from tests.training.rl.tiny_trainer import TinyTrainer
@@ -50,7 +50,7 @@ def make_run(policy_folder: Path, smoke: Profile, tmp_path: Path) -> MakeRun:
             weights="0",
             setting=RolloutSetting.of(smoke, "multihoprag"),
             rl=RlConfig.model_validate(rl),
-            scratch=tmp_path / name,
+            scratch=tmp_path / "rl@base" / name,
             curve=tmp_path / "curve.jsonl",
             output=tmp_path / f"{name}-adapter",
         )
@@ -112,7 +112,7 @@ def test_a_fork_continues_as_the_run_would_have_whose_checkpoint_it_takes(make_r
     source, target = train(make_run("rl-base-1", 6)), make_run("rl-base-2", 8)
     assert [*checkpoints(source.scratch)] == [2, 4, 5, 6], "the best, a multiple of four, the last two"
     before = file_digests(source.scratch)
-    fork(source.scratch, 4, target)
+    fork(run_name(source.scratch), source.scratch, 4, target)
     assert file_digests(source.scratch) == before
     assert [*checkpoints(target.scratch)] == [2, 4]
     straight = train(make_run("rl-base-3", 8))
@@ -120,26 +120,26 @@ def test_a_fork_continues_as_the_run_would_have_whose_checkpoint_it_takes(make_r
     assert (target.output / "train_log.jsonl").read_bytes() == (straight.output / "train_log.jsonl").read_bytes()
     assert (target.output / "adapter").read_bytes() == (straight.output / "adapter").read_bytes()
     manifest, other = (read_json(run.output / "manifest.json") for run in (target, straight))
-    assert manifest.pop("forked_from") == {"run": "rl-base-1", "step": 4}
+    assert manifest.pop("forked_from") == {"run": "base-rl-base-1", "step": 4}
     assert manifest == other
 
 
 def test_a_fork_chooses_among_the_checkpoints_that_it_has(make_run: MakeRun) -> None:
     source, target = train(make_run("rl-base-1", 6)), make_run("rl-base-2", 8)
     (source.scratch / "checkpoints" / "2").unlink()
-    fork(source.scratch, 4, target)
+    fork(run_name(source.scratch), source.scratch, 4, target)
     assert read_json(train(target).output / "manifest.json")["best_step"] == 4
     (source.scratch / "checkpoints" / "3").write_text("1.0")
     (source.scratch / "checkpoints" / "4").unlink()
     with pytest.raises(ArtifactError, match="no checkpoint up to step 3 with a score on dev"):
-        fork(source.scratch, 3, make_run("rl-base-3", 9))
+        fork(run_name(source.scratch), source.scratch, 3, make_run("rl-base-3", 9))
 
 
 @pytest.mark.parametrize(
     ("step", "name", "steps", "changes", "error", "message"),
     [
         (3, "rl-base-2", 8, {}, ArtifactError, r"no checkpoint of step 3; it has: 2, 4, 5, 6"),
-        (4, "rl-base-1", 6, {}, ConfigError, "the stage continues rl-base-1 itself"),
+        (4, "rl-base-1", 6, {}, ConfigError, "the stage continues base-rl-base-1 itself"),
         (6, "rl-base-2", 6, {}, ConfigError, r"rl\.steps\.base is 6, so nothing is left after step 6"),
         (4, "rl-base-2", 8, {"lora": {"rank": 3, "alpha": 1}}, ConfigError, r"with another rl\.lora"),
         (6, "rl-base-2", 8, {"patience": 2}, ConfigError, r"train nothing: at step 6, 2 scores .* of step 2, and"),
@@ -156,24 +156,24 @@ def test_a_fork_that_could_not_be_trained_is_refused(
 ) -> None:
     source, target = train(make_run("rl-base-1", 6)), make_run(name, steps, **changes)
     with pytest.raises(error, match=message):
-        fork(source.scratch, step, target)
+        fork(run_name(source.scratch), source.scratch, step, target)
 
 
 def test_a_fork_takes_the_place_of_a_run_that_logged_no_step(make_run: MakeRun) -> None:
     source, target = train(make_run("rl-base-1", 6)), make_run("rl-base-2", 8)
     target.scratch.mkdir()
     (target.scratch / "train_log.jsonl").touch()
-    fork(source.scratch, 4, target)
+    fork(run_name(source.scratch), source.scratch, 4, target)
     assert [*checkpoints(target.scratch)] == [2, 4]
 
 
 def test_a_fork_of_other_weights_or_over_a_run_is_refused(make_run: MakeRun) -> None:
     source, target = train(make_run("rl-base-1", 6)), train(make_run("rl-base-2", 8))
     with pytest.raises(ConfigError, match="rl-base-2 has trained with these params"):
-        fork(source.scratch, 4, target)
+        fork(run_name(source.scratch), source.scratch, 4, target)
     other = make_run("rl-base-3", 8).model_copy(update={"weights": "1"})
     with pytest.raises(ConfigError, match="changed other weights than those in"):
-        fork(source.scratch, 4, other)
+        fork(run_name(source.scratch), source.scratch, 4, other)
 
 
 @pytest.fixture
@@ -182,7 +182,8 @@ def project(policy_folder: Path, root: Path, world: World, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "profiles" / "smoke"
     folder.mkdir(parents=True)
-    (folder / "params.yaml").write_bytes((root / "profiles/smoke/params.yaml").read_bytes())
+    for name in ("params.yaml", "dvc.yaml"):
+        (folder / name).write_bytes((root / "profiles/smoke" / name).read_bytes())
     (tmp_path / "models" / "smoke").mkdir(parents=True)
     (tmp_path / "models" / "smoke" / "base").symlink_to(policy_folder)
     (tmp_path / "data" / "smoke").mkdir(parents=True)
@@ -194,18 +195,18 @@ def project(policy_folder: Path, root: Path, world: World, tmp_path: Path, monke
 
 def test_the_commands_list_runs_and_say_how_a_fork_is_trained(project: Path) -> None:
     profile = load_profile(project / "profiles/smoke/params.yaml").with_overrides({"rl.keep.every": 1})
-    source = train(rl_run(profile.with_overrides({"rl.steps.base": 3, "rl.epochs": 3}), "base"))
+    source = train(run_of(profile.with_overrides({"rl.steps.base": 3, "rl.epochs": 3}), "base", Path()))
     listed = CliRunner().invoke(app, ["rl", "runs", "smoke"], catch_exceptions=False)
-    assert source.scratch.name in listed.output
+    assert f"base-{source.scratch.name}" in listed.output
     assert "1.000 (2)" in listed.output
     assert "1 2 3" in listed.output
     changes = ["-S", "rl.steps.base=4", "-S", "rl.learning_rate=5e-4"]
     forked = CliRunner().invoke(
         app, ["rl", "fork", "base", "2", "--profile", "smoke", *changes], catch_exceptions=False
     )
-    target = rl_run(profile.with_overrides({"rl.steps.base": 4, "rl.learning_rate": 0.0005}), "base")
+    target = run_of(profile.with_overrides({"rl.steps.base": 4, "rl.learning_rate": 0.0005}), "base", Path())
     assert [*checkpoints(target.scratch)] == [2]
-    assert f"{target.scratch.name} begins at step 2 of {source.scratch.name}" in forked.output
+    assert f"base-{target.scratch.name} begins at step 2 of base-{source.scratch.name}" in forked.output
     assert (
         "dvc exp run -S profiles/smoke/params.yaml:rl.steps.base=4 "
         "-S profiles/smoke/params.yaml:rl.learning_rate=5e-4 profiles/smoke/dvc.yaml:rl@base" in forked.output

@@ -18,6 +18,7 @@ from deepsearch_rl.errors import ArtifactError, CommandError, RecordError, Unava
 from deepsearch_rl.files import read_record, sha256_file
 from deepsearch_rl.tracking.curves import line_digest, read_steps
 from deepsearch_rl.training import sft
+from deepsearch_rl.training.curves import curve_path, recorded_curve
 from deepsearch_rl.training.sft import (
     TRAINER_STATE,
     SftConfig,
@@ -189,7 +190,7 @@ def test_swift_runs_unless_the_newest_checkpoint_has_the_last_step(
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["steps"] == steps
 
 
-def test_all_checkpoints_are_published_for_dev_to_choose_from_and_another_choice_trains_nothing(
+def test_all_checkpoints_are_published_for_dev_to_choose_from_and_another_choice_of_a_killed_run_trains_nothing(
     config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
@@ -259,8 +260,9 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(
 ) -> None:
     config = config.model_copy(update={"eval_share": 0.25, "checkpoint": "loss", "epochs": 2, "log_steps": 1})
     began_ms = time.time() * 1000
-    train_adapter(config, policy_folder, rows, 0, tmp_path / "whole", tmp_path / "uninterrupted")
-    times = {digest: time_ms for digest, (time_ms, _) in read_steps(tmp_path / "whole").items()}
+    with recorded_curve(curve_path(tmp_path, "sft-0123456789ab")):
+        train_adapter(config, policy_folder, rows, 0, tmp_path / "whole", tmp_path / "uninterrupted")
+    times = {digest: time_ms for digest, (time_ms, _) in read_steps(tmp_path).items()}
     lines = read_record(next((tmp_path / "whole").rglob(TRAINER_STATE)), TrainerState).lines
     assert all(began_ms - 1 < times[line_digest(line.model_dump())] < time.time() * 1000 for line in lines)
     _train_until_first_checkpoint(config, policy_folder, rows, tmp_path / "work")
@@ -287,7 +289,7 @@ def _train_until_first_checkpoint(config: SftConfig, model: Path, rows: Path, wo
     paths = [str(path) for path in (model, rows, work, work / "never")]
     run = subprocess.Popen([sys.executable, "-c", call, config.model_dump_json(), *paths])
     try:
-        while run.poll() is None and not any(newest_checkpoint(folder) for folder in work.glob("sft-*")):
+        while run.poll() is None and newest_checkpoint(work) is None:
             pass
         assert run.poll() is None, "the run ended before it could be killed"
     finally:

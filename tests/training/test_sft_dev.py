@@ -16,14 +16,14 @@ from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question
 from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.tracking.curves import read_runs
-from deepsearch_rl.training.curves import TrainingStep
+from deepsearch_rl.training.curves import TrainingStep, curve_path, recorded_curve
 from deepsearch_rl.training.sft import SftDev
 from deepsearch_rl.training.sft_dev import DevRollouts, choose_on_dev
 from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 from stages import sft_dev as stage
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 from tests.policies import CONTEXT_TOKENS
-from tests.settings import AGENT, RETRIEVAL
+from tests.settings import AGENT, RETRIEVAL, new_scratch
 from tests.worlds import World
 
 WEIGHTS = "adapter_model.safetensors"
@@ -89,7 +89,8 @@ def test_the_checkpoint_that_answers_best_is_left_and_all_scores_are_in_log_mani
     expected = sha256_file(trained / "checkpoints" / "4" / WEIGHTS)
     with serve_chat(answers({"2": 0, "4": 4, "5": 2})) as chat:
         describe_endpoints(trained, chat.endpoint.base_url)
-        scores = choose_on_dev(rollouts, trained, tmp_path / "work")
+        with recorded_curve(curve_path(tmp_path / "work", "sft_dev-0123456789ab")):
+            scores = choose_on_dev(rollouts, trained, tmp_path / "work")
     assert scores == {2: 0.5, 4: 1.0, 5: 0.75}, "'person nobody' has half of 'person 0'"
     assert sorted(path.name for path in trained.iterdir()) == [
         "adapter_config.json", WEIGHTS, "manifest.json", "train_log.jsonl",
@@ -130,10 +131,10 @@ def test_real_adapters_are_served_one_after_the_other_and_score(
     scores = choose_on_dev(rollouts, trained, tmp_path / "work")
     assert list(scores) == [2, 4]
     assert all(0 <= score <= 1 for score in scores.values())
-    (two, four) = ((tmp_path / "work").glob(f"sft_dev-*/{step}.jsonl") for step in (2, 4))
-    assert next(two).read_text() != next(four).read_text(), "another adapter writes something else"
+    two, four = (tmp_path / "work" / f"{step}.jsonl" for step in (2, 4))
+    assert two.read_text() != four.read_text(), "another adapter writes something else"
 
 
-def test_another_choice_than_dev_is_refused_where_the_graph_asks_dev_questions(smoke: Profile) -> None:
+def test_another_choice_than_dev_is_refused_where_the_graph_asks_dev_questions(smoke: Profile, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sft\.checkpoint is 'last', .* `make params deps`"):
-        stage.main(smoke.with_overrides({"sft.checkpoint": "last"}))
+        stage.main(smoke.with_overrides({"sft.checkpoint": "last"}), new_scratch(tmp_path))

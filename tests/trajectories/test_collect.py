@@ -16,7 +16,7 @@ from deepsearch_rl.errors import ConfigError, EndpointError, RecordError
 from deepsearch_rl.files import only_writer, read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, StopReason, Trajectory
-from deepsearch_rl.trajectories.collect import TrajectoryFile, collect, log_path
+from deepsearch_rl.trajectories.collect import TrajectoryFile, collect
 from tests.trajectories.scripted import ScriptedAgent, make_questions, make_trajectory
 
 QUESTIONS = make_questions(20)
@@ -143,11 +143,6 @@ def test_a_full_disk_is_told_as_it_is(log: Path):
 
     with pytest.raises(OSError, match="No space left"):
         run(ScriptedAgent(answer), log)
-
-
-def test_a_changed_parameter_does_not_resume_what_another_made():
-    assert log_path("synthesize", {"top_k": 3}) == log_path("synthesize", {"top_k": 3})
-    assert log_path("synthesize", {"top_k": 3}) != log_path("synthesize", {"top_k": 4})
 
 
 def test_a_cut_last_line_is_told_and_only_its_rollout_is_made_again(log: Path, caplog: pytest.LogCaptureFixture):

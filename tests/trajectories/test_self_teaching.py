@@ -1,7 +1,6 @@
 """A model that answers its training questions itself: the stage's program, a real model server, real searches."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,9 @@ from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.files import read_distinct
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Trajectory
-from deepsearch_rl.trajectories import synthesize as module
 from stages import synthesize, synthesize_self
 from tests.policies import CONTEXT_TOKENS, policy_folder
+from tests.settings import new_scratch
 from tests.worlds import World
 
 __all__ = ["policy_folder"]
@@ -45,32 +44,19 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoke: Profile, wor
 
 
 def test_a_model_answers_each_question_as_often_as_asked_and_differently(profile: Profile, tmp_path: Path) -> None:
-    synthesize_self.main(profile)
+    synthesize_self.main(profile, new_scratch(tmp_path))
     trajectories = list(read_distinct(tmp_path / "data/smoke/trajectories/teacher.jsonl", Trajectory))
     assert [trajectory.sample for trajectory in trajectories] == [0, 1, 2] * 2
     assert {trajectory.temperature for trajectory in trajectories} == {1.0}
     assert all(trajectory.completion_tokens for trajectory in trajectories), "a model has written them"
     assert len({trajectory.messages for trajectory in trajectories}) == 6
-    assert list((tmp_path / "work").rglob("*.jsonl")) == []
 
 
-def test_other_weights_continue_no_log(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys: list[str] = []
-    log_path: Callable[..., Path] = module.log_path
-    monkeypatch.setattr(module, "log_path", lambda *key: keys.append(str(log_path(*key))) or log_path(*key))
-    few = profile.with_overrides({"synthesize.questions": 1, "synthesize.samples": 1})
-    synthesize_self.main(few)
-    synthesize_self.main(few)
-    (tmp_path / MODEL / "generation_config.json").write_text("{}")
-    synthesize_self.main(few)
-    assert keys[0] == keys[1] != keys[2]
-
-
-def test_each_program_of_the_stage_refuses_the_others_teacher(profile: Profile, smoke: Profile) -> None:
+def test_each_program_of_the_stage_refuses_the_others_teacher(profile: Profile, smoke: Profile, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="make params deps"):
-        synthesize.main(profile)
+        synthesize.main(profile, new_scratch(tmp_path))
     with pytest.raises(ConfigError, match=r"synthesize\.self null"):
-        synthesize_self.main(smoke)
+        synthesize_self.main(smoke, new_scratch(tmp_path))
     scripted = profile.with_overrides({"synthesize.teacher": "scripted"})
     with pytest.raises(ConfigError, match="make params deps"):
-        synthesize_self.main(scripted)
+        synthesize_self.main(scripted, new_scratch(tmp_path))

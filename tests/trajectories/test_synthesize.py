@@ -1,7 +1,6 @@
 """The scripted teacher through the real agent loop and a real retrieval server."""
 
 import contextlib
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 
 from deepsearch_rl.answers import SUCCESS_F1, f1
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
-from deepsearch_rl.files import read_distinct, read_json, write_json, write_jsonl
+from deepsearch_rl.files import read_distinct, write_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.trajectories import synthesize as module
@@ -31,7 +30,7 @@ def teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoke: Profile, world
     def run(source: World, out: Path = tmp_path / "teacher.jsonl", **changes: object) -> list[Trajectory]:
         config = SynthesizeConfig(**(dict(smoke.section("synthesize", SynthesizeConfig)) | changes))
         files = {"questions": source.questions.parent, "index": source.index, "chunks": source.chunks}
-        synthesize(config, setting.model_copy(update=files), out)
+        synthesize(config, setting.model_copy(update=files), out, tmp_path / "work" / out.stem)
         return list(read_distinct(out, Trajectory))
 
     return run
@@ -55,35 +54,6 @@ def test_two_runs_write_the_same_bytes_of_calls_and_one_answer_with_notes_of_wha
         assert all(note.startswith("found ") for note in others)
         assert (last.content, last.tool_calls) == (f"{others[-1]}\n<answer> {trajectory.answer}</answer>", ())
         assert len(trajectory.retrievals) == len(searches)
-
-
-def test_the_log_is_gone_once_the_artifact_is_whole(teach: Teach, world: World, tmp_path: Path):
-    assert len(teach(world, questions=5, samples=2)) == 10
-    assert list((tmp_path / "work").rglob("*.jsonl")) == []
-
-
-def test_an_edited_prompt_or_another_index_has_a_log_of_its_own(
-    teach: Teach, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    keys: list[object] = []
-
-    def log_path(stage: str, determined_by: object) -> Path:
-        keys.append(determined_by)
-        return tmp_path / f"{stage}-{len(keys)}.jsonl"
-
-    monkeypatch.setattr(module, "log_path", log_path)
-    teach(world, questions=1)
-    teach(world, questions=1)
-    moved = shutil.copytree(world.index, tmp_path / "index")
-    manifest = read_json(moved / "manifest.json")
-    write_json(moved / "manifest.json", manifest | {"chunks": "elsewhere.jsonl", "versions": {"numpy": "0"}})
-    teach(replace(world, index=moved), questions=1)
-    assert keys[0] == keys[1] == keys[2]
-    write_json(moved / "manifest.json", manifest | {"seed": 5})
-    teach(replace(world, index=moved), questions=1)
-    monkeypatch.setattr("deepsearch_rl.agent.config.load_prompt", lambda _: "Another prompt.")
-    teach(world, questions=1)
-    assert len({str(key) for key in keys}) == 3
 
 
 def test_questions_without_a_plan_are_refused_before_any_answer(teach: Teach, world: World, tmp_path: Path):

@@ -22,8 +22,8 @@ def runs_command(
 ) -> None:
     """List what has trained: steps, the best score on dev, and the steps whose checkpoints are kept.
 
-    A run is a folder of `work/<profile>/`; the one that trained last comes first. A folder that nobody wants to
-    continue or fork can be removed.
+    Finished runs are kept in `work/<profile>/rl_runs/`, and those that were cut off in the scratch folders of the
+    stage; the one that trained last comes first. `deepsearch clean --runs` removes those that nobody wants to fork.
 
         deepsearch rl runs
     """
@@ -35,12 +35,12 @@ def runs_command(
 
     require_profile(Path(), profile)
     rows = []
-    for run in find_runs(Path("work", profile)):
+    for name, run in find_runs(Path("work", profile)).items():
         lines = list(read_jsonl(run / TRAIN_LOG, TrainingStep))
         size_mb = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) / 1e6
         best = best_line(lines)
         kept = " ".join(map(str, checkpoints(run)))
-        rows.append([run.name, str(lines[-1].step), f"{best.dev_f1:.3f} ({best.step})", kept, f"{size_mb:.0f} MB"])
+        rows.append([name, str(lines[-1].step), f"{best.dev_f1:.3f} ({best.step})", kept, f"{size_mb:.0f} MB"])
     print_table("", ["run", "steps", "best dev F1 (step)", "checkpoints", "size"], rows)
 
 
@@ -59,13 +59,13 @@ def fork_command(
     and log up to the step; the command that then trains is printed. The model's manifest says where it was forked from.
 
         deepsearch rl fork sft 20 -S rl.learning_rate=5e-4
-        deepsearch rl fork rl-sft-0123456789ab 40 -S rl.steps.sft=80
+        deepsearch rl fork sft-0123456789ab 40 -S rl.steps.sft=80
     """
     from deepsearch_rl.training.rl_fork import fork_run  # noqa: PLC0415 - transformers
 
     settings = find_profile(Path(), profile).with_overrides(dict(map(changed_field, changes or [])))
-    source, target = fork_run(settings, run, step)
-    typer.echo(f"{target.scratch.name} begins at step {step} of {source.name}. Train it with:\n")
+    source, target = fork_run(settings, run, step, Path())
+    typer.echo(f"{target.start_name}-{target.scratch.name} begins at step {step} of {source}. Train it with:\n")
     typer.echo(f"    {_train_command(profile, target.start_name, changes or [])}")
 
 

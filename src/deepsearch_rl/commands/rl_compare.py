@@ -14,6 +14,9 @@ from deepsearch_rl.commands.defaults import changed_field
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.profile import Profile, find_profile
 from deepsearch_rl.records import Record
+from deepsearch_rl.scratch import DIGITS
+from deepsearch_rl.stage_graph import family_sources
+from deepsearch_rl.stage_state import code_digests, read_state
 
 if TYPE_CHECKING:
     from deepsearch_rl.evaluation.plan import Evaluation
@@ -46,8 +49,8 @@ def compare_command(
 ) -> None:
     """Train with several settings from one start, with equal questions and rollouts, and score them on dev.
 
-    Every run is kept in `work/<profile>/compare/` and is not made again; one that was cut off goes on. The table is
-    also `work/<profile>/compare/table.json`. `val` is not looked at.
+    Every run is kept in `work/<profile>/compare/` and is not made again while code, params and data are what they were;
+    one that was cut off goes on. The table is also `work/<profile>/compare/table.json`. `val` is not looked at.
 
         deepsearch rl compare rl.loss.algorithm=grpo rl.loss.algorithm=gspo rl.loss.algorithm=rloo
         deepsearch rl compare rl.loss.kl_penalty=0 'rl.loss.kl_penalty=0.05 rl.learning_rate=5e-4' --seeds 3
@@ -77,24 +80,30 @@ def compare_settings(
 def _trained(profile: Profile, start: str, samples: int) -> TrainedRun:
     """Train and score one setting, unless that was done before; one that was scored in another way is scored again."""
     from deepsearch_rl.evaluation.evaluate_model import evaluate_model  # noqa: PLC0415
-    from deepsearch_rl.files import read_jsonl, read_record, write_json  # noqa: PLC0415
-    from deepsearch_rl.training.curves import TrainingStep  # noqa: PLC0415
+    from deepsearch_rl.files import read_jsonl, read_record, sha256_json, write_json  # noqa: PLC0415
+    from deepsearch_rl.training.curves import TrainingStep, curve_path  # noqa: PLC0415
     from deepsearch_rl.training.rl.loop import TRAIN_LOG, best_line  # noqa: PLC0415 - transformers
     from deepsearch_rl.training.rl_worker import rl_run, train_watched  # noqa: PLC0415
 
-    run = rl_run(profile, start)
-    folder, scoring = profile.work / "compare" / run.scratch.name, _scoring(profile, run.rl.dataset, samples)
+    state = read_state(profile, f"rl@{start}", Path())
+    name = f"{start}-{state.resumable().digest()[:DIGITS]}"
+    folder = profile.work / "compare" / name
+    run = rl_run(profile, start, folder / "training", curve_path(profile.work, f"rl-{name}"))
+    scoring = _scoring(profile, run.rl.dataset, samples)
+    code = code_digests(family_sources(profile, "evaluate", Path()), Path())
+    scored_by = sha256_json([scoring.digest(), code])
     known = read_record(folder / "run.json", TrainedRun) if (folder / "run.json").is_file() else None
-    if known is None or known.scoring != scoring.digest():
+    if known is None or known.scoring != scored_by:
         before = _children_cpu_s()
         if known is None:
             train_watched(run.model_copy(update={"output": folder / "model"}))
         cpu_s = known.cpu_s if known else _children_cpu_s() - before
-        evaluation = evaluate_model("policy", folder / "model", scoring, profile.data, folder / "dev", folder / "logs")
+        logs = folder / "logs" / scored_by[:DIGITS]
+        evaluation = evaluate_model("policy", folder / "model", scoring, profile.data, folder / "dev", logs)
         sampled, greedy = sorted(evaluation.rows, key=lambda row: not row.main)
         lines = list(read_jsonl(folder / "model" / TRAIN_LOG, TrainingStep))
         known = TrainedRun(
-            scoring=scoring.digest(),
+            scoring=scored_by,
             best_step=best_line(lines).step,
             sampled_f1=sampled.f1,
             greedy_f1=greedy.f1,

@@ -47,7 +47,7 @@ from deepsearch_rl.tracking.curves import CurveRun, line_digest, read_steps
 from deepsearch_rl.tracking.live import LIVE, live_runs
 from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_id
 from deepsearch_rl.tracking.traces import Owner, build_trace
-from deepsearch_rl.trajectories.collect import evaluation_logs, read_times
+from deepsearch_rl.trajectories.collect import kept_times, read_times
 
 DIGEST_TAG, F1_TAG = "report.digest", "f1"
 PARENT_TAG = "mlflow.parentRunId"
@@ -188,7 +188,7 @@ class _Upload:
         owner, now_ns = Owner(self.traces_of, run_id, logged.model_id), time.time_ns()
         rollouts = [shown for shown in read_jsonl(self.folder / ROLLOUTS, ShownRollout) if shown.model == model]
         digests = [trajectory_digest(shown.trajectory) for shown in rollouts]
-        times = read_times(evaluation_logs(self.bundle.table.profile, model), set(digests))
+        times = read_times(kept_times(self.bundle.table.profile, model), set(digests))
         traces = (
             build_trace(shown, owner, times.get(digest), now_ns)
             for shown, digest in zip(rollouts, digests, strict=True)

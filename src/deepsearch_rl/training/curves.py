@@ -1,6 +1,6 @@
 """The curve of a training run while it is trained: every step with its metrics and the time of day.
 
-    work/<profile>/curves/<stage>-<key>.jsonl     named as the run's scratch folder, by a digest of all its inputs
+    work/<profile>/curves/<stage>-<key>.jsonl     key: the digest that names the run's scratch folder
 
 Training logs are equal from run to run, so no clock enters them. A curve is a measurement: it is appended to, outlives
 a kill, and a resumed run goes on in it. ``tracking/`` sends it to MLflow. Where nobody asks for a curve

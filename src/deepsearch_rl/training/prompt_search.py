@@ -27,7 +27,6 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.files import (
     AppendLog,
     atomic_directory,
-    file_digests,
     only_writer,
     read_jsonl,
     sha256_json,
@@ -37,7 +36,7 @@ from deepsearch_rl.records import NonEmpty, Question, Record, Trajectory
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint, read_remote
-from deepsearch_rl.training.curves import curve_path, record_step, recorded_curve
+from deepsearch_rl.training.curves import record_step
 from deepsearch_rl.training.rl.rewards import PolicyText, ThinkLength, reward_parts
 from deepsearch_rl.trajectories.collect import collect, read_questions
 from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
@@ -102,7 +101,7 @@ class PromptTask:
     serving: ServingConfig
 
 
-def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, work: Path, out: Path) -> list[Candidate]:
+def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, scratch: Path, out: Path) -> list[Candidate]:
     """Look for a better prompt than the setting's and write the best one, all that were kept and a manifest.
 
     Returns the kept prompts, the first of which is the start. The best has the highest mean on the dev questions, the
@@ -110,7 +109,7 @@ def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, work: Path, 
 
     Raises ConfigError where no reflection model is named; ArtifactError where a split has no question; EndpointError
     where the reflection model fails; and as :func:`serve_model`, :func:`serve_index` and :func:`collect`. Finished
-    rollouts and reflections are kept in ``work`` then.
+    rollouts and reflections are kept in ``scratch`` then, by the models behind the endpoints.
     """
     if config.reflection is None:
         raise ConfigError("optimize_prompt.reflection is null; name the endpoint of a model that writes prompts.")
@@ -118,16 +117,16 @@ def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, work: Path, 
     train, dev = read_questions(setting.split("train"), counts.train), read_questions(setting.split("dev"), counts.dev)
     reflector = open_endpoint(config.reflection.endpoint)
     with serve_model(task.folder, task.serving) as endpoint:
-        scratch = work / f"optimize_prompt-{task.name}-{_digest(task, config, endpoint, reflector)[:16]}"
-        log = scratch / REFLECTIONS
-        with only_writer(log), AppendLog(log) as texts, recorded_curve(curve_path(work, scratch.name)):
+        folder = scratch / _models_digest(task, endpoint, reflector)[:16]
+        log = folder / REFLECTIONS
+        with only_writer(log), AppendLog(log) as texts:
             reflect, progress = _Reflector(config.reflection, reflector, texts), _Progress()
             with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
                 result = optimize(
                     seed_candidate={COMPONENT: load_prompt(setting.agent.prompt)},
                     trainset=train,
                     valset=dev,
-                    adapter=_Rollouts(task, config, endpoint, url, scratch),  # pyright: ignore[reportArgumentType]
+                    adapter=_Rollouts(task, config, endpoint, url, folder),  # pyright: ignore[reportArgumentType]
                     reflection_lm=reflect,  # pyright: ignore[reportArgumentType]
                     reflection_minibatch_size=min(config.minibatch, len(train)),
                     perfect_score=sum(config.rewards.values()),
@@ -156,11 +155,10 @@ def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, work: Path, 
     return candidates
 
 
-def _digest(task: PromptTask, config: OptimizePromptConfig, endpoint: Endpoint, reflector: Endpoint) -> str:
-    """Return the SHA-256 of all that decides which prompts are found."""
+def _models_digest(task: PromptTask, endpoint: Endpoint, reflector: Endpoint) -> str:
+    """Return the SHA-256 of the models that environment variables may name: the one that answers and the reflector."""
     address = endpoint.base_url if read_remote(task.folder) else None  # a server of this run has another port each time
-    models = [file_digests(task.folder), endpoint.model, address, reflector.base_url, reflector.model]
-    return sha256_json([config.model_dump(mode="json"), task.setting.digest("train", "dev"), *models])
+    return sha256_json([endpoint.model, address, reflector.base_url, reflector.model])
 
 
 def _candidates(result: Any, dev: Sequence[Question]) -> list[Candidate]:

@@ -14,7 +14,7 @@ from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Record
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.training.backends.make import open_engine
-from deepsearch_rl.training.curves import curve_path, recorded_curve
+from deepsearch_rl.training.curves import recorded_curve
 from deepsearch_rl.training.model_folder import weight_files
 from deepsearch_rl.training.rl.heartbeat import check_server, run_watched
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
@@ -40,28 +40,22 @@ class RlRun(Record):
     output: Path
 
 
-def rl_run(profile: Profile, item: str) -> RlRun:
-    """Return the run of a profile from the start ``item``; its scratch folder is named by a digest of all inputs.
+def rl_run(profile: Profile, item: str, scratch: Path, curve: Path) -> RlRun:
+    """Return the run of a profile from the start ``item`` in a scratch folder, with its curve.
 
-    How often checkpoints are kept, when a run counts as hung and how many rollouts run at once are no inputs: to change
-    them continues the run.
     Raises UnknownNameError for an unknown start or data set, ArtifactError where an input is missing.
     """
     config = profile.section("rl", RlConfig)
     look_up("start", item, config.steps)
-    start, setting = profile.models / item, RolloutSetting.of(profile, config.dataset)
-    weights = [sha256_file(path) for path in weight_files(start)]
-    settings = config.model_dump(mode="json", exclude={"keep", "watchdog", "concurrency"})
-    key = sha256_json([settings, setting.digest("train", "dev"), *weights])
-    scratch = profile.work / f"rl-{item}-{key[:12]}"
+    start = profile.models / item
     return RlRun(
         start_name=item,
         start=start,
-        weights=sha256_json(weights),
-        setting=setting,
+        weights=sha256_json([sha256_file(path) for path in weight_files(start)]),
+        setting=RolloutSetting.of(profile, config.dataset),
         rl=config,
         scratch=scratch,
-        curve=curve_path(profile.work, scratch.name),
+        curve=curve,
         output=profile.models / "rl_adapter" / item,
     )
 

@@ -26,15 +26,13 @@ from deepsearch_rl.files import (
     read_json,
     read_jsonl,
     read_record,
-    sha256_file,
-    sha256_json,
     write_json,
     write_jsonl,
 )
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
-from deepsearch_rl.training.curves import curve_path, record_step, recorded_curve
+from deepsearch_rl.training.curves import record_step
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, CHECKPOINTS, MANIFEST, weight_files
 from deepsearch_rl.training.swift_run import run_swift, swift_command
 from deepsearch_rl.trajectories.convert import SwiftRow
@@ -197,12 +195,11 @@ def swift_sft_command(
     return swift_command("sft", flags)
 
 
-def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: Path, output: Path) -> None:
+def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, scratch: Path, output: Path) -> None:
     """Train on a base model and ms-swift's rows; write adapter, ``train_log.jsonl`` and ``manifest.json`` at once.
 
-    For ``checkpoint`` dev, the adapters to choose from are in ``checkpoints/<step>/`` of ``output``. Checkpoints are in
-    ``work`` under a name made from all that training depends on, so that a killed run continues, and another choice
-    trains nothing again.
+    For ``checkpoint`` dev, the adapters to choose from are in ``checkpoints/<step>/`` of ``output``. A killed run
+    continues from its checkpoints in ``scratch``, which the caller keeps apart for every other model, row and setting.
 
     Raises:
         UnavailableError: params name a GPU and there is none.
@@ -215,14 +212,12 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, work: P
     count = sum(1 for _ in read_jsonl(rows, SwiftRow)) if rows.is_file() else 0
     if not count:
         raise ArtifactError(f"{rows} holds no rows to train on; look at the drop counts of the filter stage.")
-    settings = config.model_dump(exclude={"checkpoint", "dev"})
-    key = sha256_json([settings, seed, *(sha256_file(path) for path in (rows, *weight_files(model)))])
-    scratch = work / f"sft-{key[:12]}"
+    weight_files(model)  # refuses a folder without weights before the trainer is started
     checkpoint = newest_checkpoint(scratch)
     state = checkpoint and read_record(checkpoint / TRAINER_STATE, TrainerState)
     if state is None or state.global_step < state.max_steps:
         command = swift_sft_command(config, model, rows, scratch, seed, checkpoint)
-        with contextlib.ExitStack() as stack, recorded_curve(curve_path(work, scratch.name)):
+        with contextlib.ExitStack() as stack:
             run_swift(command, scratch / "swift.log", _progress(stack))
         checkpoint = newest_checkpoint(scratch)
     if checkpoint is None:

@@ -1,8 +1,7 @@
 """The best of SFT's checkpoints, by the F1 of real rollouts on dev questions: the scorer of RL's dev F1.
 
 Each adapter that ``train_adapter`` left is served beside its base, as an evaluated model is, and answers the same
-questions with the same seeds. Rollouts are logged in ``work/`` under a name made from all that they depend on, so that
-a killed choice continues.
+questions with the same seeds. Rollouts are logged in the stage's scratch folder, so that a killed choice continues.
 """
 
 import shutil
@@ -18,15 +17,13 @@ from deepsearch_rl.files import (
     atomic_directory,
     read_json,
     read_jsonl,
-    sha256_json,
     write_json,
     write_jsonl,
 )
 from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.server.launch import serve_index
-from deepsearch_rl.serving.adapters import digest_weights
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
-from deepsearch_rl.training.curves import TrainingStep, curve_path, record_step, recorded_curve
+from deepsearch_rl.training.curves import TrainingStep, record_step
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, CHECKPOINTS, MANIFEST
 from deepsearch_rl.training.sft import TRAIN_LOG, SftDev
 from deepsearch_rl.trajectories.collect import collect, read_questions
@@ -44,12 +41,8 @@ class DevRollouts:
     setting: RolloutSetting
     serving: ServingConfig
 
-    def digest(self) -> str:
-        """Return the SHA-256 of all that answers depend on besides the model."""
-        return sha256_json([self.plan.model_dump(), self.setting.digest("dev"), self.serving.digest_of_answers()])
 
-
-def choose_on_dev(rollouts: DevRollouts, folder: Path, work: Path) -> dict[int, float]:
+def choose_on_dev(rollouts: DevRollouts, folder: Path, scratch: Path) -> dict[int, float]:
     """Leave of the adapters in ``checkpoints/`` of ``folder`` the one with the best dev F1, the earliest of equals.
 
     The scores go into its log, its manifest and a training curve; return them, in [0, 1], by step.
@@ -62,14 +55,9 @@ def choose_on_dev(rollouts: DevRollouts, folder: Path, work: Path) -> dict[int, 
         raise ArtifactError(f"{folder} has no checkpoints to choose from; run the stage sft again.")
     setting = rollouts.setting
     questions = read_questions(setting.split("dev"), rollouts.plan.questions)
-    weights = {step: digest_weights(adapters[step]) for step in sorted(adapters)}
-    scratch = work / f"sft_dev-{sha256_json([rollouts.digest(), [*weights.values()]])[:12]}"
     scores: dict[int, float] = {}
-    with (
-        recorded_curve(curve_path(work, scratch.name)),
-        serve_index(setting.index, setting.chunks, setting.retrieval) as url,
-    ):
-        for step in weights:
+    with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
+        for step in sorted(adapters):
             scores[step] = _dev_f1(rollouts, questions, url, step, adapters[step], scratch)
             record_step({"step": step, DEV_F1: scores[step]})
     best = max(scores, key=lambda step: (scores[step], -step))

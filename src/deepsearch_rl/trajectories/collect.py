@@ -1,6 +1,7 @@
 """Bulk runs: many questions at once, resumed after a kill.
 
-Finished rollouts go to an append-only log under ``work/``, named by a digest of all that determines them. A resumed run
+Finished rollouts go to an append-only log, which the caller keeps in a place of its own for everything that determines
+them (:mod:`deepsearch_rl.scratch`). A resumed run
 repeats the rollouts that a server failed; a run stops when many in a row show that a server is gone. Memory does not
 grow with the number of trajectories. docs/evaluation.md, "Bulk runs", says what every kind of line means when the log
 is opened again.
@@ -8,6 +9,7 @@ is opened again.
 
 import asyncio
 import logging
+import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,8 +18,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeAlias
-
-from pydantic import JsonValue
 
 from deepsearch_rl.agent.timing import RolloutTimes, Stopwatch
 from deepsearch_rl.answers import score_rollout
@@ -28,7 +28,6 @@ from deepsearch_rl.files import (
     parse_record,
     read_distinct,
     read_jsonl,
-    sha256_json,
     write_jsonl,
 )
 from deepsearch_rl.progress import ProgressBar
@@ -52,9 +51,17 @@ class Agent(Protocol):
 MakeAgent: TypeAlias = Callable[[], AbstractAsyncContextManager[Agent]]
 
 
-def evaluation_logs(profile: str, model: str) -> Path:
-    """Return the folder of a model's evaluation; its rollout logs are in folders named by what determines them."""
-    return Path("work", f"evaluate-{profile}-{model}")
+def kept_times(profile: str, model: str) -> Path:
+    """Return the folder with the times of a model's rollouts, which outlive the logs of their evaluation."""
+    return Path("work", profile, "times", model)
+
+
+def keep_times(logs: Path, profile: str, model: str) -> None:
+    """Copy the times of an evaluation's rollouts from its scratch folder to :func:`kept_times`."""
+    for times in logs.glob("*/*.times"):
+        target = kept_times(profile, model) / times.parent.name / times.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(times, target)
 
 
 def times_path(log: Path) -> Path:
@@ -85,11 +92,6 @@ def read_questions(path: Path, count: int | None = None) -> list[Question]:
     if not questions:
         raise ArtifactError(f"{path} holds no question; run the download stage again.")
     return questions
-
-
-def log_path(stage: str, determined_by: JsonValue) -> Path:
-    """Return where a stage keeps its log, by a digest of what determines the result."""
-    return Path("work", stage, f"{sha256_json(determined_by)[:16]}.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,10 @@ def collect(
     if artifact.server_failures:
         counts = f"{artifact.server_failures} of {artifact.count} rollouts"
         _LOG.warning(
-            "%s: %s ended because a server failed, and count as failed; a forced run makes them again", label, counts
+            "%s: %s ended because a server failed, and count as failed. A repeated run asks for those alone; a stage "
+            "is repeated by `DEEPSEARCH_RESUME=1 dvc repro --force --single-item STAGE`",
+            label,
+            counts,
         )
     return artifact
 

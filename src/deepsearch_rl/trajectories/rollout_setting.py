@@ -5,10 +5,8 @@ from typing import Self
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import look_up
-from deepsearch_rl.files import sha256_file, sha256_json
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Record
-from deepsearch_rl.retrieval.manifest import digest_index
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
 
@@ -43,11 +41,3 @@ class RolloutSetting(Record):
     def split(self, name: str) -> Path:
         """Return the file of a split's questions, e.g. of ``dev``."""
         return self.questions / f"{name}.jsonl"
-
-    def digest(self, *splits: str) -> str:
-        """Return the SHA-256 of all that answers to the questions of ``splits`` depend on besides the model.
-
-        Raise ArtifactError where there is no index.
-        """
-        settings = [self.seed, self.agent.rollout_fingerprint(), self.retrieval.search_fingerprint()]
-        return sha256_json([*settings, digest_index(self.index), *(sha256_file(self.split(name)) for name in splits)])

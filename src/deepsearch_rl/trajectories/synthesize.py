@@ -15,10 +15,11 @@ from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import PolicyPerRollout, SearchAgent
 from deepsearch_rl.agent.teacher import ScriptedTeacher, TeacherConfig, read_plan
 from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.files import sha256_json
 from deepsearch_rl.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint
-from deepsearch_rl.trajectories.collect import collect, log_path, read_questions, times_path
+from deepsearch_rl.trajectories.collect import TrajectoryFile, collect, read_questions
 from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 
 ServedTeacher: TypeAlias = tuple[Endpoint, JsonValue]
@@ -46,11 +47,12 @@ class SynthesizeConfig(Record):
 
 
 def synthesize(
-    config: SynthesizeConfig, setting: RolloutSetting, out: Path, served: ServedTeacher | None = None
-) -> int:
-    """Write the teacher's trajectories to ``out``, sorted by id, and return how many there are.
+    config: SynthesizeConfig, setting: RolloutSetting, out: Path, scratch: Path, served: ServedTeacher | None = None
+) -> TrajectoryFile:
+    """Write the teacher's trajectories to ``out``, sorted by id, and return them.
 
-    ``served`` is the teacher ``self``. Raise ConfigError where the teacher has no settings, cannot answer these
+    ``served`` is the teacher ``self``. A killed run goes on from ``scratch``, unless the address or model that
+    environment variables name is another one. Raise ConfigError where the teacher has no settings, cannot answer these
     questions or is not the graph's; ArtifactError where an input is missing or empty; and as :func:`serve_index` and
     :func:`collect`.
     """
@@ -62,14 +64,10 @@ def synthesize(
         )
     agent, seed = setting.agent, setting.seed
     teacher, determined_by = served or _teacher(config, questions, seed)
-    log = log_path("synthesize", [config.model_dump(mode="json"), setting.digest(config.split), determined_by])
+    log = scratch / f"{sha256_json(determined_by)[:16]}.jsonl"
     with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
         agents = partial(SearchAgent, agent, teacher, url, config.temperature, model_name="teacher", seed=seed)
-        artifact = collect(questions, config.samples, agents, log, agent.concurrency, "synthesize", out)
-    if not artifact.server_failures:
-        log.unlink()  # the artifact is complete; a forced run must ask again
-        times_path(log).unlink()
-    return artifact.count
+        return collect(questions, config.samples, agents, log, agent.concurrency, "synthesize", out)
 
 
 def _teacher(
