@@ -35,6 +35,7 @@ COMMANDS = {
     "compare": "First minus second, question by question, with 95 % intervals and permutation p-values.",
     "retrieve": "Build, search, serve and measure passage indexes.",
     "rl": "Runs of RL, their checkpoints, and new runs that begin at one of them.",
+    "clean": "Show, or remove, what killed runs left behind: scratch folders that no stage resumes from.",
     "trajectories": "What became of rollouts, and files for other trainers.",
 }
 MODULES = {"table": "summary", "track": "summary", "compare": "score"}

@@ -269,6 +269,12 @@ FORK = Command(
         "-S": ("rl.learning_rate=0.5", "0.values.rl.learning_rate", 0.5),
     },
 )
+CLEAN = Command(
+    "clean tiny",
+    "deepsearch_rl.commands.clean.find_leftovers",
+    {"--all": ("", "1", True), "--runs": ("", "2", True)},
+)
+CLEAN_NOW = Command("clean tiny", "deepsearch_rl.commands.clean.show", {"--yes": ("", "1", True)})
 COMPARE_RL = Command(
     "rl compare rl.loss.algorithm=rloo",
     "deepsearch_rl.commands.rl_compare.compare_settings",
@@ -304,6 +310,8 @@ COMMANDS = (
     LIVE_FOLLOWED,
     LIVE_STAGE,
     FORK,
+    CLEAN,
+    CLEAN_NOW,
 )
 CASES = [(command, option) for command in COMMANDS for option in command.options]
 
