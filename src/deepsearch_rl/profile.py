@@ -53,7 +53,7 @@ class Profile:
 
     @property
     def work(self) -> Path:
-        """``work/<name>``: untracked files from which a killed stage resumes."""
+        """``work/<name>``: scratch folders, curves, and reports that wait for a server; untracked."""
         return Path("work", self.name)
 
     def value(self, name: str) -> Any:

@@ -94,6 +94,11 @@ def code_digests(sources: Iterable[str], root: Path) -> dict[str, str]:
     return {name: _digest(root / name) for name in sources}
 
 
+def package_digest() -> str:
+    """Return the SHA-256 of all code and data of this package, for commands outside of a graph."""
+    return _digest(Path(__file__).parent)
+
+
 def data_digests(paths: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of the content of files and folders; what did not change since the last call is not read."""
     known = _read_known()

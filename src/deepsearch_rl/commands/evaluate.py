@@ -12,6 +12,7 @@ from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.records import ProtocolName, RetrieverName, ServingBackend
+from deepsearch_rl.stage_state import package_digest
 
 if TYPE_CHECKING:
     from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
@@ -72,7 +73,8 @@ def evaluate_command(
     """Let a model answer a question set with search, and print its row of the F1 table.
 
     The set is fetched and indexed below work/evaluate where it is not there yet; no GPU and no weights are needed for
-    a model behind an endpoint. A run that was stopped goes on where it was when it is started again. Rollouts and
+    a model behind an endpoint. A run that was stopped goes on where it was when it is started again, unless this package
+    is another version by then. Rollouts and
     rows.json lie in a folder per model, set and setting, which is named at the end; they can be read with
     `deepsearch trajectories`, scored again and compared (`deepsearch compare`).
 
@@ -119,7 +121,8 @@ def _evaluate(request: "Standalone", out: Path | None, as_json: bool) -> None:
     from deepsearch_rl.evaluation.standalone import evaluate  # noqa: PLC0415 - loads FAISS, the agent and its clients
 
     place = out or WORK / "results" / f"{request.name}-{request.dataset}-{request.digest()[:DIGITS]}"
-    evaluation = evaluate(request, WORK / "data", place, WORK / "logs")
+    logs = WORK / "logs" / package_digest()[:DIGITS]  # another version of the package answers anew
+    evaluation = evaluate(request, WORK / "data", place, logs)
     if as_json:
         typer.echo(evaluation.model_dump_json(indent=2))
     else:
