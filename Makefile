@@ -30,7 +30,9 @@ flow: environment  ## the same as a Prefect flow run: a task per stage
 	@$(BIN)/python -m flows.reproduce $(PROFILE)
 	@$(BIN)/deepsearch summary $(PROFILE)
 
-# DVC does not see who OPENAI_MODEL names: evaluating is forced, and takes the answers that it has from its own log.
+# DVC does not see who OPENAI_MODEL names: evaluating is forced. It takes the answers that it has from the scratch folder,
+# where they are kept for every model behind an endpoint.
+multihoprag optimize-prompt: export DEEPSEARCH_RESUME = 1
 multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
 	@$(BIN)/python -m deepsearch_rl.dvc_lock
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index

@@ -22,6 +22,7 @@ def main(profile: Profile, item: str, scratch: Scratch) -> None:
         setting=RolloutSetting.of(profile, config.dataset),
         serving=profile.section("serving", ServingConfig),
     )
+    scratch.keep()  # rollouts and reflections cost money: a forced run that may resume takes those that it has
     with recorded_curve(scratch.curve):
         optimize_prompt(task, config, scratch.path, profile.data / "prompts" / item)
 
