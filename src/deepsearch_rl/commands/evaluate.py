@@ -73,9 +73,9 @@ def evaluate_command(
     """Let a model answer a question set with search, and print its row of the F1 table.
 
     The set is fetched and indexed below work/evaluate where it is not there yet; no GPU and no weights are needed for
-    a model behind an endpoint. A run that was stopped goes on where it was when it is started again with the same version
-    of this package. Rollouts and rows.json lie in a folder per model, set and setting, which is named at the end; they can be read with
-    `deepsearch trajectories`, scored again and compared (`deepsearch compare`).
+    a model behind an endpoint. A run that was stopped goes on where it was when it is started again with the same
+    version of this package. Rollouts and rows.json lie in a folder per model, set and setting, which is named at the
+    end; they can be read with `deepsearch trajectories`, scored again and compared (`deepsearch compare`).
 
         deepsearch evaluate --model gpt-x --base-url https://api.example.com/v1 --questions 50
         deepsearch evaluate --model models/tiny/sft --dataset musique --data FOLDER --context-tokens 2048
