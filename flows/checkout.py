@@ -14,12 +14,15 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
+from dvc.utils.flatten import flatten
 
+from deepsearch_rl.copies import CHECKOUTS
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.files import atomic_directory, sha256_json
-from deepsearch_rl.profile import PARAMS, dvc_file, find_profile
+from deepsearch_rl.profile import PARAMS, dvc_file, find_profile, read_values
 from flows.dvc.__main__ import modify_yaml_at_once
 
 SECTIONS = {
@@ -46,6 +49,9 @@ SECTIONS = {
     "unsloth_merge": "deepsearch_rl.training.merge:AdapterMergeConfig",
 }
 """Section of params.yaml -> its config, imported only when a run changes the section: some load torch."""
+
+
+_OTHER_NAME = "Choose another name, or remove that one: `dvc exp remove %s`."
 
 
 def resolve_revision(project: Path, revision: str, warn: Callable[[str], object]) -> str:
@@ -90,7 +96,7 @@ def open_checkout(
     if not revision and not params:
         return project
     commit = resolve_revision(project, revision or "HEAD", warn)
-    folder = project / "work" / "checkouts" / f"{profile}-{commit[:7]}-{sha256_json(dict(params))[:7]}"
+    folder = project / CHECKOUTS / f"{profile}-{commit[:7]}-{sha256_json(dict(params))[:7]}"
     if not folder.is_dir():
         with atomic_directory(folder) as partial:
             _require(_git(project, "clone", "--quiet", "--shared", "--no-checkout", str(project), str(partial)))
@@ -124,12 +130,59 @@ def check_experiment_name(name: str) -> None:
         raise ConfigError(f"an experiment's name has letters, digits, - and _ alone; {name!r} has others.")
 
 
-def save_experiment(folder: Path, profile: str, stages: Iterable[str], name: str) -> None:
+def check_experiment_is_new(project: Path, folder: Path, profile: str, name: str) -> bool:
+    """Return whether the project has no experiment of this name; one of the same profile and params may be made again.
+
+    Args:
+        project: the clone of the project that lists experiments.
+        folder: the clone with the params of the run, from :func:`open_checkout`.
+        profile: tiny, or a folder of profiles/.
+        name: the name that the experiment shall have.
+
+    Raises:
+        ConfigError: an experiment of this name has other params or is of another profile, and would be replaced.
+    """
+    path = Path(dvc_file(profile)).with_name(PARAMS).as_posix()
+    values = flatten(read_values(folder / path))
+    experiments = _experiments(project, name)
+    for commit, began_at in experiments:
+        for changed in _git(project, "diff", "--name-only", began_at, commit).stdout.splitlines():
+            file = Path(changed)
+            if file.name in (PARAMS, "dvc.lock") and file.parent != Path(path).parent:
+                raise ConfigError(
+                    f"there is an experiment {name} of another profile ({changed} differs there). {_OTHER_NAME % name}"
+                )
+        text = _git(project, "show", f"{commit}:{path}").stdout
+        before = flatten(yaml.load(text, yaml.CSafeLoader) or {})
+        others = [
+            f"{key}={before.get(key)}" for key in sorted({*before, *values}) if before.get(key) != values.get(key)
+        ]
+        if others:
+            raise ConfigError(f"there is an experiment {name} with {', '.join(others)}. {_OTHER_NAME % name}")
+    return not experiments
+
+
+def _experiments(project: Path, name: str) -> list[tuple[str, str]]:
+    """Return the experiments of a name: the commit of each, and the one that it began at."""
+    listed = _git(project, "for-each-ref", "--format=%(objectname) %(refname)", f"refs/exps/??/*/{name}")
+    experiments: list[tuple[str, str]] = []
+    for line in listed.stdout.splitlines():
+        commit, ref = line.split()
+        *_, start, rest, _ = ref.split("/")
+        experiments.append((commit, start + rest))
+    return experiments
+
+
+def save_experiment(project: Path, folder: Path, profile: str, stages: Iterable[str], name: str) -> None:
     """Save what the stages of these names made in a clone as a DVC experiment that the project shows under ``name``.
 
     Raises:
-        ConfigError: DVC or git refuses.
+        ConfigError: DVC or git refuses, or meanwhile there is an experiment of this name with other params.
     """
+    try:
+        check_experiment_is_new(project, folder, profile, name)
+    except ConfigError as error:
+        raise ConfigError(f"{error} What this run made is in {folder}.") from error
     dvc_yaml = Path(dvc_file(profile))
     made, lock = [f"{dvc_yaml}:{stage}" for stage in stages], str(dvc_yaml.with_suffix(".lock"))
     try:

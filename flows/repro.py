@@ -20,6 +20,7 @@ from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.processes import ProcessGuard
 from flows.graph import Stage, read_graph, select
+from flows.reports import send_reports
 from flows.schedule import WORKERS, run_graph
 from flows.stage_run import CACHED, run_stage, workplace
 
@@ -47,6 +48,8 @@ def repro(profile: str, targets: tuple[str, ...] = (), force: bool = False, jobs
 
         timings = {run.stage: run.seconds for run in latest_runs(root, profile)}
         started = run_graph(graph, start, _outcome, place.config.gpu_stages, timings, jobs)
+        outcomes = {name: _outcome(future) for name, future in started.items()}
+        send_reports(place, profile, outcomes, LoggerAdapter(_LOG, {"stage": "mlflow"}))
     return {name: future.result() for name, future in started.items()}
 
 

@@ -35,14 +35,15 @@ from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointError
 from deepsearch_rl.processes import ProcessGuard
-from flows.checkout import check_experiment_name, open_checkout, save_experiment
+from flows.checkout import check_experiment_is_new, check_experiment_name, open_checkout, save_experiment
 from flows.graph import Stage, has_remote, read_graph, select
 from flows.locks import held
 from flows.recovery import close_dead_run
+from flows.reports import send_reports
 from flows.run_page import key_figures, run_page
 from flows.schedule import WORKERS, run_graph
 from flows.server import prefect_api, wait_for_prefect
-from flows.stage_run import CACHED, RESTORED, StageFailedError, Workplace, run_stage, stream, workplace
+from flows.stage_run import CACHED, RESTORED, Workplace, run_stage, stream, workplace
 
 PROJECT_VARIABLE = "DEEPSEARCH_PROJECT"
 """Set by a worker for its runs, which Prefect starts in a temporary folder."""
@@ -113,9 +114,13 @@ def reproduce(
         run_file = project / "work" / profile / "flow.run"
         _close_dead_run(run_file)
         root = open_checkout(project, profile, revision, params or {}, logger.warning)
+        if experiment and not check_experiment_is_new(project, root, profile, experiment):
+            logger.info(
+                "there is an experiment %s with these params already; this run brings it up to date", experiment
+            )
         states = _reproduce(root, project, profile, targets, force)
         if experiment:
-            save_experiment(root, profile, states, experiment)
+            save_experiment(project, root, profile, states, experiment)
         run_file.unlink()  # only a killed run leaves it
     return states
 
@@ -173,21 +178,13 @@ def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...]
         timings = {run.stage: run.seconds for run in latest_runs(project, profile)}
         started = run_graph(graph, start, outcome, place.config.gpu_stages, timings)
         states = {name: future.state for name, future in started.items()}
-        _send_reports(place, profile)
+        outcomes = {name: state.name if state.is_completed() else None for name, state in states.items()}
+        send_reports(place, profile, outcomes, get_run_logger())
     page = run_page(root, profile, graph, states, os.environ.get("MLFLOW_TRACKING_URI"))
     _store_page(page, f"run-{profile}")
     for state in states.values():
         state.result()
     return {name: state.name or "" for name, state in states.items()}
-
-
-def _send_reports(place: Workplace, profile: str) -> None:
-    """Send the reports to MLflow that an earlier stage could not; a server that is still away fails no run."""
-    if any((place.root / "work" / profile / "outbox").glob("[!.]*")):
-        try:
-            stream([str(Path(sys.executable).with_name("deepsearch")), "track", profile], place, get_run_logger())
-        except StageFailedError as error:
-            get_run_logger().warning("NOT SENT to MLflow: %s", error)
 
 
 def _store_page(page: str, key: str) -> None:

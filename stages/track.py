@@ -1,7 +1,8 @@
 """A finished report with curves, predictions and rollouts to MLflow.
 
 The store is SQLite under mlruns/ of the project; MLFLOW_TRACKING_URI names a server instead. A server that is away
-fails no stage: the bundle waits in work/<profile>/outbox, and `deepsearch track <profile>` sends it.
+fails no stage: the bundle waits in work/<profile>/outbox of the project, also where this is a copy of it in which an
+experiment runs, and `deepsearch track <profile>` sends it.
 """
 
 import logging
@@ -15,6 +16,7 @@ from deepsearch_rl.profile import Profile
 from deepsearch_rl.tracking.bundle import Results, TrackConfig, build_bundle
 from deepsearch_rl.tracking.live import LiveFigures, waiting
 from deepsearch_rl.tracking.local_store import local_store
+from deepsearch_rl.tracking.outbox import outbox_folder
 from deepsearch_rl.tracking.upload import FailedUpload, put_into_outbox, upload_all
 from stages.entry import run
 from stages.provenance import read_provenance
@@ -32,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 def main(profile: Profile) -> None:
     """Build the report's bundle and upload it; one that cannot be uploaded now waits."""
     config = profile.section("track", TrackConfig)
-    bundle, outbox = profile.data / "track", profile.work / "outbox"
+    bundle, outbox = profile.data / "track", outbox_folder(Path(), profile.name)
     provenance = read_provenance(profile.path, "track")
     tracked = build_bundle(_results(profile), provenance, config, profile.value("seed"), bundle)
     write_json(profile.reports / "track.json", tracked.model_dump(mode="json"))

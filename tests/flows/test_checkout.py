@@ -2,6 +2,7 @@
 
 import pkgutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,14 @@ from dvc.repo import Repo
 
 from deepsearch_rl.errors import ConfigError, UnknownNameError
 from deepsearch_rl.profile import find_profile
-from flows.checkout import SECTIONS, check_experiment_name, open_checkout, resolve_revision
+from flows.checkout import (
+    SECTIONS,
+    check_experiment_is_new,
+    check_experiment_name,
+    open_checkout,
+    resolve_revision,
+    save_experiment,
+)
 from flows.reproduce import run_name
 from tests.flows.conftest import MakeProject
 
@@ -110,6 +118,45 @@ def test_a_clone_has_the_projects_settings_of_dvc(project: Path) -> None:
 def test_a_name_that_no_experiment_can_have_is_refused_at_once(name: str) -> None:
     with pytest.raises(ConfigError, match="an experiment's name has letters, digits"):
         check_experiment_name(name)
+
+
+@pytest.mark.slow
+def test_an_experiment_of_a_name_that_exists_is_never_replaced_by_one_with_other_params_or_of_another_profile(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_COMMITTER_NAME", "a")
+    monkeypatch.setenv("GIT_COMMITTER_EMAIL", "a@b.c")
+    other = project / "profiles" / "other"
+    other.mkdir(parents=True)
+    stage = {"write": {"cmd": "cat params.yaml > out", "deps": ["params.yaml"], "outs": ["out"]}}
+    for folder, profile in ((project, "tiny"), (other, "other")):
+        (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stage}))
+        (folder / "params.yaml").write_text(yaml.safe_dump({**PARAMS, "profile": profile}))
+        (folder / ".gitignore").write_text("/work/\n/out\n")
+    commit_all(project, "two profiles")
+
+    def make(profile: str, number: int) -> Path:
+        folder = open_checkout(project, profile, "HEAD", {"number": number}, nobody)
+        graph = "dvc.yaml" if profile == "tiny" else "profiles/other/dvc.yaml"
+        subprocess.run([sys.executable, "-m", "dvc", "repro", graph], cwd=folder, check=True, capture_output=True)
+        return folder
+
+    eight = make("tiny", 8)
+    assert check_experiment_is_new(project, eight, "tiny", "mine")
+    save_experiment(project, eight, "tiny", ["write"], "mine")
+    assert not check_experiment_is_new(project, eight, "tiny", "mine"), "the same again is the same experiment"
+    save_experiment(project, eight, "tiny", ["write"], "mine")
+    experiments = git(project, "for-each-ref", "refs/exps")
+
+    nine, other_profile = make("tiny", 9), make("other", 8)
+    message = r"an experiment mine with number=8\. Choose another name, or remove that one: `dvc exp remove mine`\."
+    with pytest.raises(ConfigError, match=message):
+        check_experiment_is_new(project, nine, "tiny", "mine")
+    with pytest.raises(ConfigError, match=f"What this run made is in {nine}"):
+        save_experiment(project, nine, "tiny", ["write"], "mine")
+    with pytest.raises(ConfigError, match="an experiment mine of another profile"):
+        save_experiment(project, other_profile, "other", ["write"], "mine")
+    assert git(project, "for-each-ref", "refs/exps") == experiments
 
 
 def test_without_the_remote_the_local_revision_runs_and_a_warning_says_so(project: Path) -> None:

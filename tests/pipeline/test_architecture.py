@@ -10,8 +10,8 @@ from scripts.imports import PACKAGES, imported_names, module_file
 
 LAYERS = (
     (
-        *("errors", "records", "answers", "files", "frames", "progress", "redaction", "retries"),
-        *("processes", "dvc_lock", "profile", "presets", "stage_graph", "stage_state", "scratch"),
+        *("copies", "errors", "records", "answers", "files", "frames", "progress", "redaction", "retries"),
+        *("processes", "dvc_cache", "dvc_lock", "profile", "presets", "stage_graph", "stage_state", "scratch"),
     ),
     ("corpora",),
     ("retrieval",),

@@ -1,7 +1,10 @@
 """The stage `track` and the command `deepsearch track`, in a project with a finished report."""
 
 import logging
+import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from deepsearch_rl.profile import Profile, load_profile
 from deepsearch_rl.tracking.bundle import TrackedReport, read_bundle
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.training.curves import TrainingStep, curve_path, record_step, recorded_curve
+from flows.repro import repro
 from stages import track
 from stages.provenance import read_provenance
 from tests.tracking.conftest import CONFIG, make_results
@@ -197,3 +201,83 @@ def test_a_curve_that_was_watched_is_named_by_the_report_and_sent_once(
         [(point.step, point.value, point.timestamp) for point in curves[1]]
     ]
     assert len(curves[0]) == 2
+
+
+@pytest.fixture
+def dvc_project(project: Profile, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same project in git and DVC: the stage `track` after one that stands for all others."""
+    for name, value in {"NAME": "a", "EMAIL": "a@b.c"}.items():
+        monkeypatch.setenv(f"GIT_AUTHOR_{name}", value)
+        monkeypatch.setenv(f"GIT_COMMITTER_{name}", value)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root / "src"), str(root)]))
+    folder = project.path.resolve().parent
+    values = {**project.values, "flow": {"gpu_stages": [], "outside_stages": []}}
+    Path("params.yaml").write_text(yaml.safe_dump(values))
+    Path("dvc.lock").unlink()
+    command = f"{sys.executable} -m stages.track params.yaml"
+    stages = {
+        "report": {
+            "cmd": "cat params.yaml > reported",
+            "deps": ["reports/tiny"],
+            "params": ["seed"],
+            "outs": ["reported"],
+        },
+        "track": {"cmd": command, "deps": ["reported"], "outs": ["data/tiny/track", "track.json"]},
+    }
+    stages["track"]["cmd"] = f"{command} && mv reports/tiny/track.json track.json"
+    Path("dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    Path(".gitignore").write_text("/work/\n/mlruns/\n/elsewhere/\n/reported\n/track.json\n/data/tiny/track\n")
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    dvc("init", "--quiet")
+    for arguments in (["add", "--all"], ["commit", "--quiet", "--message", "first"]):
+        subprocess.run(["git", *arguments], check=True)
+    return folder
+
+
+def dvc(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", *arguments], check=True, capture_output=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_report_of_an_experiment_whose_folder_is_gone_waits_in_the_project(
+    dvc_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
+    dvc("exp", "run", "--temp", "-S", "seed=1")
+    dvc("exp", "run", "--queue", "-S", "seed=2")
+    dvc("exp", "run", "--run-all")
+    assert list(dvc_project.glob(".dvc/tmp/exps/tmp*")) == []
+    waiting = list((dvc_project / "work/tiny/outbox").iterdir())
+    assert len(waiting) == 2
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert deepsearch().count(": sent to ") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_report_whose_stage_dvc_restores_reaches_the_store_all_the_same_and_once(
+    dvc_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reports(store: str) -> int:
+        client = MlflowClient(tracking_uri=store)
+        experiment = client.get_experiment_by_name(CONFIG.experiment)
+        assert experiment
+        runs = client.search_runs([experiment.experiment_id])
+        return sum("mlflow.parentRunId" not in run.data.tags for run in runs)
+
+    assert repro("tiny") == {"report": "Completed", "track": "Completed"}
+    store = local_store(dvc_project / "mlruns")
+    assert reports(store) == 1
+
+    shutil.rmtree("mlruns")
+    shutil.rmtree("data/tiny/track")
+    assert repro("tiny") == {"report": "Cached", "track": "Restored"}
+    assert reports(store) == 1
+    assert repro("tiny") == {"report": "Cached", "track": "Cached"}
+    assert reports(store) == 1
+
+    elsewhere = local_store(dvc_project / "elsewhere")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", elsewhere)
+    assert set(repro("tiny").values()) == {"Cached"}
+    assert reports(elsewhere) == 1

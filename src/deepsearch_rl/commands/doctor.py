@@ -221,7 +221,7 @@ def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[Missin
         yield MissingRequirement(memory, "use a larger machine")
     if machine.free_disk_gib < needs.disk_gib:
         disk = f"disk: {machine.free_disk_gib:.0f} of {needs.disk_gib:g} GiB free"
-        yield MissingRequirement(disk, "free some space; `dvc gc --workspace` drops what no profile uses")
+        yield MissingRequirement(disk, "free some space; `deepsearch gc` says how much results take that nothing uses")
     if max(machine.gpus_gib, default=0.0) < needs.gpu_memory_gib:
         gpu = f"a GPU with {needs.gpu_memory_gib:g} GiB (this machine has: {machine.gpus})"
         yield MissingRequirement(gpu, "attach one, with NVIDIA's driver")

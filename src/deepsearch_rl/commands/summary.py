@@ -13,6 +13,7 @@ from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import dvc_file, require_profile
 from deepsearch_rl.records import ForeignRecord
 from deepsearch_rl.tracking.local_store import local_store
+from deepsearch_rl.tracking.outbox import outbox_folder, waiting_reports
 
 ProfileName = Annotated[str, typer.Argument(help="`tiny` (the root params.yaml) or a folder of profiles/.")]
 STORE_HELP = Option(envvar="MLFLOW_TRACKING_URI", help="MLflow server or database.", show_default="mlruns/ here")
@@ -48,8 +49,9 @@ def track_command(
 ) -> None:
     """Send a profile's report to MLflow, and with it every earlier one that a server did not take.
 
-    The stage `track` does so by itself; this command is for the reports that it had to keep, and for other servers. A
-    report that the server has is not sent again; one that was sent in part is replaced.
+    The stage `track` does so by itself. This command is for the reports that it had to keep, for those that come
+    without that stage (`dvc pull`, `dvc exp apply`, a stage that DVC restores), and for other servers. `make repro` and
+    `make flow` call it. A report that the server has is not sent again; one that was sent in part is replaced.
 
         deepsearch track
         MLFLOW_TRACKING_URI=http://tracking:5000 deepsearch track gpu
@@ -59,7 +61,7 @@ def track_command(
 
     require_profile(Path(), profile)
     uri = to or local_store(Path("mlruns"))
-    outcomes = upload_all(Path("data", profile, "track"), Path("work", profile, "outbox"), uri, timeout_s)
+    outcomes = upload_all(Path("data", profile, "track"), outbox_folder(Path(), profile), uri, timeout_s)
     failures: list[str] = []
     for outcome in outcomes:
         if isinstance(outcome, Uploaded):
@@ -125,7 +127,7 @@ def render(root: Path, profile: str) -> str:
     if runs := latest_runs(root, profile):
         parts.append("\n".join(["Where the time went (last run of each stage):", "", *_timeline(runs)]))
     dvc_yaml = dvc_file(profile)
-    waiting = len(list((root / "work" / profile / "outbox").glob("[!.]*")))
+    waiting = len(waiting_reports(outbox_folder(root, profile)))
     hints = {
         f"deepsearch track {profile}": f"send {waiting} waiting reports to MLflow" if waiting else "",
         f"reports/{profile}/index.html": "the report with its plots and rollouts, in a browser",

@@ -48,6 +48,28 @@ def follow_folder(uri: str) -> None:
         raise EndpointError(f"MLflow's store {database} cannot be opened: {error}. {remedy}") from error
 
 
+def has_report(database: Path, digest: str) -> bool:
+    """Return whether a local store has the whole report of this digest; asked of its file, in milliseconds.
+
+    The upload marks a report's own run, which has no parent, as finished when all is there. Without a database, or with
+    one that cannot be read, the answer is no: the upload says what is wrong.
+    """
+    query = """
+        SELECT 1 FROM runs JOIN tags ON tags.run_uuid = runs.run_uuid
+        WHERE tags.key = 'report.digest' AND tags.value = ? AND runs.status = 'FINISHED'
+        AND runs.lifecycle_stage = 'active' AND NOT EXISTS (
+            SELECT 1 FROM tags AS parents WHERE parents.run_uuid = runs.run_uuid AND parents.key = 'mlflow.parentRunId'
+        )
+    """
+    if not database.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(database)) as connection:
+            return connection.execute(query, [digest]).fetchone() is not None
+    except sqlite3.DatabaseError:
+        return False
+
+
 def _first_folders(connection: sqlite3.Connection) -> set[Path]:
     """Return the folders in which experiments keep artifacts beside the database; none in an unfinished database."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'experiments'").fetchone():

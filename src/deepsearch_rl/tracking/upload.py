@@ -45,6 +45,7 @@ from deepsearch_rl.tracking.bundle import (
 )
 from deepsearch_rl.tracking.curves import CurveRun, line_digest, read_steps
 from deepsearch_rl.tracking.live import LIVE, live_runs
+from deepsearch_rl.tracking.outbox import waiting_reports
 from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_id
 from deepsearch_rl.tracking.traces import Owner, build_trace
 from deepsearch_rl.trajectories.collect import kept_times, read_times
@@ -85,7 +86,7 @@ def upload_all(bundle: Path, outbox: Path, uri: str, timeout_s: float) -> list[U
     read, or a store that does not answer, nothing more is tried.
     """
     outcomes: list[Uploaded | FailedUpload] = []
-    waiting = sorted(outbox.glob("[!.]*"))  # a name with a dot is a copy that is not finished
+    waiting = waiting_reports(outbox)
     for folder in [bundle, *waiting] if bundle.exists() or not waiting else waiting:
         if folder in waiting and not folder.exists():
             continue  # it was the bundle itself

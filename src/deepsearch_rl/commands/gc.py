@@ -1,0 +1,127 @@
+"""``deepsearch gc``: free the disk of results that nothing leads to any more, in DVC's cache and in its remote."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from deepsearch_rl.copies import CHECKOUTS, EXPERIMENT_COPIES
+from deepsearch_rl.dvc_cache import (
+    Garbage,
+    Users,
+    find_garbage,
+    find_users,
+    held_still,
+    list_objects,
+    recorded_objects,
+    remove,
+)
+from deepsearch_rl.errors import CommandError, ConfigError
+from deepsearch_rl.redaction import is_secret, redact
+
+GIB = 2**30
+
+
+def gc_command(
+    yes: Annotated[bool, Option("--yes", help="Remove it, instead of saying what would be removed.")] = False,
+    remote: Annotated[bool, Option("--remote", help="The same in DVC's default remote, too.")] = False,
+    also: Annotated[
+        list[Path] | None, Option(help="Another clone that uses this cache or remote; repeat it.", show_default="none")
+    ] = None,
+) -> None:
+    """Free the disk of results that nothing leads to any more: say how much, and with `--yes` do it.
+
+    Kept is what any `dvc.lock` names: of every profile in this folder, in other worktrees, in the clones of runs with
+    other params (`work/checkouts/`), in the copies in which queued experiments work; of every branch, tag, stash,
+    experiment and entry of the queue. The run cache keeps the runs whose results are kept. Results of params that were
+    tried and are in none of these are removed.
+
+    `--remote` knows only this clone and those of `--also`. Fetch the branches and experiments of other machines before
+    (`git fetch origin --tags 'refs/exps/*:refs/exps/*'`), and run it while nobody pushes.
+
+        deepsearch gc
+        deepsearch gc --yes
+    """
+    project, others = Path(), also or []
+    cache = _cache_folder(project)
+    objects = list_objects(cache)  # first: what comes later is not looked at
+    users = find_users(project, others)
+    _require_own_cache(cache, users, bool(others))
+    with held_still(users.folders):
+        users = find_users(project, others)
+        recorded = recorded_objects(users)
+        garbage = find_garbage(cache, objects, recorded)
+        if yes:
+            remove(garbage)
+    typer.echo(describe(cache, users, garbage, yes))
+    if remote:
+        typer.echo(_collect_remote(recorded, yes))
+    if not yes:
+        typer.echo(f"Nothing was removed. `deepsearch gc --yes{' --remote' if remote else ''}` does it.")
+
+
+def describe(cache: Path, users: Users, garbage: Garbage, is_done: bool) -> str:
+    """Return what is kept, for whom, and what is not, in three lines."""
+    kinds = Counter(_kind(ref) for _, ref in users.commits.values())
+    commits = ", ".join(f"{count} of {kind}" for kind, count in sorted(kinds.items()))
+    copies = sum({CHECKOUTS.name, EXPERIMENT_COPIES.name} & {folder.parent.name} != set() for folder in users.folders)
+    freed = "freed" if is_done else "can be freed"
+    return "\n".join(
+        [
+            f"DVC's cache {cache}",
+            f"  kept: {_size(garbage.kept_bytes)} in {garbage.kept_files:,} files, for {len(users.folders)} folders "
+            f"({copies} clones and copies of runs) and {sum(kinds.values())} commits ({commits or 'none'})",
+            f"  {freed}: {_size(garbage.size_bytes)} in {len(garbage.files):,} files, and {len(garbage.runs):,} "
+            "entries of the run cache",
+        ]
+    )
+
+
+def _kind(ref: str) -> str:
+    if "stash" in ref or ref.startswith("refs/exps/celery/"):
+        return "stashes and the queue"
+    names = {"refs/exps/": "experiments", "refs/tags/": "tags", "refs/remotes/": "the remote's branches"}
+    return next((name for prefix, name in names.items() if ref.startswith(prefix)), "branches and worktrees")
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / 2**20:.1f} MiB"
+
+
+def _cache_folder(project: Path) -> Path:
+    if not (project / ".dvc").is_dir():
+        raise ConfigError(f"{project.resolve()} is no project of DVC; run this in the top folder of a clone.")
+    return Path(_run(["-m", "dvc", "cache", "dir"]).strip()).resolve()
+
+
+def _require_own_cache(cache: Path, users: Users, has_others: bool) -> None:
+    """Raise ConfigError for a cache outside of the project, which clones that are not known here may use, too."""
+    if has_others or any(cache.is_relative_to(folder / ".dvc") for folder in users.folders):
+        return
+    if cache.parent.name == ".dvc":
+        raise ConfigError(f"this clone uses the cache of {cache.parent.parent}: run `deepsearch gc` there.")
+    raise ConfigError(
+        f"DVC's cache is {cache}, outside of this project, so other clones may use it. Name all of them, or this one "
+        "if there is none: `deepsearch gc --also FOLDER`."
+    )
+
+
+def _collect_remote(recorded: set[str], is_real: bool) -> str:
+    """Remove from the remote all but what is recorded, by the script that knows DVC; return what it says."""
+    command = ["-m", "scripts.collect_remote", *(["--yes"] if is_real else [])]
+    return _run(command, "\n".join(sorted(recorded))).strip()
+
+
+def _run(arguments: list[str], text: str = "") -> str:
+    """Return what a Python program prints that reads ``text``; raise CommandError with what it says where it fails."""
+    command = [sys.executable, *arguments]
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if result.returncode:
+        secrets = [value for name, value in os.environ.items() if is_secret(name)]
+        raise CommandError(redact(result.stderr.strip().removeprefix("error: "), secrets))
+    return result.stdout
