@@ -57,6 +57,14 @@ def _outcome(future: Future[str]) -> str | None:
     return future.result() if future.exception() is None else None
 
 
+def log_to_stdout() -> None:
+    """Have the lines of stages printed, each after the name of its stage."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(stage)s: %(message)s"))
+    _LOG.addHandler(handler)
+    _LOG.setLevel(logging.INFO)
+
+
 def main() -> None:
     """Command line; errors end it with status 1 and one paragraph."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -67,10 +75,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.jobs < 1:
         parser.error("--jobs (JOBS of make) must be 1 or more")
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(stage)s: %(message)s"))
-    _LOG.addHandler(handler)
-    _LOG.setLevel(logging.INFO)
+    log_to_stdout()
     try:
         outcomes = repro(arguments.profile, tuple(arguments.targets), arguments.force, arguments.jobs)
     except DeepsearchError as error:

@@ -10,7 +10,9 @@ from deepsearch_rl.copies import outer_project
 
 def outbox_folder(root: Path, profile: str) -> Path:
     """Return the outbox of a profile, for the project at ``root`` or a copy of it."""
-    return outer_project(root) / "work" / profile / "outbox"
+    outer = outer_project(root)
+    project = root if outer == root.resolve() else outer
+    return project / "work" / profile / "outbox"
 
 
 def waiting_reports(outbox: Path) -> list[Path]:

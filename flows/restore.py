@@ -1,0 +1,183 @@
+"""Back to the committed params and to the results that there are for them; nothing is trained.
+
+    python -m flows.restore [PROFILE]          (`make restore PROFILE=smoke`)
+
+Two machines have different results of the same params (README, "What repeats itself"), and DVC's cache holds the files
+of its own machine. So `git restore dvc.lock` would name files that are not there, the next `dvc repro` would train all
+of them again, and the record of what was there would be gone. Here
+
+1. the workspace, with its params, its dvc.lock and its reports, becomes an experiment of DVC, if it is none yet;
+2. params.yaml becomes the committed one;
+3. if DVC's cache or remote has all files of the committed dvc.lock, this file, the reports that git has and the outputs
+   become the committed ones;
+4. otherwise dvc.lock stays this machine's own, and every stage whose params changed is restored from DVC's run cache.
+   DVC keeps no runs of a stage whose outputs are in git (`report`, `track`): these run. Any other stage that is missing
+   in the run cache is named, and nothing that follows from it runs.
+"""
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import chdir, suppress
+from pathlib import Path
+
+from dvc.exceptions import DvcException
+from dvc.repo import Repo, lock_repo
+from dvc.repo.reproduce import reproduce
+from dvc.stage import PipelineStage
+from dvc.stage.cache import RunCacheNotFoundError
+
+from deepsearch_rl.dvc_lock import repair_dvc_locks
+from deepsearch_rl.errors import ConfigError, DeepsearchError
+from deepsearch_rl.profile import PARAMS, dvc_file, require_profile
+from flows.graph import read_graph
+from flows.repro import log_to_stdout, repro
+
+_LOG = logging.getLogger("stages")
+_IDENTITY = ["-c", "user.name=deepsearch", "-c", "user.email=deepsearch@localhost"]
+
+
+def restore(root: Path, profile: str, say: Callable[[str], object]) -> None:
+    """Bring the working directory's project back to the committed params of a profile, and to their results.
+
+    Raises:
+        UnknownNameError: there is no such profile.
+        ConfigError: the params are not committed, or a stage has no result for them here; nothing was lost.
+        DeepsearchError: the stage `report` or `track` failed.
+    """
+    require_profile(root, profile)
+    dvc_yaml = Path(dvc_file(profile))
+    params, lock, reports = (
+        path.as_posix()
+        for path in (dvc_yaml.with_name(PARAMS), dvc_yaml.with_suffix(".lock"), Path("reports", profile))
+    )
+    for sentence in repair_dvc_locks(root):
+        say(sentence)
+    name = save_workspace(root, lock)
+    if name:
+        say(f"what was here is the experiment {name}: `dvc exp apply {name}` brings it back")
+    _git(root, "restore", "--source=HEAD", "--worktree", "--", params)
+    try:
+        with chdir(root), Repo(_wait_for_lock=True) as repo:
+            if _has_committed_results(repo, dvc_yaml.as_posix()):
+                tracked = [path for path in (lock, reports) if _git(root, "ls-files", path)]
+                _git(root, "restore", "--source=HEAD", "--worktree", "--", *tracked)
+                repo.checkout([dvc_yaml.as_posix()], force=True)
+                say("these are the committed params and the committed results")
+                return
+            missing = _restore_stages(repo, root, profile)
+    except DvcException as error:
+        raise ConfigError(f"DVC cannot restore {dvc_yaml}: {error}") from error
+    if missing:
+        raise ConfigError(
+            f"the params are the committed ones, but this machine has no result of the stage {missing} for them and "
+            f"this code: `make repro PROFILE={profile}` runs it and what follows from it."
+        )
+    repro(profile)
+    say("these are the committed params and this machine's own results for them")
+
+
+def save_workspace(root: Path, lock: str) -> str:
+    """Save the tracked files of a project, and a lock file, as they are, as an experiment that DVC lists.
+
+    `dvc exp save` is not used: it records the outputs that are there as those of the params that are there, whether
+    they were made with them or not.
+
+    Returns:
+        The experiment's name; that of an earlier one where it is the same. Empty where all is as committed.
+    """
+    head = _git(root, "rev-parse", "HEAD")
+    with tempfile.TemporaryDirectory() as folder:
+        index = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
+        _git(root, "read-tree", "HEAD", **index)
+        _git(root, "add", "--update", ".", **index)
+        if (root / lock).is_file():
+            _git(root, "add", "--force", lock, **index)
+        tree = _git(root, "write-tree", **index)
+    if tree == _git(root, "rev-parse", "HEAD^{tree}"):
+        return ""
+    experiments = f"refs/exps/{head[:2]}/{head[2:]}/"
+    for line in _git(root, "for-each-ref", "--format=%(tree) %(refname:lstrip=4)", experiments).splitlines():
+        saved, name = line.split()
+        if saved == tree:
+            return name
+    name = f"before-restore-{tree[:7]}"
+    commit = _git(root, *_IDENTITY, "commit-tree", "-p", head, "-m", f"dvc: {name}", tree)
+    _git(root, "update-ref", f"{experiments}{name}", commit)
+    return name
+
+
+def _has_committed_results(repo: Repo, dvc_yaml: str) -> bool:
+    """Return whether DVC's cache has every file of the committed lock; what is missing is asked of the remote."""
+
+    def are_cached() -> bool:
+        with repo.switch("HEAD"):
+            stages = repo.stage.collect(dvc_yaml)
+            return all(not out.changed_cache() for stage in stages for out in stage.outs if out.use_cache)
+
+    if are_cached():
+        return True
+    if repo.config["core"].get("remote"):
+        with suppress(DvcException):  # it does not have them, or does not answer
+            repo.fetch([dvc_yaml], revs=["HEAD"], workspace=False)
+            return are_cached()
+    return False
+
+
+def _restore_stages(repo: Repo, root: Path, profile: str) -> str:
+    """Restore all stages from the run cache, upstream first, and return the first that it does not have, or "".
+
+    Stages of which DVC keeps no runs are left for `make repro`.
+    """
+    left: set[str] = set()
+    for node in read_graph(root, profile).values():
+        with lock_repo(repo):
+            [stage] = repo.stage.collect(node.address)
+            assert isinstance(stage, PipelineStage)
+            if not stage.changed() and not node.upstream & left:
+                continue
+            # As in DVC's Stage.run: it saves no run with an output that only git keeps.
+            if any(not out.use_cache and not out.is_metric and not out.is_plot for out in stage.outs):
+                left.add(node.name)
+                continue
+            if node.upstream & left:
+                return node.name
+            try:
+                repo.stage_cache.restore(stage)
+            except RunCacheNotFoundError:
+                return node.name
+            reproduce(repo, [node.address], single_item=True)  # finds the same run, and records it in dvc.lock
+    return ""
+
+
+def _git(folder: Path, *arguments: str, **variables: str) -> str:
+    """Return what a git command prints, without the last line's end; raise ConfigError with its message."""
+    environment = {**os.environ, **variables}
+    result = subprocess.run(
+        ["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        raise ConfigError(f"`git {' '.join(arguments)}` failed: {result.stderr.strip()}")
+    return result.stdout.strip()
+
+
+def main() -> None:
+    """Command line; an error ends it with status 1 and one paragraph."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("profile", nargs="?", default="tiny", help="tiny, or a folder of profiles/")
+    profile: str = parser.parse_args().profile
+    log_to_stdout()
+    try:
+        restore(Path.cwd(), profile, lambda sentence: _LOG.info("%s", sentence, extra={"stage": "restore"}))
+    except DeepsearchError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("cancelled")
+
+
+if __name__ == "__main__":
+    main()
