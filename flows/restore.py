@@ -69,7 +69,7 @@ def restore(root: Path, profile: str, say: Callable[[str], object]) -> None:
                 repo.checkout([dvc_yaml.as_posix()], force=True)
                 say("these are the committed params and the committed results")
                 return
-            missing = _restore_stages(repo, root, profile)
+            missing = _restore_stages(repo, root, profile, say)
     except DvcException as error:
         raise ConfigError(f"DVC cannot restore {dvc_yaml}: {error}") from error
     if missing:
@@ -128,7 +128,7 @@ def _has_committed_results(repo: Repo, dvc_yaml: str) -> bool:
     return False
 
 
-def _restore_stages(repo: Repo, root: Path, profile: str) -> str:
+def _restore_stages(repo: Repo, root: Path, profile: str, say: Callable[[str], object]) -> str:
     """Restore all stages from the run cache, upstream first, and return the first that it does not have, or "".
 
     Stages of which DVC keeps no runs are left for `make repro`.
@@ -151,6 +151,7 @@ def _restore_stages(repo: Repo, root: Path, profile: str) -> str:
             except RunCacheNotFoundError:
                 return node.name
             reproduce(repo, [node.address], single_item=True)  # finds the same run, and records it in dvc.lock
+            say(f"{node.name} is restored from DVC's run cache")
     return ""
 
 
@@ -171,6 +172,7 @@ def main() -> None:
     parser.add_argument("profile", nargs="?", default="tiny", help="tiny, or a folder of profiles/")
     profile: str = parser.parse_args().profile
     log_to_stdout()
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # its advice to `git add` is not for this
     try:
         restore(Path.cwd(), profile, lambda sentence: _LOG.info("%s", sentence, extra={"stage": "restore"}))
     except DeepsearchError as error:

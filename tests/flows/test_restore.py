@@ -1,4 +1,4 @@
-"""`make restore` on two machines with different results of the same params: a real project of git and DVC, and a clone."""
+"""`make restore` on two machines with different results of the same params: a real project of DVC, and a clone."""
 
 import subprocess
 import sys
