@@ -35,6 +35,7 @@ from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.errors import ConfigError, DeepsearchError
 from deepsearch_rl.profile import PARAMS, dvc_file, require_profile
 from flows.graph import read_graph
+from flows.locks import held
 from flows.repro import log_to_stdout, repro
 
 _LOG = logging.getLogger("stages")
@@ -51,27 +52,22 @@ def restore(root: Path, profile: str, say: Callable[[str], object]) -> None:
     """
     require_profile(root, profile)
     dvc_yaml = Path(dvc_file(profile))
-    params, lock, reports = (
-        path.as_posix()
-        for path in (dvc_yaml.with_name(PARAMS), dvc_yaml.with_suffix(".lock"), Path("reports", profile))
-    )
     for sentence in repair_dvc_locks(root):
         say(sentence)
-    name = save_workspace(root, lock)
-    if name:
-        say(f"what was here is the experiment {name}: `dvc exp apply {name}` brings it back")
-    _git(root, "restore", "--source=HEAD", "--worktree", "--", params)
-    try:
-        with chdir(root), Repo(_wait_for_lock=True) as repo:
-            if _has_committed_results(repo, dvc_yaml.as_posix()):
-                tracked = [path for path in (lock, reports) if _git(root, "ls-files", path)]
-                _git(root, "restore", "--source=HEAD", "--worktree", "--", *tracked)
-                repo.checkout([dvc_yaml.as_posix()], force=True)
-                say("these are the committed params and the committed results")
-                return
-            missing = _restore_stages(repo, root, profile, say)
-    except DvcException as error:
-        raise ConfigError(f"DVC cannot restore {dvc_yaml}: {error}") from error
+    holder = f"make restore PROFILE={profile} (process {os.getpid()})"
+    with held(root / "work" / profile / "flow.lock", holder, say, check=lambda: None):
+        name = save_workspace(root, dvc_yaml.with_suffix(".lock").as_posix())
+        if name:
+            say(f"what was here is the experiment {name}: `dvc exp apply {name}` brings it back")
+        try:
+            with chdir(root), Repo(_wait_for_lock=True) as repo:
+                are_committed = _restore_committed(repo, root, profile)
+                missing = "" if are_committed else _restore_own(repo, root, profile, say)
+        except DvcException as error:
+            raise ConfigError(f"DVC cannot restore {dvc_yaml}: {error}") from error
+    if are_committed:
+        say("these are the committed params and the committed results")
+        return
     if missing:
         raise ConfigError(
             f"the params are the committed ones, but this machine has no result of the stage {missing} for them and "
@@ -111,6 +107,19 @@ def save_workspace(root: Path, lock: str) -> str:
     return name
 
 
+def _restore_committed(repo: Repo, root: Path, profile: str) -> bool:
+    """Restore the committed params, and the committed results with their lock; return whether DVC has all of these."""
+    dvc_yaml = Path(dvc_file(profile))
+    _git(root, "restore", "--source=HEAD", "--worktree", "--", dvc_yaml.with_name(PARAMS).as_posix())
+    if not _has_committed_results(repo, dvc_yaml.as_posix()):
+        return False
+    candidates = (dvc_yaml.with_suffix(".lock").as_posix(), f"reports/{profile}")
+    tracked = [path for path in candidates if _git(root, "ls-files", path)]
+    _git(root, "restore", "--source=HEAD", "--worktree", "--", *tracked)
+    repo.checkout([dvc_yaml.as_posix()], force=True)
+    return True
+
+
 def _has_committed_results(repo: Repo, dvc_yaml: str) -> bool:
     """Return whether DVC's cache has every file of the committed lock; what is missing is asked of the remote."""
 
@@ -121,14 +130,14 @@ def _has_committed_results(repo: Repo, dvc_yaml: str) -> bool:
 
     if are_cached():
         return True
-    if repo.config["core"].get("remote"):
-        with suppress(DvcException):  # it does not have them, or does not answer
-            repo.fetch([dvc_yaml], revs=["HEAD"], workspace=False)
-            return are_cached()
-    return False
+    if not repo.config["core"].get("remote"):
+        return False
+    with suppress(DvcException):  # it does not have them, or does not answer
+        repo.fetch([dvc_yaml], revs=["HEAD"], workspace=False)
+    return are_cached()
 
 
-def _restore_stages(repo: Repo, root: Path, profile: str, say: Callable[[str], object]) -> str:
+def _restore_own(repo: Repo, root: Path, profile: str, say: Callable[[str], object]) -> str:
     """Restore all stages from the run cache, upstream first, and return the first that it does not have, or "".
 
     Stages of which DVC keeps no runs are left for `make repro`.
@@ -138,13 +147,14 @@ def _restore_stages(repo: Repo, root: Path, profile: str, say: Callable[[str], o
         with lock_repo(repo):
             [stage] = repo.stage.collect(node.address)
             assert isinstance(stage, PipelineStage)
-            if not stage.changed() and not node.upstream & left:
+            follows_from_left = bool(node.upstream & left)
+            if not follows_from_left and not stage.changed():
                 continue
             # As in DVC's Stage.run: it saves no run with an output that only git keeps.
             if any(not out.use_cache and not out.is_metric and not out.is_plot for out in stage.outs):
                 left.add(node.name)
                 continue
-            if node.upstream & left:
+            if follows_from_left:
                 return node.name
             try:
                 repo.stage_cache.restore(stage)

@@ -253,6 +253,11 @@ LIVE = Command(
         "--tag": ("commit=abc", "5.commit", "abc"),
     },
 )
+GC = Command(
+    "gc",
+    "deepsearch_rl.commands.gc.collect",
+    {"--also": ("clone", "1.0", Path("clone")), "--yes": ("", "2", True), "--remote": ("", "3", True)},
+)
 LIVE_FOLLOWED = Command("live", "deepsearch_rl.tracking.live.follow", {"--follow": ("", "0.stage", "")})
 LIVE_STAGE = Command("live", "deepsearch_rl.tracking.live.follow", {"--stage": ("sft", "0.stage", "sft")})
 PLAN = Command(
@@ -312,6 +317,7 @@ COMMANDS = (
     FORK,
     CLEAN,
     CLEAN_NOW,
+    GC,
 )
 CASES = [(command, option) for command in COMMANDS for option in command.options]
 

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Option
 
-from deepsearch_rl.copies import CHECKOUTS, EXPERIMENT_COPIES
+from deepsearch_rl.copies import outer_project
 from deepsearch_rl.dvc_cache import (
     Garbage,
     Users,
@@ -47,7 +48,17 @@ def gc_command(
         deepsearch gc
         deepsearch gc --yes
     """
-    project, others = Path(), also or []
+    typer.echo(collect(Path(), also or [], yes, remote))
+
+
+def collect(project: Path, others: Sequence[Path], is_real: bool, with_remote: bool) -> str:
+    """Remove what nothing leads to, or with ``is_real`` false only look, and return what to tell about it.
+
+    Raises:
+        ConfigError: the working directory is no project of DVC, or another project may use its cache.
+        ArtifactError: what is in use is not known, because a lock file, a folder object or git cannot be read.
+        CommandError: DVC failed.
+    """
     cache = _cache_folder(project)
     objects = list_objects(cache)  # first: what comes later is not looked at
     users = find_users(project, others)
@@ -56,26 +67,28 @@ def gc_command(
         users = find_users(project, others)
         recorded = recorded_objects(users)
         garbage = find_garbage(cache, objects, recorded)
-        if yes:
+        if is_real:
             remove(garbage)
-    typer.echo(describe(cache, users, garbage, yes))
-    if remote:
-        typer.echo(_collect_remote(recorded, yes))
-    if not yes:
-        typer.echo(f"Nothing was removed. `deepsearch gc --yes{' --remote' if remote else ''}` does it.")
+    texts = [describe(cache, users, garbage, is_real)]
+    if with_remote:
+        texts.append(_collect_remote(recorded, is_real))
+    if not is_real:
+        texts.append(f"Nothing was removed. `deepsearch gc --yes{' --remote' if with_remote else ''}` does it.")
+    return "\n".join(texts)
 
 
 def describe(cache: Path, users: Users, garbage: Garbage, is_done: bool) -> str:
-    """Return what is kept, for whom, and what is not, in three lines."""
+    """Return what is kept, for whom, and what is not, as lines of text."""
     kinds = Counter(_kind(ref) for _, ref in users.commits.values())
-    commits = ", ".join(f"{count} of {kind}" for kind, count in sorted(kinds.items()))
-    copies = sum({CHECKOUTS.name, EXPERIMENT_COPIES.name} & {folder.parent.name} != set() for folder in users.folders)
+    commits = ", ".join(f"{kind}: {count}" for kind, count in sorted(kinds.items()))
+    copies = sum(outer_project(folder) != folder for folder in users.folders)
     freed = "freed" if is_done else "can be freed"
     return "\n".join(
         [
             f"DVC's cache {cache}",
-            f"  kept: {_size(garbage.kept_bytes)} in {garbage.kept_files:,} files, for {len(users.folders)} folders "
-            f"({copies} clones and copies of runs) and {sum(kinds.values())} commits ({commits or 'none'})",
+            f"  kept: {_size(garbage.kept_bytes)} in {garbage.kept_files:,} files, which lock files name",
+            f"    in folders: {len(users.folders)} (clones and copies in which runs work: {copies})",
+            f"    in commits: {len(users.commits)} ({commits})",
             f"  {freed}: {_size(garbage.size_bytes)} in {len(garbage.files):,} files, and {len(garbage.runs):,} "
             "entries of the run cache",
         ]
