@@ -85,13 +85,17 @@ def test_whatever_leads_to_a_result_keeps_it_and_the_rest_is_gone(
     (project / "other" / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"model": STAGES["model"]}}))
     (project / "other" / "code.py").write_text("")
     dvc(project, "repro", "other/dvc.yaml")
-    # 7: a worktree that shares the cache. 8: a clone of a run with other params. 9: a stash.
+    # 7: a worktree that shares the cache. 8: a clone of a run with other params. 9: a stash. 10: a copy of an
+    # experiment that goes on, as DVC makes it.
     worktree = tmp_path_factory.mktemp("worktrees") / "seven"
     git(project, "worktree", "add", "--quiet", "--detach", str(worktree))
     clone = open_checkout(project, "tiny", "", {"number": 8}, nobody)
-    dvc(worktree, "cache", "dir", "--local", str(project / ".dvc" / "cache"))
-    set_number(worktree, 7)
-    for folder in (worktree, clone):
+    copy = project / ".dvc" / "tmp" / "exps" / "tmp0123"
+    git(project, "clone", "--quiet", str(project), str(copy))
+    for folder, number in ((worktree, 7), (copy, 10)):
+        dvc(folder, "cache", "dir", "--local", str(project / ".dvc" / "cache"))
+        set_number(folder, number)
+    for folder in (worktree, clone, copy):
         dvc(folder, "repro")
     set_number(project, 9)
     dvc(project, "repro", "dvc.yaml")
@@ -114,7 +118,8 @@ def test_whatever_leads_to_a_result_keeps_it_and_the_rest_is_gone(
         assert weights(project) == number
     git(project, "restore", ".")
     git(project, "stash", "pop")
-    for folder, number in ((project, "9"), (worktree, "7"), (clone, "8"), (project / "other", "6")):
+    places = {project: "9", worktree: "7", clone: "8", copy: "10", project / "other": "6"}
+    for folder, number in places.items():
         subprocess.run(["rm", "-r", str(folder / "model")], check=True)
         dvc(folder, "checkout")
         assert weights(folder) == number
