@@ -43,14 +43,13 @@ multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OP
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
 	@$(BIN)/deepsearch table multihoprag
 
-# The rows of both prompts stay in the table: `make params FORCE=1` takes the variant out again.
+# The rows of both prompts stay in the table: `make params deps FORCE=1` takes the variant out again.
 optimize-prompt: environment  ## a better prompt for that model, by GEPA, and its row; OPENAI_REFLECTION_MODEL writes prompts
 	@$(BIN)/python -m deepsearch_rl.dvc_lock
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:optimize_prompt@api
-	@$(BIN)/python flows/dvc exp run --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api \
-	  -S 'profiles/multihoprag/params.yaml:prompts=data/multihoprag/prompts' \
-	  -S 'profiles/multihoprag/params.yaml:++evaluate.variants.optimized={models:null,dataset:multihoprag,prompt:data/multihoprag/prompts/api/prompt.txt,top_k:null,corpus:null,questions:null,samples:1}'
+	@$(BIN)/python -m scripts.optimized_prompt multihoprag api
+	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
 	@$(BIN)/deepsearch table multihoprag
 

@@ -132,7 +132,7 @@ def main() -> None:
     settings = profile.value("prepare_model")["pretrain"]
     rng, width = random.Random(0), config.max_sequence_tokens
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer = world_tokenizer(load_prompt(settings["prompt"]), settings["subwords"], 2048)
+        tokenizer = world_tokenizer(load_prompt(profile.value("agent.prompt")), settings["subwords"], 2048)
         model = build_model(ModelConfig.model_validate(settings["model"]), tokenizer, seed=0)
         model.save_pretrained(folder)
         own, other = (Policy(Path(folder), config, 0, None) for _ in range(2))

@@ -8,6 +8,9 @@ first; below it stand, sorted, all first-party files that the stage's modules ca
 
 A line that ends in ``# where SECTION.FIELD is VALUE``, or ``is not VALUE``, is a comment in the graph of every profile
 whose params say otherwise: what only one choice needs is a dep of nobody else.
+
+A comment that ends in ``# for each``, as ``# - ${evaluate.variants.*.prompt}  # for each``, stands above a dep for each
+value of a profile that fits it and is not null. DVC puts the value in, so that ``-S`` changes the dep with it.
 """
 
 import re
@@ -25,8 +28,9 @@ SOURCES = ("src/", "stages/")
 """What a generated dep begins with."""
 _MODULE = re.compile(r"-m stages\.(\w+)")
 _CHOICE = re.compile(r"^( *)(?:# )?(\S.*)(  # where (\w+)\.(\w+) is (not )?(\w+))$", re.MULTILINE)
+_EACH = re.compile(r"^( *)# - \$\{([\w.]+)\.\*\.([\w.]+)\}  # for each\n(?: *- \$\{\2\.[\w-]+\.\3\}\n)*", re.MULTILINE)
 _UNCACHED = re.compile(r'(?<=[\[ ])\{?("?reports/[^":]+"?): \{cache: false\}\}?')
-_ITEM = re.compile(r"\s+(?:# )?- (\S+)(  # where .*)?$")
+_ITEM = re.compile(r"\s+(?:# )?- (\S+)(  # (where .*|for each))?$")
 
 
 def source_deps(*modules: str) -> list[str]:
@@ -36,14 +40,39 @@ def source_deps(*modules: str) -> list[str]:
 
 
 def with_choices(text: str, values: Mapping[str, Any]) -> str:
-    """Return the text of a dvc.yaml for a profile's values: each line that depends on a choice, or as a comment."""
+    """Return the text of a dvc.yaml for a profile's values.
+
+    A line that depends on a choice is itself or a comment; a line for each of several values is there as often as they
+    are.
+    """
 
     def line(match: re.Match[str]) -> str:
         indent, content, condition, section, field, other, value = match.groups()
         holds = (str(values[section][field]) == value) != bool(other)
         return f"{indent}{'' if holds else '# '}{content}{condition}"
 
-    return _CHOICE.sub(line, text)
+    def lines(match: re.Match[str]) -> str:
+        indent, before, after = match.groups()
+        comment = f"{indent}# - ${{{before}.*.{after}}}  # for each\n"
+        names = _fitting(values, before, after)
+        return comment + "".join(f"{indent}- ${{{before}.{name}.{after}}}\n" for name in names)
+
+    return _EACH.sub(lines, _CHOICE.sub(line, text))
+
+
+def _fitting(values: Mapping[str, Any], before: str, after: str) -> list[str]:
+    """Return the names below the field ``before`` whose entry has a value in the field ``after``."""
+    entries = _field(values, before) or {}
+    return [name for name, entry in entries.items() if _field(entry, after) is not None]
+
+
+def _field(values: Any, name: str) -> Any:
+    """Return the value of a field by its dotted name, None where there is none."""
+    for key in name.split("."):
+        if not isinstance(values, Mapping) or key not in values:
+            return None
+        values = values[key]
+    return values
 
 
 def with_source_deps(text: str) -> str:

@@ -14,7 +14,7 @@ def main(profile: Profile) -> None:
     datasets = {folder.name: folder for folder in questions.glob("*")} or {config.dataset: questions / config.dataset}
     build_training_set(
         config,
-        agent.history_reasoning,
+        agent,
         trajectories=profile.data / "trajectories" / "teacher.jsonl",
         questions=look_up("dataset", config.dataset, datasets) / f"{config.split}.jsonl",
         model=profile.models / "base",

@@ -10,9 +10,9 @@ from stages.followed import followed
 
 def main(profile: Profile, scratch: Scratch) -> None:
     """Write models/<profile>/base."""
-    config = profile.section("prepare_model", PrepareModelConfig)
+    config, seed = profile.section("prepare_model", PrepareModelConfig), profile.value("seed")
     with recorded_curve(scratch.curve):
-        prepare_model(config, profile.value("seed"), profile.models / "base")
+        prepare_model(config, profile.value("agent.prompt"), seed, profile.models / "base")
 
 
 if __name__ == "__main__":

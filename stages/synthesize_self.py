@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.scratch import Scratch
-from deepsearch_rl.serving.adapters import digest_weights
+from deepsearch_rl.serving.adapters import digest_weights, tokenizer_folder
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
+from deepsearch_rl.serving.trained_with import require_trained_with, served_with
 from deepsearch_rl.trajectories.synthesize import SynthesizeConfig
 from stages.entry import run
 from stages.synthesize import answer
@@ -21,8 +23,11 @@ def main(profile: Profile, scratch: Scratch) -> None:
             f"synthesize.teacher is {config.teacher!r} and synthesize.self {'null' if teacher is None else 'a model'}, "
             "but in this graph a model answers: set both in profile.yaml and run `make params deps`."
         )
-    with serve_model(Path(teacher.model), serving) as endpoint:
-        weights = digest_weights(Path(teacher.model))
+    folder, agent = Path(teacher.model), profile.section("agent", AgentConfig)
+    served = served_with(tokenizer_folder(folder), agent.prompt_digests())
+    require_trained_with(folder, served, f"the agent (agent.prompt: {agent.prompt})")
+    with serve_model(folder, serving) as endpoint:
+        weights = digest_weights(folder)
         answer(profile, scratch, (endpoint, [weights, endpoint.model, serving.digest_of_answers()]))
 
 

@@ -57,13 +57,15 @@ def main(profile: Profile) -> None:
 def _results(profile: Profile) -> Results:
     models = sorted({row.model for row in read_record(profile.reports / "f1_table.json", F1Table).rows})
     trained = Path(profile.value("trained")["models"])
+    variants = profile.value("evaluate")["variants"].values()
+    prompts = sorted({variant["prompt"] for variant in variants if variant["prompt"]})
     logs = {model: trained / TRAIN_LOGS[model] / "train_log.jsonl" for model in models if model in TRAIN_LOGS}
     return Results(
         reports=profile.reports,
         evaluations={model: profile.data / "evaluate" / model for model in models},
         train_logs={model: log for model, log in logs.items() if log.is_file()},
         questions=profile.data / "questions",
-        prompts=Path(profile.value("prompts")),
+        prompts=[folder for folder in map(Path, prompts) if folder.is_dir()],
     )
 
 

@@ -25,8 +25,9 @@ class World:
 
 @pytest.fixture(scope="session")
 def smoke() -> Profile:
-    """The params of the smoke profile."""
-    return load_profile(ROOT / "profiles" / "smoke" / "params.yaml")
+    """The params of the smoke profile, whose prompt is found from any working directory."""
+    profile = load_profile(ROOT / "profiles" / "smoke" / "params.yaml")
+    return profile.with_overrides({"agent.prompt": str(ROOT / profile.value("agent.prompt"))})
 
 
 @pytest.fixture(scope="session")

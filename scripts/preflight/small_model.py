@@ -37,8 +37,8 @@ def empty_model(profile: Profile, base: Path, full_size: bool) -> tuple[Any, Any
     """Return a model of random weights, and its tokenizer; raise EndpointError if the hub is needed and silent."""
     seed, source = profile.value("seed"), profile.section("prepare_model", PrepareModelConfig)
     if source.pretrain is not None:
-        shape = source.pretrain.model
-        tokenizer = world_tokenizer(load_prompt(source.pretrain.prompt), source.pretrain.subwords, shape.context_tokens)
+        shape, prompt = source.pretrain.model, load_prompt(profile.value("agent.prompt"))
+        tokenizer = world_tokenizer(prompt, source.pretrain.subwords, shape.context_tokens)
         return build_model(shape, tokenizer, seed), tokenizer
     assert source.hub is not None
     in_folder = (base / "config.json").is_file()

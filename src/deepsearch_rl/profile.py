@@ -57,10 +57,13 @@ class Profile:
         return Path("work", self.name)
 
     def value(self, name: str) -> Any:
-        """Return a top-level value as it is in the file, e.g. ``seed``; raise ConfigError if the value is missing."""
-        if name not in self.values:
-            raise ConfigError(f"{self.path} has no {name!r}; copy it from params.yaml of the tiny profile.")
-        return self.values[name]
+        """Return a value as it is in the file, e.g. ``seed``, ``agent.prompt``; raise ConfigError if it is missing."""
+        value: Any = self.values
+        for key in name.split("."):
+            if not isinstance(value, dict) or key not in value:
+                raise ConfigError(f"{self.path} has no {name!r}; copy it from params.yaml of the tiny profile.")
+            value = value[key]
+        return value
 
     def section(self, name: str, config: type[ConfigT]) -> ConfigT:
         """Return a section as its frozen config; raise ConfigError if a field is missing, unknown or out of range."""

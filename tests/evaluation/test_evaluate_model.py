@@ -25,6 +25,7 @@ from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.rerank import RerankerConfig
 from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
 from deepsearch_rl.serving.launch import CpuConfig, ServingConfig
+from deepsearch_rl.serving.trained_with import served_with
 from stages import evaluate as evaluate_stage
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 from tests.policies import policy_folder
@@ -203,6 +204,8 @@ def test_variants_are_rows_of_their_own_and_another_model_name_takes_nothing_ove
     sets, work = {"musique": SETS["musique"]}, tmp_path / "work"
     with serve_chat(reads) as chat:
         model = model_at(chat.endpoint.base_url, tmp_path / "model")
+        trained_with = served_with(model, AGENT.prompt_digests())
+        write_json(model / "manifest.json", {"trained_with": trained_with.model_dump()})
         evaluate_model("api", model, setting(sets), data, tmp_path / "out", work)
         alone = len(chat.requests)
         evaluation = evaluate_model("api", model, setting(sets, variants), data, tmp_path / "out", work)
@@ -215,6 +218,8 @@ def test_variants_are_rows_of_their_own_and_another_model_name_takes_nothing_ove
         ("short", (4, "tiny", 2, 1.0)),
         ("top1", (2, "multihoprag_nothink", 1, 1.0)),
     ]
+    trained_with_other = {row.variant: row.trained_with_other for row in evaluation.rows}
+    assert trained_with_other == {"": (), "short": (), "top1": ("prompt",)}
     assert requests == alone + 2 * (4 + 2)  # the main row came from its log
     files = {path.name for path in (tmp_path / "out").glob("*.jsonl")}
     assert files == {row.rollouts_file for row in evaluation.rows}

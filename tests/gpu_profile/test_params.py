@@ -171,8 +171,8 @@ def test_a_model_of_the_thinking_profile_that_does_not_think_has_its_own_prompt(
     own = profile.value("model_settings")
     assert own.keys() <= profile.value("models").keys()
     thinks, instructed = (Evaluation.of(profile.with_values(own.get(name, {}))).agent for name in ("base", "instruct"))
-    assert (thinks.prompt, thinks.history_reasoning) == ("multihoprag_thinking", True)
-    assert (instructed.prompt, instructed.history_reasoning) == ("multihoprag_nothink", False)
+    assert (thinks.prompt_title, thinks.history_reasoning) == ("multihoprag_thinking", True)
+    assert (instructed.prompt_title, instructed.history_reasoning) == ("multihoprag_nothink", False)
 
 
 def test_the_options_in_the_thinking_profiles_readme_fit_the_stages(tmp_path: Path) -> None:

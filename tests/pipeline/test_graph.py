@@ -1,6 +1,7 @@
 """What dvc.yaml says of its stages is true: their imports are deps, their params are loaded, every profile resolves."""
 
 import ast
+from contextlib import chdir
 from functools import cache
 from pathlib import Path
 
@@ -24,8 +25,8 @@ def read_stages(profile: str) -> list[PipelineStage]:
         return [stage for stage in repo.stage.collect(dvc_file(profile)) if isinstance(stage, PipelineStage)]
 
 
-PROMPTS = load_profile(ROOT / PARAMS).values["prompts"]
-"""A folder that a profile may exchange for one that a stage made; no module imports it."""
+PROMPTS = "src/deepsearch_rl/agent/prompts"
+"""The folder of the prompts that a profile names by their files; no module imports them."""
 STAGES = {stage.name: stage for profile in ("multihoprag", "tiny") for stage in read_stages(profile)}
 
 
@@ -34,12 +35,91 @@ def stage_file(stage: PipelineStage) -> Path:
     return ROOT / f"{module.replace('.', '/')}.py"
 
 
+def is_prompt(path: str) -> bool:
+    return path.startswith(PROMPTS) and path.endswith(".txt")
+
+
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stages_source_deps_are_exactly_what_it_imports(name: str) -> None:
     stage = STAGES[name]
     paths = (dep.def_path for dep in stage.deps)
-    declared = [path for path in paths if path.startswith(SOURCES) and path != PROMPTS]
+    declared = [path for path in paths if path.startswith(SOURCES) and not is_prompt(path)]
     assert declared == source_deps(stage_file(stage).stem), "run `make deps`"
+
+
+@pytest.mark.parametrize("name", profile_names(ROOT))
+def test_a_stage_depends_on_exactly_the_prompts_that_it_reads(name: str) -> None:
+    profile = load_profile((ROOT / dvc_file(name)).with_name(PARAMS))
+    own = {profile.value("agent.prompt")}
+    variants = {plan["prompt"] for plan in profile.value("evaluate.variants").values() if plan["prompt"]}
+    of_models = {
+        settings["agent"]["prompt"]
+        for settings in profile.value("model_settings").values()
+        if "prompt" in settings.get("agent", {})
+    }
+    in_evaluation = {profile.value("evaluate.agent").get("prompt")} - {None}
+
+    read = {
+        "prepare_model": own if profile.value("prepare_model.source") == "pretrain" else set(),
+        "synthesize": own,
+        "filter": own,
+        "sft": own if profile.value("sft.checkpoint") == "dev" else set(),
+        "rl": own,
+        "optimize_prompt": own,
+        "evaluate": own | variants | of_models | in_evaluation,
+        "track": variants,
+    }
+    declared: dict[str, set[str]] = {}
+    for stage in read_stages(name):
+        prompts = {dep.def_path for dep in stage.deps if dep.def_path.startswith(PROMPTS) and is_prompt(dep.def_path)}
+        declared.setdefault(stage.name.partition("@")[0], set()).update(prompts)
+        assert PROMPTS not in {dep.def_path for dep in stage.deps}, "a new prompt would run this stage again"
+    assert declared == {family: read.get(family, set()) for family in declared}
+
+
+TEMPLATE_READERS = {"prepare_model", "synthesize", "filter", "sft", "rl", "optimize_prompt", "evaluate"}
+TOOL_READERS = TEMPLATE_READERS | {"merge", "unsloth_merge", "report", "track"}
+
+
+@pytest.mark.parametrize(
+    ("file", "families"), [("chat_template.jinja", TEMPLATE_READERS), ("chat_messages.py", TOOL_READERS)]
+)
+def test_the_tool_schema_and_the_chat_template_are_deps_of_every_stage_that_reads_them(
+    file: str, families: set[str]
+) -> None:
+    path = f"src/deepsearch_rl/agent/{file}"
+    declared = {
+        name.partition("@")[0] for name, stage in STAGES.items() if path in {dep.def_path for dep in stage.deps}
+    }
+    assert declared == families
+
+
+def test_stages_follow_another_prompt_and_no_further_one(tmp_path: Path) -> None:
+    """In a repository of its own, with the lines of the project's graph."""
+    with chdir(tmp_path), Repo.init(no_scm=True) as repo:
+        for name in ("a", "b"):
+            Path(f"{name}.txt").write_text(name)
+        lines = ["- ${agent.prompt}", "# - ${evaluate.variants.*.prompt}  # for each"]
+        graph = "stages:\n  s:\n    cmd: cat ${agent.prompt} > out\n    deps:\n"
+        graph += "".join(f"      {line}\n" for line in lines) + "    outs: [out]\n"
+        values = {
+            "agent": {"prompt": "a.txt"},
+            "evaluate": {"variants": {"v": {"prompt": "a.txt"}, "w": {"prompt": None}}},
+        }
+
+        def ran(values: dict[str, object], **texts: str) -> list[str]:
+            Path("params.yaml").write_text(yaml.safe_dump(values))
+            Path("dvc.yaml").write_text(with_choices(graph, values))
+            for name, text in texts.items():
+                Path(f"{name}.txt").write_text(text)
+            return [str(stage.addressing) for stage in repo.reproduce()]
+
+        assert ran(values) == ["s"], "one prompt may be named twice"
+        assert ran(values, b="edited", new="new") == []
+        assert ran(values, a="edited") == ["s"]
+        other = {**values, "agent": {"prompt": "b.txt"}}
+        assert ran(other) == ["s"]
+        assert Path("out").read_text() == "edited"
 
 
 @pytest.mark.parametrize("folder", ["commands", "planning", "retrieval/measurement", "presets"])
@@ -66,6 +146,21 @@ def test_generated_deps_replace_source_files_and_keep_data() -> None:
     assert with_source_deps(generated) == generated
 
 
+def test_each_prompt_of_the_variants_is_a_dep_until_the_variant_is_gone() -> None:
+    text, tiny = (ROOT / "dvc.yaml").read_text(encoding="utf-8"), load_profile(ROOT / PARAMS)
+    variants = {name: {"prompt": prompt} for name, prompt in {"short": "short.txt", "top5": None}.items()}
+    more = tiny.with_overrides({"evaluate.variants": variants, "evaluate.agent": {"prompt": "own.txt"}})
+
+    chosen_text = with_source_deps(with_choices(text, more.values))
+    plain, chosen = yaml.safe_load(text)["stages"], yaml.safe_load(chosen_text)["stages"]
+    evaluated = set(chosen["evaluate"]["do"]["deps"]) - set(plain["evaluate"]["do"]["deps"])
+    assert evaluated == {"${evaluate.variants.short.prompt}", "${evaluate.agent.prompt}"}
+    assert set(chosen["track"]["deps"]) - set(plain["track"]["deps"]) == {"${evaluate.variants.short.prompt}"}
+
+    assert with_source_deps(with_choices(chosen_text, more.values)) == chosen_text
+    assert with_source_deps(with_choices(chosen_text, tiny.values)) == text
+
+
 CHOSEN = {"synthesize.teacher": "self", "sft.checkpoint": "dev"}
 
 
@@ -86,7 +181,7 @@ def test_what_only_a_choice_needs_is_in_the_graph_of_a_profile_that_chooses_it()
         assert declared == loaded_by(*(ROOT / f"stages/{module}.py" for module in modules))
     assert set(chosen["synthesize"]["deps"]) - set(plain["synthesize"]["deps"]) >= {"${synthesize.self.model}"}
     data = {f"data/${{profile}}/{name}" for name in ("index", "chunks", "questions")}
-    assert set(chosen["sft"]["deps"]) - set(plain["sft"]["deps"]) >= data
+    assert set(chosen["sft"]["deps"]) - set(plain["sft"]["deps"]) >= data | {"${agent.prompt}"}
 
 
 def test_a_stage_samples_from_the_model_that_another_stage_makes() -> None:

@@ -118,7 +118,7 @@ def test_an_optimised_prompt_gets_a_row_beside_the_first_one(project: Path, monk
         )  # absolute: not the environment's
     rows = {row.variant: row for row in table(project).rows}
     assert (rows[""].f1, rows["optimized"].f1) == (0.0, 1.0)
-    assert rows["optimized"].prompt == "data/multihoprag/prompts/api/prompt.txt"
+    assert rows["optimized"].prompt == "data/multihoprag/prompts/api"
 
 
 def test_a_missing_variable_is_one_paragraph_that_names_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

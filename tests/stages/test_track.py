@@ -40,7 +40,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     made.reports.rename(tmp_path / "reports" / "tiny")
     (tmp_path / "results").rename(tmp_path / "data" / "tiny")
     trained = {"models": "data/tiny", "filter": "f", "ifeval": "i"}
-    params = {"profile": "tiny", "seed": 0, "track": CONFIG.model_dump(), "trained": trained, "prompts": "prompts"}
+    params = {"profile": "tiny", "seed": 0, "track": CONFIG.model_dump(), "trained": trained}
+    params["evaluate"] = {"variants": {}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     out = {"path": "data/tiny/questions", "md5": "2" * 32 + ".dir"}
     models = {"models": {name: f"models/tiny/{name}" for name in ("base", "sft")}}
@@ -86,8 +87,9 @@ def test_runs_name_the_stages_and_weights_that_they_come_from(
         "dvc.stage": "evaluate@sft",
         "dvc.weights": "models/tiny/sft",
         "dvc.weights.md5": "sft.dir",
+        "trained_with_other": "unknown",
     }
-    assert bundle.models["rl"].tags == {}  # not in dvc.lock
+    assert bundle.models["rl"].tags == {"trained_with_other": "unknown"}  # not in dvc.lock
     assert bundle.datasets["questions"].digest == "2" * 32 + ".dir"
     assert [metric.key for metric in bundle.metrics("sft")][-2:] == ["train/loss"] * 2
 

@@ -93,7 +93,7 @@ def make_results(root: Path, right: int = 8) -> Results:
     log = root / "sft_adapter" / "train_log.jsonl"
     log.parent.mkdir()
     log.write_text("".join(json.dumps({"step": step, "loss": 2.0 / step, "kl": None}) + "\n" for step in (1, 2)))
-    return Results(root / "reports", folders, {"sft": log}, Path("data/tiny/questions"), root / "prompts")
+    return Results(root / "reports", folders, {"sft": log}, Path("data/tiny/questions"), [])
 
 
 @pytest.fixture

@@ -36,8 +36,9 @@ def test_a_bundle_holds_what_its_report_says(results: Results, tmp_path: Path) -
 
 
 def test_what_the_search_for_a_prompt_found_goes_with_the_report(results: Results, tmp_path: Path) -> None:
-    (results.prompts / "sft").mkdir(parents=True)
-    (results.prompts / "sft" / "candidates.json").write_text("[]")
+    (tmp_path / "prompts" / "sft").mkdir(parents=True)
+    (tmp_path / "prompts" / "sft" / "candidates.json").write_text("[]")
+    results = results._replace(prompts=[tmp_path / "prompts" / "sft"])
     build_bundle(results, PROVENANCE, CONFIG, SEED, tmp_path / "bundle")
     assert (tmp_path / "bundle" / FILES / "prompts-sft-candidates.json").read_text() == "[]"
 

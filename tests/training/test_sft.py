@@ -1,6 +1,7 @@
 """Supervised fine-tuning: what is refused, what a killed run leaves, what is published, and one real run."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,10 @@ import yaml
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from deepsearch_rl.errors import ArtifactError, CommandError, RecordError, UnavailableError
-from deepsearch_rl.files import read_record, sha256_file
+from deepsearch_rl.agent.prompt_digests import PromptDigests
+from deepsearch_rl.errors import ArtifactError, CommandError, ConfigError, RecordError, UnavailableError
+from deepsearch_rl.files import read_jsonl, read_record, sha256_file, write_json
+from deepsearch_rl.serving.trained_with import chat_template, read_trained_with, served_with
 from deepsearch_rl.tracking.curves import line_digest, read_steps
 from deepsearch_rl.training import sft
 from deepsearch_rl.training.curves import curve_path, recorded_curve
@@ -30,6 +33,7 @@ from deepsearch_rl.training.sft import (
     swift_sft_command,
     train_adapter,
 )
+from deepsearch_rl.trajectories.convert import SwiftRow
 
 ENTRY = {"loss": 1.5, "grad_norm": 0.2, "learning_rate": 1e-3, "token_acc": 0.7, "epoch": 0.1, "step": 5}
 SUMMARY = {"train_runtime": 3.0, "train_loss": 1.5, "epoch": 1.0, "step": 5}
@@ -86,6 +90,22 @@ def test_a_line_that_is_no_row_names_file_line_and_field(
 def test_a_folder_without_weights_is_refused(config: SftConfig, rows: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="holds no model weights"):
         train_adapter(config, tmp_path, rows, 0, tmp_path / "work", tmp_path / "out")
+
+
+def test_rows_of_several_prompts_and_a_base_of_another_prompt_are_refused(
+    config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path
+) -> None:
+    base = shutil.copytree(policy_folder, tmp_path / "base")
+    other = PromptDigests.of("Another prompt.", "[]").with_template(chat_template(base))
+    write_json(base / "manifest.json", {"trained_with": other.model_dump()})
+    with pytest.raises(ConfigError, match=r"base was trained with another system prompt and tool .*train\.jsonl"):
+        train_adapter(config, base, rows, 0, tmp_path / "work", tmp_path / "out")
+
+    lines = rows.read_text().splitlines()
+    rows.write_text("\n".join([*lines, lines[0].replace("Search, then answer.", "Search.")]))
+    with pytest.raises(ConfigError, match=r"train\.jsonl have 2 different system prompts"):
+        train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
+    assert not (tmp_path / "work").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
@@ -188,6 +208,8 @@ def test_swift_runs_unless_the_newest_checkpoint_has_the_last_step(
     train_adapter(config, policy_folder, rows, 0, tmp_path / "work", tmp_path / "out")
     assert len(commands) == calls
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["steps"] == steps
+    [row, *_] = read_jsonl(rows, SwiftRow)
+    assert read_trained_with(tmp_path / "out") == served_with(policy_folder, row.prompt_digests())
 
 
 def test_all_checkpoints_are_published_for_dev_to_choose_from_and_another_choice_of_a_killed_run_trains_nothing(

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from deepsearch_rl.agent.prompt_digests import PromptDigests
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.files import read_distinct
+from deepsearch_rl.files import read_distinct, write_json
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Trajectory
 from stages import synthesize, synthesize_self
@@ -50,6 +51,13 @@ def test_a_model_answers_each_question_as_often_as_asked_and_differently(profile
     assert {trajectory.temperature for trajectory in trajectories} == {1.0}
     assert all(trajectory.completion_tokens for trajectory in trajectories), "a model has written them"
     assert len({trajectory.messages for trajectory in trajectories}) == 6
+
+
+def test_a_model_that_was_trained_with_another_prompt_does_not_teach(profile: Profile, tmp_path: Path) -> None:
+    other = PromptDigests.of("Another prompt.", "[]").with_template("")
+    write_json(tmp_path / MODEL / "manifest.json", {"trained_with": other.model_dump()})
+    with pytest.raises(ConfigError, match=rf"{MODEL} was trained with another system prompt"):
+        synthesize_self.main(profile, new_scratch(tmp_path))
 
 
 def test_each_program_of_the_stage_refuses_the_others_teacher(profile: Profile, smoke: Profile, tmp_path: Path) -> None:

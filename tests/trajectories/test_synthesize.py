@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.answers import SUCCESS_F1, f1
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import read_distinct, write_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.trajectories import synthesize as module
+from deepsearch_rl.trajectories.manifest import require_made_with
 from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 from deepsearch_rl.trajectories.synthesize import SynthesizeConfig, synthesize
 from tests.worlds import World
@@ -37,7 +39,7 @@ def teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoke: Profile, world
 
 
 def test_two_runs_write_the_same_bytes_of_calls_and_one_answer_with_notes_of_what_was_read(
-    teach: Teach, world: World, tmp_path: Path
+    teach: Teach, world: World, smoke: Profile, tmp_path: Path
 ):
     trajectories = teach(world, tmp_path / "first.jsonl")
     teach(world, tmp_path / "second.jsonl")
@@ -54,6 +56,7 @@ def test_two_runs_write_the_same_bytes_of_calls_and_one_answer_with_notes_of_wha
         assert all(note.startswith("found ") for note in others)
         assert (last.content, last.tool_calls) == (f"{others[-1]}\n<answer> {trajectory.answer}</answer>", ())
         assert len(trajectory.retrievals) == len(searches)
+    require_made_with(tmp_path / "first.jsonl", smoke.section("agent", AgentConfig))
 
 
 def test_questions_without_a_plan_are_refused_before_any_answer(teach: Teach, world: World, tmp_path: Path):

@@ -5,7 +5,8 @@ from typing import Final, Self
 from pydantic import Field, model_validator
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.agent.prompts import load_prompt, prompt_path
+from deepsearch_rl.agent.prompt_digests import PromptDigests, tools_text
+from deepsearch_rl.agent.prompts import load_prompt, prompt_path, prompt_title
 from deepsearch_rl.files import sha256_json
 from deepsearch_rl.records import ProtocolName, Record
 
@@ -16,7 +17,7 @@ class AgentConfig(Record):
     """Section ``agent``; an unknown prompt raises UnknownNameError."""
 
     protocol: ProtocolName = Field(description="how the model asks for searches: function_calling | search_tags")
-    prompt: str = Field(description="name of a file in agent/prompts, or path of a text file that a stage made")
+    prompt: str = Field(description="path of a text file or of a folder that a stage made; in commands, also a name")
     history_reasoning: bool = Field(description="send a turn's reasoning back with the conversation")
     max_searches: int = Field(ge=0, description="searches per question; one more is answered with a notice")
     max_turns: int = Field(ge=1, description="model calls per question")
@@ -38,6 +39,16 @@ class AgentConfig(Record):
         """Return the SHA-256 of all that decides an answer: settings but ``concurrency``, prompt and tool schema."""
         settings = self.model_dump(mode="json", exclude={"concurrency"})
         return sha256_json([settings, load_prompt(self.prompt), RETRIEVE_TOOL])
+
+    @property
+    def prompt_title(self) -> str:
+        """How tables and trajectories call the prompt."""
+        return prompt_title(self.prompt)
+
+    def prompt_digests(self) -> PromptDigests:
+        """Return the digests of the prompt as it is now and of the tools that are offered; raises as load_prompt."""
+        tools = [RETRIEVE_TOOL] if self.protocol == FUNCTION_CALLING else []
+        return PromptDigests.of(load_prompt(self.prompt), tools_text(*tools))
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:

@@ -195,7 +195,7 @@ class SearchAgent:
         if not isinstance(model, Endpoint) and config.protocol != FUNCTION_CALLING:
             raise ConfigError(f"a scripted model knows no {config.protocol}; set agent.protocol: {FUNCTION_CALLING}.")
         name = self.model_name or (model.model if isinstance(model, Endpoint) else "scripted")
-        self._key = RolloutKey(name, config.prompt, self.temperature, config.protocol)
+        self._key = RolloutKey(name, config.prompt_title, self.temperature, config.protocol)
         self._protocol = open_protocol(config)
         self._open = AsyncExitStack()
 

@@ -38,7 +38,7 @@ class ControlAgent:
         seed: int,
     ) -> None:
         self._endpoint, self._seed, self._gold_passages = endpoint, seed, gold_passages
-        self._key = RolloutKey(model_name, config.prompt, temperature, config.protocol)
+        self._key = RolloutKey(model_name, config.prompt_title, temperature, config.protocol)
         self._protocol = open_protocol(config, offer_tool=gold_passages is not None)
         inserted_turn = {"max_turns": config.max_turns + 1}
         single_answer = {"max_searches": 0, "max_turns": 1}

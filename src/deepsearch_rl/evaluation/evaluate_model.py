@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.agent.prompt_digests import PromptPart
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
 from deepsearch_rl.evaluation.plan import Evaluation, Run, plan_runs, settings_of
@@ -28,9 +29,10 @@ from deepsearch_rl.files import (
 from deepsearch_rl.records import Chunk, Question, RetrieverName
 from deepsearch_rl.retrieval.manifest import digest_index, read_manifest
 from deepsearch_rl.retrieval.server.launch import serve_index
-from deepsearch_rl.serving.adapters import digest_weights
+from deepsearch_rl.serving.adapters import digest_weights, tokenizer_folder
 from deepsearch_rl.serving.launch import require_backend, serve_model
 from deepsearch_rl.serving.remote import read_remote, resolve_endpoint, shown_address
+from deepsearch_rl.serving.trained_with import MANIFEST, read_trained_with, served_with
 from deepsearch_rl.trajectories.collect import TrajectoryFile, collect, read_questions
 
 
@@ -44,7 +46,7 @@ def checkpoint_name(folder: Path) -> str:
     if remote is not None:
         endpoint = resolve_endpoint(remote)
         return f"{endpoint.model} at {shown_address(endpoint.base_url)}"
-    manifest = folder / "manifest.json"
+    manifest = folder / MANIFEST
     step = read_json(manifest).get("best_step") if manifest.is_file() else None
     return folder.as_posix() if step is None else f"{folder.as_posix()}, step {step}"
 
@@ -75,7 +77,8 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
                 fingerprint = each.rollout_fingerprint(dataset, served_here=remote is None)
                 logs[dataset] = work / sha256_json([weights, name, fingerprint, digests])[:16]
                 inputs |= digests
-            rows.extend(_Evaluator(model, name, checkpoint, endpoint, each, data, logs, partial).rows(questions))
+            evaluator = _Evaluator(model, folder, name, checkpoint, endpoint, each, data, logs, partial)
+            rows.extend(evaluator.rows(questions))
         rows.sort(key=lambda row: row.sort_key)
         evaluation = ModelEvaluation(
             model=model, seed=setting.seed, settings_sha256=setting.digest(), inputs=inputs, rows=tuple(rows)
@@ -110,12 +113,13 @@ def _digest_inputs(data: Path, setting: Evaluation, dataset: str) -> dict[str, s
 
 @dataclass(frozen=True, slots=True)
 class _Evaluator:
-    """Evaluates a served model under one setting; ``logs`` is a folder per question set.
+    """Evaluates a served model of a ``folder`` under one setting; ``logs`` is a folder per question set.
 
     ``checkpoint`` names the model's weights in tables, ``name_in_rollouts`` the model in rollouts.
     """
 
     model: str
+    folder: Path
     name_in_rollouts: str
     checkpoint: str
     endpoint: Endpoint
@@ -181,6 +185,13 @@ class _Evaluator:
             out=self.out / file,
         )
 
+    def _trained_with_other(self) -> tuple[PromptPart, ...] | None:
+        """Return which texts the model was trained with in another form than this setting's; None if not known."""
+        trained = read_trained_with(self.folder)
+        if trained is None:
+            return None
+        return trained.other_parts(served_with(tokenizer_folder(self.folder), self.setting.agent.prompt_digests()))
+
     def _row(self, run: Run, rollouts: TrajectoryFile) -> F1TableRow:
         generated = any((question.metadata.model_extra or {}).get("generated") is True for question in run.questions)
         corpus = self.setting.corpus_of(run.dataset)
@@ -189,12 +200,13 @@ class _Evaluator:
             checkpoint=self.checkpoint,
             dataset=run.dataset,
             corpus=corpus,
-            prompt=self.setting.agent.prompt,
+            prompt=self.setting.agent.prompt_title,
             top_k=self.setting.retrieval.top_k,
             chunk_size=self.setting.chunk.size_of(corpus),
             temperature=run.temperature,
             samples=run.samples,
             seed=self.setting.seed,
             variant=self.setting.variant,
+            trained_with_other=self._trained_with_other(),
         )
         return build_row(key, rollouts, generated, self.setting.evaluate.draws)

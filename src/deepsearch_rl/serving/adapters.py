@@ -62,6 +62,12 @@ def read_adapter(folder: Path) -> Adapter | None:
     return adapter
 
 
+def tokenizer_folder(folder: Path) -> Path:
+    """Return the folder whose tokenizer and chat template serve a model; raises as :func:`read_adapter`."""
+    adapter = read_adapter(folder)
+    return adapter.base if adapter else folder
+
+
 def digest_weights(folder: Path) -> str:
     """Return the SHA-256 of a model folder, and of an adapter's base with it; raises as :func:`read_adapter`."""
     adapter, files = read_adapter(folder), file_digests(folder)

@@ -19,7 +19,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -96,14 +96,14 @@ class TrackedReport(Record):
 class Results(NamedTuple):
     """Where a profile's results lie: its report, every model's evaluation, and the training logs that there are.
 
-    ``prompts`` may hold a folder with what `optimize_prompt` found for a model.
+    ``prompts`` are folders with what `optimize_prompt` found for a model.
     """
 
     reports: Path
     evaluations: Mapping[str, Path]
     train_logs: Mapping[str, Path]
     questions: Path
-    prompts: Path
+    prompts: Sequence[Path]
 
 
 class Prediction(Record):
@@ -228,7 +228,7 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
         (partial / FILES).mkdir()
         for name in ("f1_table.md", "f1_table.csv", "metrics.json"):
             shutil.copyfile(results.reports / name, partial / FILES / name)
-        for path in sorted(results.prompts.glob("*/*.json")):
+        for path in (path for folder in results.prompts for path in sorted(folder.glob("*.json"))):
             shutil.copyfile(path, partial / FILES / f"prompts-{path.parent.name}-{path.name}")
         params, defaults = dict(flatten(provenance.params)), dict(flatten(provenance.defaults))
         write_json(partial / FILES / PARAMS, params)
@@ -269,7 +269,7 @@ def _model(name: str, results: Results, provenance: Provenance) -> EvaluatedMode
         sha256=evaluation.inputs.get("model", ""),
         questions=questions,
         curve=tuple(read_jsonl(log, TrainingStep)) if log else (),
-        tags=provenance.model_tags.get(name, {}),
+        tags={**provenance.model_tags.get(name, {}), "trained_with_other": evaluation.rows[0].flat_trained_with_other},
     )
 
 

@@ -32,7 +32,7 @@ def require_files(folder: Path, names: Sequence[str]) -> None:
 def complete_folder(base: Path, merged: Path, adapter: Path) -> None:
     """Give a folder of merged weights the base's tokenizer, chat template and settings, with the cache switched on.
 
-    The manifest is the adapter's, if it has one: it names the training step that was kept.
+    The manifest is the adapter's, if it has one: it names the training step that was kept, and what was trained with.
 
     A training run leaves ``use_cache: false`` in a model's config, and then every generated token recomputes the
     whole prompt. Raises ArtifactError if both folders miss a file that serving needs.

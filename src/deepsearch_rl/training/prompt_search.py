@@ -21,7 +21,7 @@ from gepa.core.adapter import EvaluationBatch
 from pydantic import Field
 
 from deepsearch_rl.agent.endpoint import Endpoint, open_client, read_completion
-from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.agent.prompts import MADE_PROMPT, load_prompt
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.files import (
@@ -42,7 +42,7 @@ from deepsearch_rl.trajectories.collect import collect, read_questions
 from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 
 _LOG = logging.getLogger(__name__)
-PROMPT, CANDIDATES, MANIFEST, REFLECTIONS = "prompt.txt", "candidates.json", "manifest.json", "reflections.jsonl"
+CANDIDATES, MANIFEST, REFLECTIONS = "candidates.json", "manifest.json", "reflections.jsonl"
 RewardName = Literal["f1", "exact_match", "evidence_recall", "answer_format"]
 """The rewards that read no thoughts, for which a policy's tokenizer would be needed."""
 _NO_THOUGHTS = PolicyText(count_tokens=len, think_length=ThinkLength(min_tokens=0, full_score_tokens=0, max_tokens=1))
@@ -138,7 +138,7 @@ def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, scratch: Pat
     candidates, best = _candidates(result, dev), result.best_idx
     manifest = {
         "model": task.name,
-        "start": setting.agent.prompt,
+        "start": setting.agent.prompt_title,
         "dataset": config.dataset,
         "rewards": {**config.rewards},
         "start_dev_reward": candidates[0].dev_reward,
@@ -149,7 +149,7 @@ def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, scratch: Pat
         "seed": setting.seed,
     }
     with atomic_directory(out) as partial:
-        (partial / PROMPT).write_text(f"{candidates[best].prompt}\n", encoding="utf-8")
+        (partial / MADE_PROMPT).write_text(f"{candidates[best].prompt}\n", encoding="utf-8")
         write_json(partial / CANDIDATES, [candidate.model_dump(mode="json") for candidate in candidates])
         write_json(partial / MANIFEST, manifest)
     return candidates
@@ -209,9 +209,9 @@ class _Rollouts:
     def _answers(self, prompt: str, batch: Sequence[Question]) -> list[Trajectory]:
         folder = self.scratch / sha256_json(prompt)[:16]
         folder.mkdir(exist_ok=True)
-        (folder / PROMPT).write_text(prompt, encoding="utf-8")
+        (folder / MADE_PROMPT).write_text(prompt, encoding="utf-8")
         name, setting, config = self.task.name, self.task.setting, self.config
-        agent = setting.agent.model_copy(update={"prompt": (folder / PROMPT).as_posix()})
+        agent = setting.agent.model_copy(update={"prompt": (folder / MADE_PROMPT).as_posix()})
         self.asked += len(batch)
         artifact = collect(
             list({question.id: question for question in batch}.values()),

@@ -20,7 +20,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.agent.prompt_digests import PromptDigests
+from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import (
     atomic_directory,
     read_json,
@@ -32,6 +33,7 @@ from deepsearch_rl.files import (
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
+from deepsearch_rl.serving.trained_with import TRAINED_WITH, require_trained_with, served_with
 from deepsearch_rl.training.curves import record_step
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, CHECKPOINTS, MANIFEST, weight_files
 from deepsearch_rl.training.swift_run import run_swift, swift_command
@@ -204,15 +206,16 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, scratch
     Raises:
         UnavailableError: params name a GPU and there is none.
         ArtifactError: there is no model, there are no rows to train on, or the trainer's state does not fit.
+        ConfigError: the model was trained with another prompt or tool than the rows hold, or rows hold several.
         RecordError: a line is not a row; names file, line and field.
         CommandError: ``swift sft`` failed.
     """
     if config.device == "cuda":
         require_gpu("sft", packages=config.packages)
-    count = sum(1 for _ in read_jsonl(rows, SwiftRow)) if rows.is_file() else 0
-    if not count:
-        raise ArtifactError(f"{rows} holds no rows to train on; look at the drop counts of the filter stage.")
+    count, prompts = read_rows(rows)
     weight_files(model)  # refuses a folder without weights before the trainer is started
+    served = served_with(model, prompts)
+    require_trained_with(model, served, f"the rows in {rows}")
     checkpoint = newest_checkpoint(scratch)
     state = checkpoint and read_record(checkpoint / TRAINER_STATE, TrainerState)
     if state is None or state.global_step < state.max_steps:
@@ -238,6 +241,7 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, scratch
         "steps": state.global_step,
         **chosen,
         "final_loss": state.lines[-1].loss,
+        TRAINED_WITH: served.model_dump(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
     }
     with atomic_directory(output) as partial:
@@ -248,6 +252,27 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, scratch
             write_json(partial / name / ADAPTER_CONFIG, settings)
         write_jsonl(partial / TRAIN_LOG, state.lines)
         write_json(partial / MANIFEST, manifest)
+
+
+def read_rows(rows: Path) -> tuple[int, PromptDigests]:
+    """Return how many rows a file holds, and the digests of the prompt and the tools that all of them have.
+
+    Raise ArtifactError where there is none, ConfigError where rows differ in them, RecordError for what is no row.
+    """
+    count = 0
+    prompts: set[PromptDigests] = set()
+    for row in read_jsonl(rows, SwiftRow) if rows.is_file() else ():
+        count += 1
+        prompts.add(row.prompt_digests())
+
+    if not count:
+        raise ArtifactError(f"{rows} holds no rows to train on; look at the drop counts of the filter stage.")
+    if len(prompts) > 1:
+        raise ConfigError(
+            f"the rows in {rows} have {len(prompts)} different system prompts or tool schemas, and a model is trained "
+            "with one; run the stages synthesize and filter again."
+        )
+    return count, prompts.pop()
 
 
 def whole_checkpoints(scratch: Path) -> dict[int, Path]:

@@ -23,6 +23,7 @@ from deepsearch_rl.files import (
 from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
+from deepsearch_rl.serving.trained_with import require_trained_with
 from deepsearch_rl.training.curves import TrainingStep, record_step
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, CHECKPOINTS, MANIFEST
 from deepsearch_rl.training.sft import TRAIN_LOG, SftDev
@@ -47,13 +48,14 @@ def choose_on_dev(rollouts: DevRollouts, folder: Path, scratch: Path) -> dict[in
 
     The scores go into its log, its manifest and a training curve; return them, in [0, 1], by step.
 
-    Raise ArtifactError where there is nothing to choose from or no dev question, and as :func:`serve_model`,
-    :func:`serve_index` and :func:`collect`; the adapters are then as before.
+    Raise ArtifactError where there is nothing to choose from or no dev question, and as :func:`require_trained_with`,
+    :func:`serve_model`, :func:`serve_index` and :func:`collect`; the adapters are then as before.
     """
     adapters = {int(path.name): path for path in folder.glob(f"{CHECKPOINTS}/*")}
     if not adapters:
         raise ArtifactError(f"{folder} has no checkpoints to choose from; run the stage sft again.")
     setting = rollouts.setting
+    require_trained_with(folder, setting.agent.prompt_digests(), f"the agent (agent.prompt: {setting.agent.prompt})")
     questions = read_questions(setting.split("dev"), rollouts.plan.questions)
     scores: dict[int, float] = {}
     with serve_index(setting.index, setting.chunks, setting.retrieval) as url:

@@ -12,9 +12,10 @@ import json
 from typing import Literal
 
 from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, RETRIEVE_TOOL, split_thought
+from deepsearch_rl.agent.prompt_digests import PromptDigests, tools_text
 from deepsearch_rl.records import Record, Trajectory
 
-_TOOLS = json.dumps([RETRIEVE_TOOL], ensure_ascii=False)
+_TOOLS = tools_text(RETRIEVE_TOOL)
 
 
 class SwiftMessage(Record):
@@ -29,6 +30,11 @@ class SwiftRow(Record):
 
     tools: str
     messages: tuple[SwiftMessage, ...]
+
+    def prompt_digests(self) -> PromptDigests:
+        """Return the digests of the row's system prompt, empty where it has none, and of its tools."""
+        system = [message.content for message in self.messages[:1] if message.role == "system"]
+        return PromptDigests.of("".join(system), self.tools)
 
 
 def row_targets(trajectory: Trajectory, flatten: bool) -> list[int | None]:

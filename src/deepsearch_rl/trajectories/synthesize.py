@@ -20,6 +20,7 @@ from deepsearch_rl.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.remote import RemoteConfig, open_endpoint
 from deepsearch_rl.trajectories.collect import TrajectoryFile, collect, read_questions
+from deepsearch_rl.trajectories.manifest import write_manifest
 from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 
 ServedTeacher: TypeAlias = tuple[Endpoint, JsonValue]
@@ -51,10 +52,11 @@ def synthesize(
 ) -> TrajectoryFile:
     """Write the teacher's trajectories to ``out``, sorted by id, and return them.
 
-    ``served`` is the teacher ``self``. A killed run goes on from ``scratch``, unless the address or model that
-    environment variables name is another one. Raise ConfigError where the teacher has no settings, cannot answer these
-    questions or is not the graph's; ArtifactError where an input is missing or empty; and as :func:`serve_index` and
-    :func:`collect`.
+    The manifest beside them says which prompt and tool they were made with. ``served`` is the teacher ``self``. A
+    killed run goes on from ``scratch``, unless the address or model that environment variables name is another one.
+
+    Raise ConfigError where the teacher has no settings, cannot answer these questions or is not the graph's;
+    ArtifactError where an input is missing or empty; and as :func:`serve_index` and :func:`collect`.
     """
     questions = read_questions(setting.split(config.split), config.questions)
     if (config.teacher == "self") != (served is not None):
@@ -67,7 +69,9 @@ def synthesize(
     log = scratch / f"{sha256_json(determined_by)[:16]}.jsonl"
     with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
         agents = partial(SearchAgent, agent, teacher, url, config.temperature, model_name="teacher", seed=seed)
-        return collect(questions, config.samples, agents, log, agent.concurrency, "synthesize", out)
+        artifact = collect(questions, config.samples, agents, log, agent.concurrency, "synthesize", out)
+    write_manifest(out, agent)
+    return artifact
 
 
 def _teacher(

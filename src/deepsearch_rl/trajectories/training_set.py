@@ -22,6 +22,7 @@ from swift.model import get_processor
 from swift.template import get_template
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages, split_thought
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.errors import CheckFailedError, ConfigError
 from deepsearch_rl.files import read_distinct, write_json, write_jsonl
@@ -30,6 +31,7 @@ from deepsearch_rl.records import FilterReport, NonEmpty, Question, Record, Toke
 from deepsearch_rl.serving.chat_format import load_chat_format
 from deepsearch_rl.trajectories.convert import SwiftRow, row_targets, swift_row
 from deepsearch_rl.trajectories.filters import apply_predicates, best_per_question, find_predicates
+from deepsearch_rl.trajectories.manifest import require_made_with, require_prompts
 
 IGNORED = -100  # label of a token without loss
 NO_LIMIT = 1 << 24  # ms-swift refuses longer conversations; the limit on rows applies after the proof
@@ -63,7 +65,7 @@ class FilterConfig(Record):
 
 def build_training_set(
     config: FilterConfig,
-    history_reasoning: bool,
+    agent: AgentConfig,
     *,
     trajectories: Path,
     questions: Path,
@@ -73,17 +75,19 @@ def build_training_set(
 ) -> int:
     """Write the training ``rows`` and the ``report`` of what was dropped; return the number of rows.
 
-    ``history_reasoning`` is whether the agent sends the reasoning of earlier turns back. Raise ArtifactError where an
-    input is missing; ConfigError where rows would hold prompts that the agent never sends, or trajectories hold no tool
-    calls; CheckFailedError where nothing is left to train on, or a row's tokens are not the server's.
+    ``agent`` is the one that the model will be served by. Raise ArtifactError where an input is missing; ConfigError
+    where rows would hold prompts that the agent never sends, or trajectories hold no tool calls; CheckFailedError where
+    nothing is left to train on, or a row's tokens are not the server's.
     """
+    require_made_with(trajectories, agent)
     answers = list(read_distinct(trajectories, Trajectory))
     kept, dropped = apply_predicates(answers, read_distinct(questions, Question), find_predicates(config.predicates))
     if config.per_question:
         best = best_per_question(kept, config.per_question)
         dropped[PER_QUESTION], kept = len(kept) - len(best), best
     for trajectory in kept:
-        _require_served_prompts(trajectory, config.flatten, history_reasoning)
+        _require_served_prompts(trajectory, config.flatten, agent)
+    require_prompts(kept, agent)
     proof = TokenProof(model, config.template, config.agent_template, config.loss_scale)
     pairs = [(trajectory, target) for trajectory in kept for target in row_targets(trajectory, config.flatten)]
     proved_rows: list[_ProvedRow] = []
@@ -100,7 +104,7 @@ def build_training_set(
     return len(proved_rows)
 
 
-def _require_served_prompts(trajectory: Trajectory, flatten: bool, history_reasoning: bool) -> None:
+def _require_served_prompts(trajectory: Trajectory, flatten: bool, agent: AgentConfig) -> None:
     """Refuse a trajectory whose rows would hold prompts that the agent never sends."""
     if trajectory.protocol != "function_calling":
         raise ConfigError(
@@ -108,7 +112,7 @@ def _require_served_prompts(trajectory: Trajectory, flatten: bool, history_reaso
             "Collect the teacher's answers with agent.protocol: function_calling."
         )
     turns = [message for message in trajectory.messages if message.role == "assistant"]
-    if flatten == history_reasoning and any(split_thought(turn).reasoning is not None for turn in turns[:-1]):
+    if flatten == agent.history_reasoning and any(split_thought(turn).reasoning is not None for turn in turns[:-1]):
         raise ConfigError(
             f"filter.flatten and agent.history_reasoning are both {str(flatten).lower()}, but trajectory "
             f"{trajectory.id} holds reasoning: its rows would be prompts that the agent never sends. Set "

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from deepsearch_rl.agent.prompts import prompt_title
 from deepsearch_rl.evaluation.report.published import published_rows
 from deepsearch_rl.evaluation.report.tables import published_lines
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
@@ -24,7 +25,7 @@ def origins(profile: str) -> dict[str, str]:
 
 def as_of_gpu_profile(row: F1TableRow) -> F1TableRow:
     """The row as if it were of 200 published questions under the gpu profile's setting."""
-    prompt = find_profile(ROOT, "gpu").value("agent")["prompt"]
+    prompt = prompt_title(find_profile(ROOT, "gpu").value("agent.prompt"))
     changes = {"corpus": CORPUS[row.dataset], "prompt": prompt, "n": 200, "generated": False, "controls": {}}
     return row.model_copy(update=changes)
 

@@ -9,7 +9,7 @@ import pytest
 
 from deepsearch_rl.evaluation.report.page import bin_width
 from deepsearch_rl.evaluation.report.plots import read_rl_run, rl_figure
-from deepsearch_rl.evaluation.report.tables import F1Table, markdown
+from deepsearch_rl.evaluation.report.tables import F1Table, flat_rows, markdown
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
 from deepsearch_rl.files import read_record, write_json
@@ -54,6 +54,22 @@ def test_the_settings_below_the_table_are_those_of_the_in_domain_set(own: F1Tabl
     first, alone = (markdown(table) for table in tables)
     assert f"prompt `{own.prompt}`, top-{own.top_k} passages of at most {own.chunk_size} tokens;" in first
     assert "prompt `other`, top-9 passages as they come;" in alone
+
+
+def test_a_row_whose_model_was_trained_with_another_text_is_marked_and_explained(own: F1TableRow) -> None:
+    same = own.model_copy(update={"trained_with_other": ()})
+    other = own.model_copy(update={"model": "old", "trained_with_other": ("prompt", "tool")})
+    variant = own.model_copy(update={"variant": "short", "prompt": "short", "trained_with_other": ("prompt",)})
+    text = markdown(F1Table(profile="tiny", generated=True, rows=(same, other, variant), comparisons=()))
+    names = [line.split("|")[2].strip() for line in text.splitlines() if line.startswith("|")]
+    assert {"sft", "old †", "sft †"} <= set(names)
+    assert "† Not what the model was trained with: " in text
+    assert "old was trained with another system prompt and tool schema" in text
+    assert "sft, short was trained with another system prompt" in text
+
+    assert "†" not in markdown(F1Table(profile="tiny", generated=True, rows=(same, own), comparisons=()))
+    flat = [row["trained_with_other"] for row in flat_rows((own, same, other))]
+    assert flat == ["unknown", "none", "prompt;tool"]
 
 
 def test_rows_are_read_the_in_domain_set_first_and_models_in_training_order(own: F1TableRow) -> None:

@@ -57,7 +57,7 @@ def questions(world: World, tmp_path: Path) -> Path:
 def make_run(world: World, questions: Path, smoke: Profile, tmp_path: Path) -> MakeRun:
     """Return a run of the smoke profile in a folder of its own; all runs start from one model."""
     start = tmp_path / "base"
-    prepare_model(smoke.section("prepare_model", PrepareModelConfig), 0, start)
+    prepare_model(smoke.section("prepare_model", PrepareModelConfig), "tiny", 0, start)
     changes = {
         "steps": {"base": 2},
         "dev": {"every": 1, "questions": 16, "samples": 1, "temperature": 0.7},

@@ -40,7 +40,6 @@ def pretrain_config(stage: CurriculumStage, document_config: DocumentConfig) -> 
     rates = {"muon_learning_rate": 0.02, "adam_learning_rate": 0.003, "adam_epsilon": 0.001}
     return PretrainConfig.model_validate(
         {
-            "prompt": "tiny",
             "subwords": 300,
             "model": {**shape, "rope_theta": 10000, "initializer_range": 0.05, "context_tokens": 1024},
             "documents": document_config,

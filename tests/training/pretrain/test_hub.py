@@ -77,7 +77,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_snapshot_brings_weights_and_configs_as_plain_files(tmp_path: Path) -> None:
     folder = tmp_path / "base"
     config = ModelHubConfig(repository="me/tiny", revision=REVISION)
-    prepare_model(PrepareModelConfig(source="hub", hub=config), 0, folder)
+    prepare_model(PrepareModelConfig(source="hub", hub=config), "tiny", 0, folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         name: FILES[name] for name in ("config.json", "model.safetensors")
     }

@@ -5,7 +5,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.agent.prompt_digests import PromptDigests
+from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.serving.trained_with import read_trained_with
 from deepsearch_rl.training.pretrain import trainer
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig, PretrainConfig, prepare_model
 
@@ -21,7 +25,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_two_runs_give_equal_bytes_and_another_seed_other_weights(config: PrepareModelConfig, tmp_path: Path) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        prepare_model(config, seed, tmp_path / name)
+        prepare_model(config, "tiny", seed, tmp_path / name)
     first, again, other = (contents(tmp_path / name) for name in "abc")
     assert first == again
     assert first["model.safetensors"] != other["model.safetensors"]
@@ -29,7 +33,7 @@ def test_two_runs_give_equal_bytes_and_another_seed_other_weights(config: Prepar
 
 
 def test_the_saved_folder_is_a_model_that_generates_with_a_cache(config: PrepareModelConfig, tmp_path: Path) -> None:
-    prepare_model(config, 0, tmp_path / "base")
+    prepare_model(config, "tiny", 0, tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
     prompt = tokenizer.apply_chat_template(
@@ -43,11 +47,18 @@ def test_the_saved_folder_is_a_model_that_generates_with_a_cache(config: Prepare
     assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
 
 
+def test_the_manifest_says_what_the_model_was_trained_with(config: PrepareModelConfig, tmp_path: Path) -> None:
+    prepare_model(config, "tiny", 0, tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+    prompts = PromptDigests.of(load_prompt("tiny"), json.dumps([RETRIEVE_TOOL]))
+    assert read_trained_with(tmp_path / "base") == prompts.with_template(tokenizer.chat_template)
+
+
 def test_training_lowers_the_loss_and_logs_every_stage_of_the_curriculum(
     config: PrepareModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "LOG_EVERY", 4)
-    prepare_model(config, 0, tmp_path / "base")
+    prepare_model(config, "tiny", 0, tmp_path / "base")
     steps = [json.loads(line) for line in (tmp_path / "base" / trainer.TRAIN_LOG).read_text().splitlines()]
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert {step["level"] for step in steps} == {0, 1}
@@ -61,7 +72,7 @@ def test_a_run_that_dies_leaves_the_old_model_and_nothing_half_written(
     (folder / "config.json").write_text("old")
     monkeypatch.setattr(trainer, "backward", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        prepare_model(config, 0, folder)
+        prepare_model(config, "tiny", 0, folder)
     assert contents(folder) == {"config.json": b"old"}
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
@@ -73,5 +84,5 @@ def test_an_unknown_source_is_refused_with_the_names_there_are() -> None:
 
 def test_a_source_without_its_section_is_refused(config: PrepareModelConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"prepare_model\.hub"):
-        prepare_model(config.model_copy(update={"source": "hub"}), 0, tmp_path / "base")
+        prepare_model(config.model_copy(update={"source": "hub"}), "tiny", 0, tmp_path / "base")
     assert list(tmp_path.iterdir()) == []

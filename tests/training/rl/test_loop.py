@@ -12,10 +12,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.prompt_digests import TrainedWith
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, UnknownNameError
-from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.files import read_jsonl, write_json
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, QuestionMetadata, StopReason
+from deepsearch_rl.serving.trained_with import read_trained_with, served_with
 from deepsearch_rl.training.curves import CurveLine, TrainingStep, recorded_curve
 from deepsearch_rl.training.rl.checkpoints import KeepConfig, kept_steps
 from deepsearch_rl.training.rl.loop import (
@@ -124,6 +126,27 @@ def test_the_earliest_of_equally_good_checkpoints_is_published_with_its_manifest
     assert (manifest["device"], manifest["dtype"], manifest["below_gate"]) == ("none", "int", True)
     assert (tmp_path / "adapter" / "adapter").read_text() == "0.75"
     assert {path.name for path in trainer.folder.iterdir()} == {"2", "3"}, "only the newest and the best are kept"
+
+
+def test_a_start_of_another_prompt_is_refused_and_an_adapter_says_what_it_was_trained_with(
+    task: RlTask, config: RlConfig, tmp_path: Path
+) -> None:
+    start = shutil.copytree(task.start, tmp_path / "start")
+    served = served_with(start, task.agent.prompt_digests())
+    settings = config.model_copy(update={"steps": {"base": 1}})
+
+    def train_from(trained: TrainedWith) -> None:
+        write_json(start / "manifest.json", {"trained_with": trained.model_dump()})
+        trainer: RlTrainer = TinyTrainer(task.scratch / "checkpoints", None, ())
+        train_policy(replace(task, start=start), settings, trainer, tmp_path / "adapter")
+
+    with pytest.raises(
+        ConfigError, match=r"another system prompt than that of the agent \(agent\.prompt: .*tiny\.txt\)"
+    ):
+        train_from(served.model_copy(update={"prompt": "other"}))
+    assert not task.scratch.exists()
+    train_from(served)
+    assert read_trained_with(tmp_path / "adapter") == served
 
 
 class MeanwhileTrainer(TinyTrainer):

@@ -1,4 +1,6 @@
-"""System prompts, chosen by name, and the chat template.
+"""System prompts, and the chat template.
+
+A profile names a prompt by its file, which is then a dep of the stages that read it; commands take its name.
 
 ``multihoprag`` is for models that think on their own, ``multihoprag_nothink`` for those that do not,
 ``multihoprag_thinking`` asks for written reasoning before every search. These search again where passages lack the
@@ -11,12 +13,15 @@ from pathlib import Path
 from deepsearch_rl.errors import ArtifactError, look_up
 
 _FOLDER = Path(__file__).parent
+MADE_PROMPT = "prompt.txt"
+"""The prompt's file in a folder that the stage `optimize_prompt` made."""
 
 
 def load_prompt(name: str) -> str:
     """Return the text of a prompt, without surrounding white space.
 
-    ``name`` is that of a prompt in this folder, or the path of a text file, which has a slash or ends in ``.txt``.
+    ``name`` is that of a prompt in this folder; or the path of a text file, or of a folder that `optimize_prompt` made,
+    which has a slash or ends in ``.txt``.
 
     Raises:
         UnknownNameError: there is no prompt of this name.
@@ -35,8 +40,16 @@ def load_prompt(name: str) -> str:
 def prompt_path(name: str) -> Path:
     """Return the file of a prompt, which a stage may still have to make; raise UnknownNameError for another name."""
     if "/" in name or name.endswith(".txt"):
-        return Path(name)
+        path = Path(name)
+        return path / MADE_PROMPT if path.is_dir() else path
     return look_up("prompt", name, {path.stem: path for path in _FOLDER.glob("*.txt")})
+
+
+def prompt_title(name: str) -> str:
+    """Return how tables call a prompt: by its name where it is one of this folder, otherwise by its path."""
+    path = Path(name)
+    is_ours = path.parent.parts[-2:] == _FOLDER.parts[-2:] and path.suffix == ".txt"
+    return path.stem if is_ours else name
 
 
 def load_chat_template() -> str:

@@ -41,6 +41,7 @@ F1_TABLE = pa.DataFrameSchema(
         **{name: pa.Column(str) for name in ("model", "checkpoint", "dataset", "corpus", "prompt", "variant")},
         **{name: pa.Column(int, pa.Check.ge(1)) for name in ("top_k", "samples", "n")},
         "chunk_size": pa.Column(int, _COUNT),
+        "trained_with_other": pa.Column(str),
         **{name: pa.Column(float, _SHARE, coerce=True) for name in _SCORES},
         **{name: pa.Column(float, _COUNT, coerce=True) for name in ("temperature", "mean_rounds", "mean_tool_calls")},
     },
@@ -134,6 +135,12 @@ class F1Table(Record):
         """Return the rows of greedy answers to a question set, by model."""
         return {row.model: row for row in self.rows_of(dataset) if row.kind == "greedy"}
 
+    @property
+    def training_notes(self) -> dict[str, str]:
+        """What models were trained with in another form than they answered with, by model and kind of row."""
+        rows = [row for row in self.reading_order if row.training_note]
+        return {f"{row.model}, {row.kind}" if row.kind else row.model: row.training_note for row in rows}
+
     def comparisons_on(self, dataset: str) -> list[Comparison]:
         """Return the comparisons on a question set, the greedy answers of a pair of models after the sampled ones."""
         return [entry for entry in self.comparisons if entry.dataset == dataset]
@@ -218,11 +225,15 @@ def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> 
 
 
 def flat_rows(rows: Iterable[F1TableRow]) -> list[dict[str, Any]]:
-    """Return rows by :data:`CSV_COLUMNS`, failures as ``kind=count`` with semicolons between, and ``pass_at_<k>``."""
+    """Return rows by :data:`CSV_COLUMNS` and ``pass_at_<k>``.
+
+    Failures are ``kind=count``, and what a model was trained with in another form ``prompt;tool``.
+    """
     return [
         {name: getattr(row, name) for name in CSV_COLUMNS}
         | row.pass_scores
         | {"failures": ";".join(f"{kind}={count}" for kind, count in sorted(row.failures.items()))}
+        | {"trained_with_other": row.flat_trained_with_other}
         for row in rows
     ]
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from deepsearch_rl.agent.prompt_digests import PromptPart, parts_text
 from deepsearch_rl.records import NonEmpty, Record
 
 Rounded = Annotated[float, AfterValidator(lambda value: round(value, 6))]
@@ -71,6 +72,10 @@ class RowKey(Record):
     samples: int = Field(ge=1, description="answers per question, averaged per question before anything else")
     seed: int
     variant: str = Field(default="", description="name in evaluate.variants; empty under the profile's own setting")
+    trained_with_other: tuple[PromptPart, ...] | None = Field(
+        default=None,
+        description="what the model was trained with in another form than it answered with; null: not known",
+    )
 
 
 class F1TableRow(F1Score, RowKey):
@@ -102,6 +107,18 @@ class F1TableRow(F1Score, RowKey):
     def kind(self) -> str:
         """What distinguishes the row from its model's main row on the set: a variant's name, ``greedy``, or nothing."""
         return self.variant or ("" if self.main else "greedy")
+
+    @property
+    def training_note(self) -> str:
+        """What the model was trained with in another form, ``another system prompt``; empty where nothing is known."""
+        return f"another {parts_text(self.trained_with_other)}" if self.trained_with_other else ""
+
+    @property
+    def flat_trained_with_other(self) -> str:
+        """The parts in a flat table, with semicolons between; ``none`` or ``unknown`` where there are none."""
+        if self.trained_with_other is None:
+            return "unknown"
+        return ";".join(self.trained_with_other) or "none"
 
     @property
     def run_name(self) -> str:

@@ -15,6 +15,7 @@ from huggingface_hub.errors import (
 )
 from pydantic import Field
 
+from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.files import atomic_directory
 from deepsearch_rl.records import NonEmpty, Record
@@ -38,15 +39,15 @@ class PrepareModelConfig(Record):
     hub: ModelHubConfig | None = None
 
 
-def prepare_model(config: PrepareModelConfig, seed: int, folder: Path) -> None:
+def prepare_model(config: PrepareModelConfig, prompt: str, seed: int, folder: Path) -> None:
     """Write the base model, with tokenizer and chat template, at once; ``seed`` draws weights and documents.
 
-    Raises UnknownNameError for a prompt that does not exist, ConfigError where
-    the section of the source is missing, and as :func:`snapshot`.
+    A model trained from scratch learns the system prompt that ``prompt`` names. Raises ArtifactError for a prompt that
+    does not exist, ConfigError where the section of the source is missing, and as :func:`snapshot`.
     """
     with atomic_directory(folder) as partial:
         if config.source == "pretrain" and config.pretrain:
-            pretrain(config.pretrain, seed, partial)
+            pretrain(config.pretrain, load_prompt(prompt), seed, partial)
         elif config.source == "hub" and config.hub:
             cached = snapshot(config.hub, [*DESCRIPTIONS, "*.safetensors"])
             shutil.copytree(cached, partial, copy_function=shutil.copyfile, dirs_exist_ok=True)

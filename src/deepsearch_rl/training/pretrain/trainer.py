@@ -22,10 +22,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.agent.prompts import load_prompt
-from deepsearch_rl.files import AppendLog
+from deepsearch_rl.agent.prompt_digests import PromptDigests, tools_text
+from deepsearch_rl.files import AppendLog, write_json
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.records import Record
+from deepsearch_rl.serving.trained_with import MANIFEST, TRAINED_WITH, served_with
 from deepsearch_rl.training.curves import record_step
 from deepsearch_rl.training.pretrain.documents import GIVEN, CurriculumStage, DocumentConfig, DocumentGenerator, Turn
 from deepsearch_rl.training.pretrain.model import TURN_END, TURN_START, ModelConfig, build_model, world_tokenizer
@@ -56,7 +57,6 @@ class OptimizerConfig(Record):
 class PretrainConfig(Record):
     """A model trained from scratch on generated conversations."""
 
-    prompt: NonEmpty = Field(description="name of the system prompt in agent/prompts that documents open with")
     subwords: int = Field(ge=256, description="tokens learned by BPE, the 256 bytes included; whole words come on top")
     model: ModelConfig
     documents: DocumentConfig
@@ -75,9 +75,13 @@ class PretrainStep(Record):
     rate: float
 
 
-def pretrain(config: PretrainConfig, seed: int, folder: Path) -> None:
-    """Train tokenizer and model from scratch and save both, with the training log, to an existing empty folder."""
-    tokenizer = world_tokenizer(load_prompt(config.prompt), config.subwords, config.model.context_tokens)
+def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> None:
+    """Train tokenizer and model from scratch and save both to an existing empty folder.
+
+    ``prompt`` is the text that documents with a system block open with. The training log is beside the model, and a
+    manifest that says what it was trained with.
+    """
+    tokenizer = world_tokenizer(prompt, config.subwords, config.model.context_tokens)
     model = build_model(config.model, tokenizer, seed).train()
     rates, parameters = config.optimizer, list(model.named_parameters())
     muon = Muon(weight for name, weight in parameters if weight.ndim == 2 and "embed" not in name)
@@ -88,7 +92,7 @@ def pretrain(config: PretrainConfig, seed: int, folder: Path) -> None:
     window: list[Scores] = []
     bar, pool = ProgressBar("pretrain", total, "tokens"), ThreadPoolExecutor(rates.threads)
     with AppendLog(folder / TRAIN_LOG) as log, bar, pool:
-        for step, (level, examples) in enumerate(_curriculum(config, tokenizer, seed), 1):
+        for step, (level, examples) in enumerate(_curriculum(config, prompt, tokenizer, seed), 1):
             window.append(backward_in_threads(model, examples, pool, rates.threads))
             progress = done / total  # the rates rise from 0 to 1, stay there and fall to 0.1
             rate = progress / rates.warmup if progress < rates.warmup else 1.0
@@ -110,6 +114,8 @@ def pretrain(config: PretrainConfig, seed: int, folder: Path) -> None:
                 window.clear()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    trained_with = served_with(folder, PromptDigests.of(prompt, tools_text(RETRIEVE_TOOL)))
+    write_json(folder / MANIFEST, {TRAINED_WITH: trained_with.model_dump()})
 
 
 class Scores(NamedTuple):
@@ -127,10 +133,10 @@ class Example(NamedTuple):
 
 
 def _curriculum(
-    config: PretrainConfig, tokenizer: PreTrainedTokenizerFast, seed: int
+    config: PretrainConfig, prompt: str, tokenizer: PreTrainedTokenizerFast, seed: int
 ) -> Iterator[tuple[int, list[Example]]]:
     """Yield batches, each with the number of its stage, until every stage has had its tokens."""
-    generator = DocumentGenerator(load_prompt(config.prompt), config.documents)
+    generator = DocumentGenerator(prompt, config.documents)
     document_rng, batch_rng = random.Random(seed), random.Random(seed)
     for level, stage in enumerate(config.curriculum):
         examples = (encode(tokenizer, turns) for turns in generator.documents(stage, document_rng))

@@ -33,6 +33,7 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, look
 from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json, write_jsonl
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, StopReason
+from deepsearch_rl.serving.trained_with import TRAINED_WITH, require_trained_with, served_with
 from deepsearch_rl.training.curves import TrainingStep, record_step, standard_error
 from deepsearch_rl.training.rl.checkpoints import kept_steps, origin
 from deepsearch_rl.training.rl.heartbeat import begin
@@ -52,7 +53,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
     Raises:
         StalePolicyError: the server does not serve the policy that was just trained.
         ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``, another protocol,
-            or thoughts not sent back.
+            or thoughts not sent back; or the start was trained with another prompt, tool or chat template.
         UnknownNameError: a type in ``rl.type_shares`` that no train question has.
         ArtifactError: a split without a question.
         EndpointError: all rollouts of a step failed.
@@ -61,6 +62,8 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
         raise ConfigError(f"rl.steps has no entry for the start {task.start_name!r}; add one.")
     if task.agent.protocol != FUNCTION_CALLING:
         raise ConfigError(f"rl trains function_calling, not {task.agent.protocol}; change agent.protocol.")
+    served = served_with(task.start, task.agent.prompt_digests())
+    require_trained_with(task.start, served, f"the agent (agent.prompt: {task.agent.prompt})")
     for split, questions in (("train", task.train), ("dev", task.dev)):
         if not questions:
             raise ArtifactError(f"the {split} split of rl.dataset {config.dataset!r} has no question.")
@@ -92,6 +95,7 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
         "backend": f"{config.backend.engine}, {config.backend.service}",
         **trainer.hardware,
         "seed": task.seed,
+        TRAINED_WITH: served.model_dump(),
         **origin(task.scratch),
     }
     with atomic_directory(output) as partial:
