@@ -4,12 +4,13 @@ from pathlib import Path
 
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.evaluation.evaluate_model import evaluate_model
-from deepsearch_rl.evaluation.plan import Evaluation
+from deepsearch_rl.evaluation.plan import Evaluation, settings_of
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.scratch import Scratch
 from deepsearch_rl.serving.remote import read_remote
+from deepsearch_rl.stage_graph import require_data
 from deepsearch_rl.trajectories.collect import SERVER_FAILURES, keep_times
-from stages.entry import run
+from stages.entry import ROOT, run
 
 
 def main(profile: Profile, item: str, scratch: Scratch) -> None:
@@ -27,6 +28,8 @@ def main(profile: Profile, item: str, scratch: Scratch) -> None:
     for variant in setting.evaluate.variants.values():
         for name in variant.models or ():
             look_up("model in evaluate.variants", name, folders)
+    prompts = {each.agent.prompt for each in settings_of(setting, item)}
+    require_data(profile, f"evaluate@{item}", prompts, ROOT)
     out = profile.data / "evaluate" / item
     evaluation = evaluate_model(item, folder, setting, profile.data, out, scratch.path)
     keep_times(scratch.path, profile.name, item)

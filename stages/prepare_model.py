@@ -2,17 +2,21 @@
 
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.scratch import Scratch
+from deepsearch_rl.stage_graph import require_data
 from deepsearch_rl.training.curves import recorded_curve
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig, prepare_model
-from stages.entry import run
+from stages.entry import ROOT, run
 from stages.followed import followed
 
 
 def main(profile: Profile, scratch: Scratch) -> None:
     """Write models/<profile>/base."""
     config, seed = profile.section("prepare_model", PrepareModelConfig), profile.value("seed")
+    prompt = profile.value("agent.prompt")
+    if config.source == "pretrain":
+        require_data(profile, "prepare_model", [prompt], ROOT)
     with recorded_curve(scratch.curve):
-        prepare_model(config, profile.value("agent.prompt"), seed, profile.models / "base")
+        prepare_model(config, prompt, seed, profile.models / "base")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ see under these params.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,13 +48,31 @@ def read_stage(profile: Profile, name: str, root: Path) -> DeclaredStage:
     """
     template, items = look_up("stage", name, dict(_stages(profile, root)))
     values = {**profile.values, **items}
-    deps = [str(_filled(dep, values)) for dep in template.get("deps", ())]
+    deps = template.get("deps", ())
     return DeclaredStage(
         name=name,
         sources=tuple(dep for dep in deps if dep.startswith(SOURCES)),
-        data=tuple(dep for dep in deps if not dep.startswith(SOURCES)),
+        # A prompt below src/ that params name is data, too: a further one is no other code.
+        data=tuple(str(_filled(dep, values)) for dep in deps if not dep.startswith(SOURCES)),
         params=tuple(_params(template, values)),
     )
+
+
+def require_data(profile: Profile, name: str, paths: Iterable[str], root: Path) -> None:
+    """Check that what a stage reads is among its deps; raise ConfigError with what is not, and as :func:`read_stage`.
+
+    A profile without a graph of its own is not checked.
+    """
+    graph = profile.path.with_name(DVC_YAML)
+    if not graph.is_file():
+        return
+    missing = sorted(set(paths) - set(read_stage(profile, name, root).data))
+    if missing:
+        raise ConfigError(
+            f"the stage {name} would read {', '.join(missing)}, which is no dep of it in {graph}, so that no edit of it "
+            "would ever run the stage again; run `make deps`. (A prompt is named by its file, as "
+            "src/deepsearch_rl/agent/prompts/tiny.txt.)"
+        )
 
 
 def stage_names(profile: Profile, root: Path) -> list[str]:
