@@ -23,6 +23,7 @@ from deepsearch_rl.copies import CHECKOUTS
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.files import atomic_directory, sha256_json
 from deepsearch_rl.profile import PARAMS, dvc_file, find_profile, read_values
+from deepsearch_rl.project_state import require_git
 from flows.dvc.__main__ import modify_yaml_at_once
 
 SECTIONS = {
@@ -90,11 +91,12 @@ def open_checkout(
         warn: called with a sentence if the remote cannot be reached.
 
     Raises:
-        ConfigError: there is no such revision, or a value does not fit.
+        ConfigError: there is no such revision, a value does not fit, or git cannot be used here.
         UnknownNameError: there is no such profile or parameter.
     """
     if not revision and not params:
         return project
+    require_git(project)
     commit = resolve_revision(project, revision or "HEAD", warn)
     folder = project / CHECKOUTS / f"{profile}-{commit[:7]}-{sha256_json(dict(params))[:7]}"
     if not folder.is_dir():
