@@ -83,9 +83,10 @@ def runs_page(mlflow: str, experiment: str) -> str:
     experiments = f"{mlflow}/api/2.0/mlflow/experiments"
     with httpx.Client(auth=(name, password) if name else None) as client:
         answer = client.get(f"{experiments}/get-by-name", params={"experiment_name": experiment})
-        if not answer.is_success:
+        experiment = answer.json()["experiment"] if answer.is_success else {}
+        if experiment.get("lifecycle_stage") != "active":  # there is none, or somebody deleted it
             return ""
-        identifier, tiny = answer.json()["experiment"]["experiment_id"], find_profile(ROOT, "tiny")
+        identifier, tiny = experiment["experiment_id"], find_profile(ROOT, "tiny")
         f1 = [f"f1/{tiny.value('rl')['dataset']}", *(f"{model}/f1" for model in tiny.value("models"))]
         columns = [*(f"metrics.`{metric}`" for metric in f1), "tags.`profile`", "tags.`git.commit`"]
         view = {"key": f"mlflow.sharedViewState.{VIEW}", "value": json.dumps({"selectedColumns": columns})}

@@ -98,10 +98,9 @@ def _git_problem(root: Path) -> str | None:
     if is_own or (top.returncode == 0 and _git(root, "ls-files", "--error-unmatch", "dvc.yaml").returncode == 0):
         return None
     return (
-        f"{root} is no git repository (an unpacked archive is none), and DVC keeps its results by git's commits: clone "
-        "the project with git, or make it a repository with `git init && git add --all && git commit -m 'From an "
-        "archive'`. To go on without git, and with reports that name no commit, run `.venv/bin/dvc config --local "
-        "core.no_scm true`."
+        f"{root} is no git repository (an unpacked archive is none); DVC asks for one, and reports name its commit: "
+        "clone the project with git, or make it a repository with `git init && git add --all && git commit -m 'From "
+        "an archive'`. To go on without git, run `.venv/bin/dvc config --local core.no_scm true`."
     )
 
 
