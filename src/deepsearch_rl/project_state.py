@@ -27,10 +27,12 @@ DVC_CONFIGS = (Path(".dvc", "config"), Path(".dvc", "config.local"))
 GRAPH_FILES = ("dvc.yaml", "dvc.lock", "params.yaml", "profile.yaml")
 EXPERIMENT_FILES = (Path("workspace", "workspace.json"), Path("..", "rwlock"))
 """Files below ``.dvc/tmp/exps/run`` with the number of the process that runs an experiment in the project's folder."""
+DETACHING_S = 10.0
+"""How long after DVC noted its process it may detach HEAD."""
 _NO_GIT = re.compile(r"^\s*no_scm\s*=\s*true\s*$", re.IGNORECASE | re.MULTILINE)
 _CONFLICT = re.compile(rb"^(<{7}|>{7}) ", re.MULTILINE)
 _PID = re.compile(r'"pid": (\d+)[,}]')
-_LEFT_BRANCH = re.compile(r"checkout: moving from (\S+) to ")
+_LEFT_BRANCH = re.compile(r"^HEAD@\{(\d+)\} checkout: moving from (\S+) to ", re.MULTILINE)
 
 
 def require_sound_project(root: Path) -> list[str]:
@@ -131,30 +133,36 @@ def _conflicts(root: Path) -> Iterator[str]:
 def _killed_experiment(root: Path) -> str | None:
     """Return how to go back to the branch that a killed `dvc exp run` has left; None while one is running.
 
-    It works in the project's folder on a detached HEAD. Nobody else's detached HEAD is of interest here.
+    It works in the project's folder on a detached HEAD. One that the user detached, before or since, is left alone.
     """
     folder = root / ".dvc" / "tmp" / "exps" / "run"
     files = [path for path in map(folder.joinpath, EXPERIMENT_FILES) if path.is_file()]
-    pids = [(pid, path) for path in files for pid in _PID.findall(path.read_text(encoding="utf-8", errors="replace"))]
-    if not pids or any(_is_running(int(pid), path) for pid, path in pids):
+    pids = [(int(pid), path) for path in files for pid in _PID.findall(path.read_text(encoding="utf-8"))]
+    if not pids or any(_is_running(pid, path) for pid, path in pids):
         return None
     if _git(root, "symbolic-ref", "--quiet", "HEAD").returncode == 0:
         return None
 
-    moves = _git(root, "reflog", "--max-count=10", "--format=%gs", "HEAD").stdout.splitlines()
-    last = next((match[1] for match in map(_LEFT_BRANCH.match, moves) if match), "")
-    if _git(root, "show-ref", "--verify", "--quiet", f"refs/heads/{last}").returncode:
-        return None  # HEAD was detached before
+    branch = _left_branch(root, max(path.stat().st_mtime for _, path in pids))
+    if branch is None:
+        return None
     # It puts the user's changes into git's stash for a moment, before it writes the experiment's own commit.
-    stash = "; changes of yours that are missing are in `git stash list`" if _has_stash(root) else ""
+    has_stash = _git(root, "show-ref", "--verify", "--quiet", "refs/stash").returncode == 0
+    stash = "; changes of yours that are missing are in `git stash list`" if has_stash else ""
     return (
-        f"HEAD is detached, because a `dvc exp run` was killed: `git switch {last}` goes back to your branch and keeps "
-        f"the files as they are. `git diff` shows the values of the experiment that are still in them{stash}."
+        f"HEAD is detached, because a `dvc exp run` was killed: `git switch {branch}` goes back to your branch and "
+        f"keeps the files as they are. `git diff` shows the values of the experiment that are still in them{stash}."
     )
 
 
-def _has_stash(root: Path) -> bool:
-    return _git(root, "show-ref", "--verify", "--quiet", "refs/stash").returncode == 0
+def _left_branch(root: Path, noted_at: float) -> str | None:
+    """Return the branch that HEAD left last, where it did so when DVC noted its process (seconds since the epoch)."""
+    moves = _git(root, "reflog", "--max-count=10", "--date=unix", "--format=%gd %gs", "HEAD").stdout
+    last = _LEFT_BRANCH.search(moves)
+    if last is None or int(last[1]) > noted_at + DETACHING_S:
+        return None
+    is_branch = _git(root, "show-ref", "--verify", "--quiet", f"refs/heads/{last[2]}").returncode == 0
+    return last[2] if is_branch else None  # HEAD was detached before, where it left a commit
 
 
 def _is_running(pid: int, path: Path) -> bool:
