@@ -142,13 +142,13 @@ def test_no_program_of_the_environment_names_its_folder() -> None:
 
 def test_modules_of_a_foreign_pythonpath_come_last(clone: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "ros"
-    for name in ("deepsearch_rl", "pip_free_name"):
+    for name in ("deepsearch_rl", "in_both"):
         (foreign / name).mkdir(parents=True)
         (foreign / name / "__init__.py").write_text("print('foreign')\n")
     [packages] = (clone / ".venv").glob("lib/python3.*/site-packages")
-    (packages / "pip_free_name.py").write_text("print('locked')\n")
+    (packages / "in_both.py").write_text("print('locked')\n")
     (foreign / "only_there.py").write_text("print('found')\n")
-    code = "import deepsearch_rl, pip_free_name, only_there"
+    code = "import deepsearch_rl, in_both, only_there"
     own = f"own {clone}/src/deepsearch_rl/__init__.py\nlocked\nfound\n"
     assert output(clone, code, PYTHONPATH=f"{foreign}:") == own
 
