@@ -83,8 +83,10 @@ def runs_page(mlflow: str, experiment: str) -> str:
     experiments = f"{mlflow}/api/2.0/mlflow/experiments"
     with httpx.Client(auth=(name, password) if name else None) as client:
         answer = client.get(f"{experiments}/get-by-name", params={"experiment_name": experiment})
-        experiment = answer.json()["experiment"] if answer.is_success else {}
-        if experiment.get("lifecycle_stage") != "active":  # there is none, or somebody deleted it
+        if not answer.is_success:
+            return ""
+        experiment = answer.json()["experiment"]
+        if experiment["lifecycle_stage"] != "active":  # somebody deleted it
             return ""
         identifier, tiny = experiment["experiment_id"], find_profile(ROOT, "tiny")
         f1 = [f"f1/{tiny.value('rl')['dataset']}", *(f"{model}/f1" for model in tiny.value("models"))]
