@@ -37,7 +37,7 @@ flow: environment  ## the same as a Prefect flow run: a task per stage
 # where they are kept for every model behind an endpoint.
 multihoprag optimize-prompt: export DEEPSEARCH_RESUME = 1
 multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
-	@$(BIN)/python -m deepsearch_rl.dvc_lock
+	@$(BIN)/python -m deepsearch_rl.project_state
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
@@ -45,7 +45,7 @@ multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OP
 
 # The rows of both prompts stay in the table: `make params deps FORCE=1` takes the variant out again.
 optimize-prompt: environment  ## a better prompt for that model, by GEPA, and its row; OPENAI_REFLECTION_MODEL writes prompts
-	@$(BIN)/python -m deepsearch_rl.dvc_lock
+	@$(BIN)/python -m deepsearch_rl.project_state
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:optimize_prompt@api
 	@$(BIN)/python -m scripts.optimized_prompt multihoprag api
@@ -57,7 +57,7 @@ optimize-prompt: environment  ## a better prompt for that model, by GEPA, and it
 # DVC's cache.
 rft: environment  ## ROUNDS (2) of rejection sampling: SFT on the model's own right answers, then on the new model's
 	@grep -q '^  teacher: self' $(PARAMS) || { echo "error: $(PARAMS) has another synthesize.teacher than self; set it and synthesize.self in profile.yaml (of tiny: src/deepsearch_rl/presets/tiny.yaml) and run \`make params deps\`." >&2; exit 1; }
-	@$(BIN)/python -m deepsearch_rl.dvc_lock
+	@$(BIN)/python -m deepsearch_rl.project_state
 	@from=models/$(PROFILE)/base; for round in $$(seq $(or $(ROUNDS),2)); do \
 	  $(BIN)/python flows/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.self.model=$$from || exit 1; \
 	  from=models/$(PROFILE)/rft/$$round; mkdir -p $$from && rm -r $$from && cp -r models/$(PROFILE)/sft $$from || exit 1; \
@@ -82,13 +82,14 @@ worker-service: environment  ## write a systemd unit that keeps `make worker` ru
 	@$(BIN)/python -m flows.worker service $(POOL) $(if $(LIMIT),--limit $(LIMIT))
 
 test unit lint: EXTRAS := --all-extras
+# pytest loads the plugins of every folder of PYTHONPATH.
 TESTS := --numprocesses $(or $(JOBS),2) --dist loadfile
 
 test: environment lint  ## every check, JOBS (2) test files side by side
-	@$(BIN)/python -m pytest $(TESTS)
+	@env -u PYTHONPATH $(BIN)/python -m pytest $(TESTS)
 
 unit: environment  ## the tests without the slow ones
-	@$(BIN)/python -m pytest $(TESTS) -m "not slow"
+	@env -u PYTHONPATH $(BIN)/python -m pytest $(TESTS) -m "not slow"
 
 lint: environment  ## ruff, pyright, and whether uv.lock fits pyproject.toml
 	@.venvs/uv/bin/uv lock --quiet --check
@@ -108,9 +109,10 @@ deps: environment  ## each stage's source files, from their imports, into dvc.ya
 
 gpu-environments: environment  ## .venvs/{core,index,sft,rl,serve}, the interpreters of the gpu profile, and ART's vLLM
 	@for family in core index sft rl serve; do \
-	  $(UV) venv -q --allow-existing --python 3.11 .venvs/$$family && \
+	  $(UV) venv -q --allow-existing --relocatable --python 3.11 .venvs/$$family && \
 	  $(UV) pip sync --python .venvs/$$family/bin/python profiles/gpu/requirements/$$family.txt && \
-	  $(UV) pip install --python .venvs/$$family/bin/python --no-deps -e . || exit 1; \
+	  $(UV) pip install --python .venvs/$$family/bin/python --no-deps -e . && \
+	  $(PYTHON) scripts/environment.py --adopt .venvs/$$family || exit 1; \
 	done
 	PATH="$(abspath .venvs/uv/bin):$$PATH" .venvs/rl/bin/python -m scripts.art_runtime
 

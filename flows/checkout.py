@@ -21,8 +21,9 @@ from dvc.utils.flatten import flatten
 
 from deepsearch_rl.copies import CHECKOUTS
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.files import atomic_directory, sha256_json
+from deepsearch_rl.files import atomic_directory, atomic_file, sha256_json
 from deepsearch_rl.profile import PARAMS, dvc_file, find_profile, read_values
+from deepsearch_rl.project_state import require_git
 from flows.dvc.__main__ import modify_yaml_at_once
 
 SECTIONS = {
@@ -90,27 +91,19 @@ def open_checkout(
         warn: called with a sentence if the remote cannot be reached.
 
     Raises:
-        ConfigError: there is no such revision, or a value does not fit.
+        ConfigError: there is no such revision, a value does not fit, or git cannot be used here.
         UnknownNameError: there is no such profile or parameter.
     """
     if not revision and not params:
         return project
+    require_git(project)
     commit = resolve_revision(project, revision or "HEAD", warn)
     folder = project / CHECKOUTS / f"{profile}-{commit[:7]}-{sha256_json(dict(params))[:7]}"
     if not folder.is_dir():
         with atomic_directory(folder) as partial:
             _require(_git(project, "clone", "--quiet", "--shared", "--no-checkout", str(project), str(partial)))
             _require(_git(partial, "checkout", "--quiet", "--detach", commit))
-            with Repo(str(project)) as repo:
-                local: Any = repo.config.load_one("local")
-                local["cache"] = {**local.get("cache", {}), "dir": repo.cache.local_cache_dir}
-                # As read from the project: a relative path would lead elsewhere from the clone, and the commit may have
-                # no remote yet.
-                local["remote"] = {name: dict(remote) for name, remote in repo.config["remote"].items()}
-                default = repo.config["core"].get("remote")
-                local["core"] = {**local.get("core", {}), **({"remote": default} if default else {})}
-            with Repo(str(partial)) as clone, clone.config.edit("local") as settings:
-                cast("dict[str, Any]", settings).update(local)
+    _connect(folder, project)
     before = find_profile(folder, profile)
     changed = before.with_overrides(params)
     for section in {name.partition(".")[0] for name in params}:
@@ -122,6 +115,26 @@ def open_checkout(
     if changed.values != before.values:
         _write_params((folder / dvc_file(profile)).with_name(PARAMS), params)
     return folder
+
+
+def _connect(folder: Path, project: Path) -> None:
+    """Give a clone the git objects, cache and remotes of the project around it, which may have been moved or copied."""
+    objects = _git(project, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+    _require(objects)
+    with atomic_file(folder / ".git" / "objects" / "info" / "alternates") as alternates:
+        alternates.write_text(objects.stdout, encoding="utf-8")
+    _require(_git(folder, "remote", "set-url", "origin", str(project)))
+
+    with Repo(str(project)) as repo:
+        local: Any = repo.config.load_one("local")
+        local["cache"] = {**local.get("cache", {}), "dir": repo.cache.local_cache_dir}
+        # As read from the project: a relative path would lead elsewhere from the clone, and the commit may have
+        # no remote yet.
+        local["remote"] = {name: dict(remote) for name, remote in repo.config["remote"].items()}
+        default = repo.config["core"].get("remote")
+        local["core"] = {**local.get("core", {}), **({"remote": default} if default else {})}
+    with Repo(str(folder)) as clone, clone.config.edit("local") as settings:
+        cast("dict[str, Any]", settings).update(local)
 
 
 def check_experiment_name(name: str) -> None:

@@ -16,9 +16,9 @@ from logging import LoggerAdapter
 from pathlib import Path
 
 from deepsearch_rl.commands.summary import latest_runs
-from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.processes import ProcessGuard
+from deepsearch_rl.project_state import require_sound_project
 from flows.graph import Stage, read_graph, select
 from flows.reports import send_reports
 from flows.schedule import WORKERS, run_graph
@@ -31,10 +31,11 @@ def repro(profile: str, targets: tuple[str, ...] = (), force: bool = False, jobs
     """Reproduce a profile's graph in the working directory and return how each stage ended (:mod:`flows.stage_run`).
 
     Raises:
-        DeepsearchError: an unknown name, a stage that failed, or a lock file that cannot be repaired now.
+        DeepsearchError: an unknown name, a stage that failed, or a project that cannot run now
+            (:mod:`deepsearch_rl.project_state`).
     """
     root = Path.cwd()
-    for sentence in repair_dvc_locks(root):
+    for sentence in require_sound_project(root):
         _LOG.warning("%s", sentence, extra={"stage": "dvc"})
     graph = select(read_graph(root, profile), targets)
     with ThreadPoolExecutor(jobs) as pool, ProcessGuard() as guard:

@@ -32,9 +32,9 @@ from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from deepsearch_rl.commands.summary import latest_runs
-from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointError
 from deepsearch_rl.processes import ProcessGuard
+from deepsearch_rl.project_state import require_sound_project
 from flows.checkout import check_experiment_is_new, check_experiment_name, open_checkout, save_experiment
 from flows.graph import Stage, has_remote, read_graph, select
 from flows.locks import held
@@ -102,7 +102,8 @@ def reproduce(
         The name of each stage's final state (:mod:`flows.stage_run`).
 
     Raises:
-        DeepsearchError: an unknown name, a stage that failed, or a lock file that cannot be repaired now.
+        DeepsearchError: an unknown name, a stage that failed, or a project that cannot run now
+            (:mod:`deepsearch_rl.project_state`).
     """
     project = project_folder()
     logger = get_run_logger()
@@ -157,7 +158,7 @@ def project_folder() -> Path:
 
 
 def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...], force: bool) -> dict[str, str]:
-    for sentence in repair_dvc_locks(root):
+    for sentence in require_sound_project(root):
         get_run_logger().warning("%s", sentence)
     graph = select(read_graph(root, profile), targets)
     with ProcessGuard() as guard:
@@ -213,6 +214,8 @@ def main() -> None:
     until_exit = ExitStack()
     atexit.register(until_exit.close)
     try:
+        if not (arguments.revision or arguments.set or arguments.experiment):  # these work in a clone
+            require_sound_project(Path.cwd())  # before a server starts for nothing
         until_exit.enter_context(prefect_api())
         params = dict(map(_parameter, arguments.set))
         targets = tuple(arguments.targets)

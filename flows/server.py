@@ -102,8 +102,10 @@ def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
             f"another program than Prefect listens on port {port}: write a free one into .env, for example "
             f"PREFECT_API_URL=http://{LOOPBACK}:{free_port(port)}/api."
         )
-    settings = {"PREFECT_API_URL": api, "PREFECT_UI_API_URL": "/api" if login else api}
-    settings |= {"PREFECT_SERVER_API_AUTH_STRING": login} if login else {}
+    # The page asks the address that it came from, which may be a forwarded port or another name of this machine.
+    settings = {"PREFECT_API_URL": api, "PREFECT_UI_API_URL": os.environ.get("PREFECT_UI_API_URL", "/api")}
+    if login:
+        settings["PREFECT_SERVER_API_AUTH_STRING"] = login
     command = ["prefect", "server", "start"]
     with ProcessGuard() as guard:
 

@@ -29,6 +29,7 @@ from deepsearch_rl.commands.doctor import MissingRequirement, Requirements, insp
 from deepsearch_rl.errors import ConfigError, DeepsearchError, UnavailableError, look_up
 from deepsearch_rl.processes import ProcessGuard, stream_lines
 from deepsearch_rl.profile import find_profile, profile_names
+from deepsearch_rl.project_state import require_sound_project
 from flows import reproduce
 from flows.recovery import crashed_runs_again
 from flows.reproduce import PROJECT_VARIABLE
@@ -109,9 +110,12 @@ def start(root: Path, pool: str, limit: int = 1) -> None:
     while other machines are free.
 
     Raises:
+        ConfigError: the project cannot run now (:mod:`deepsearch_rl.project_state`).
         UnavailableError: no profile of the pool can run here.
         EndpointError: Prefect's server does not answer.
     """
+    for sentence in require_sound_project(root):
+        sys.stderr.write(f"{sentence}\n")
     missing = missing_requirements(root, pool)
     for profile, requirements in missing.items():
         state = "; ".join(f"{item.what} ({item.fix})" for item in requirements) or "ready"

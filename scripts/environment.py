@@ -3,6 +3,10 @@
     python3 scripts/environment.py                 # what the graph needs
     python3 scripts/environment.py --extra s3      # and a further part of pyproject.toml
     python3 scripts/environment.py --all-extras    # and all of them, for the tests
+    python3 scripts/environment.py --adopt .venvs/sft   # nothing but the ties of another environment to this folder
+
+The environment belongs to the folder that it is in, whatever that is called: nothing in it names the folder. So a clone
+that was moved or copied (`cp -r`, `mv`) has an environment of its own, which runs its own sources.
 
 uv, which reads the lock, is installed by pip into ``.venvs/uv``, so that neither the user's site nor a uv of another
 version takes part. The one package that is not simply the lock's is torch: PyPI's Linux build is a CUDA build of
@@ -27,9 +31,15 @@ ROOT = Path(__file__).resolve().parent.parent
 UV_VERSION = "0.13.8"
 BOOTSTRAP = ROOT / ".venvs" / "uv"
 ENVIRONMENT = ROOT / ".venv"
+INTERPRETER = ENVIRONMENT / "bin" / "python"
 STAMP = ENVIRONMENT / ".installed"
 PYTHONS = ">=3.11,<3.13"  # requires-python of pyproject.toml
 ALL_PARTS = "--all-extras"
+HOOK = (
+    "import os, sys; path = os.path.join(os.path.dirname(sys.prefix), 'stages', 'environment.py'); "
+    "os.path.exists(path) and "
+    "exec(compile(open(path, encoding='utf-8').read(), path, 'exec'), {'__name__': 'environment', '__file__': path})\n"
+)
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 
 
@@ -38,11 +48,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all-extras", action="store_true", help="install every optional part as well")
     parser.add_argument("--extra", action="append", default=[], metavar="NAME", help="install this part as well")
+    parser.add_argument("--adopt", type=Path, metavar="FOLDER", help="tie this environment to the project, and end")
     arguments = parser.parse_args()
+    if arguments.adopt:
+        _use_own_sources(arguments.adopt)
+        return
+
     digest, *parts = STAMP.read_text(encoding="utf-8").split() if STAMP.is_file() else [""]
     # Parts are only ever added, and brought up to date together: one with all of them is good for everything.
     wanted = {*parts, *arguments.extra, *([ALL_PARTS] if arguments.all_extras else [])}
-    if digest == _digest() and (wanted == {*parts} or ALL_PARTS in parts):
+    # Its interpreter is a link: a clone that was moved to another machine may have none.
+    is_current = digest == _digest() and INTERPRETER.exists()
+    if is_current and (wanted == {*parts} or ALL_PARTS in parts):
         return
     extras = [ALL_PARTS] if ALL_PARTS in wanted else [f"--extra={name}" for name in ("all", *sorted(wanted))]
     try:
@@ -50,17 +67,31 @@ def main() -> None:
     except subprocess.CalledProcessError as error:
         command = shlex.join(map(str, error.cmd))
         sys.exit(f"error: the environment is not complete: `{command}` ended with status {error.returncode}.")
+    _use_own_sources(ENVIRONMENT)
     _write_hook()
     STAMP.write_text("\n".join([_digest(), *sorted(wanted)]), encoding="utf-8")
 
 
+def _use_own_sources(environment: Path) -> None:
+    """Let the package deepsearch_rl of an environment be that of the folder around it, by a relative path.
+
+    An editable install names its folder in full: in a copied clone that is the folder of another clone.
+    """
+    packages = _packages(environment)
+    for editable in packages.glob("_editable_impl_deepsearch_rl.pth"):
+        editable.unlink()  # not written in place: it shares its content with uv's cache
+        editable.write_text(f"{os.path.relpath(ROOT / 'src', packages)}\n", encoding="utf-8")
+
+
 def _write_hook() -> None:
-    """Let every Python of the environment start with ``stages/environment.py``."""
-    [packages] = ENVIRONMENT.glob("lib/python3.*/site-packages")
-    path = str(ROOT / "stages" / "environment.py")
-    names = {"__name__": "environment", "__file__": path}
-    line = f"import os; os.path.exists({path!r}) and exec(compile(open({path!r}).read(), {path!r}, 'exec'), {names!r})"
-    (packages / "deepsearch_environment.pth").write_text(f"{line}\n", encoding="utf-8")
+    """Let every Python of the environment start with ``stages/environment.py`` of the folder around it."""
+    (_packages(ENVIRONMENT) / "deepsearch_environment.pth").write_text(HOOK, encoding="utf-8")
+
+
+def _packages(environment: Path) -> Path:
+    """Return the folder of an environment's packages."""
+    [packages] = environment.resolve().glob("lib/python3.*/site-packages")
+    return packages
 
 
 def _digest() -> str:
@@ -86,7 +117,7 @@ def _install(uv: list[str], extras: list[str]) -> None:
     """Install the lock, with a CPU torch where one is offered."""
     torch, cuda_packages = _read_lock()
     _make_venv(uv)
-    python = str(ENVIRONMENT / "bin" / "python")
+    python = str(INTERPRETER)
     offline = ["--python", python, "--no-index", "--no-deps", *_find_links()]
     cpu_torch = [*uv, "pip", "install", *offline, f"torch=={torch}+cpu"]
     sync = [*uv, "sync", "--frozen", "--inexact", "--python", python, *extras]
@@ -105,11 +136,20 @@ def _install(uv: list[str], extras: list[str]) -> None:
 
 
 def _make_venv(uv: list[str]) -> None:
-    """Create ``.venv/`` with this Python where it fits, else with one that uv finds or fetches."""
-    if (ENVIRONMENT / "bin" / "python").exists():
+    """Create ``.venv/`` with this Python where it fits, else with one that uv finds or fetches.
+
+    One whose programs name the folder that it was made in, or whose Python is gone, is made anew.
+    """
+    if INTERPRETER.exists() and _is_relocatable():
         return
     fits = (3, 11) <= sys.version_info[:2] < (3, 13)
-    _run([*uv, "venv", "--quiet", "--python", sys.executable if fits else PYTHONS, str(ENVIRONMENT)])
+    python = sys.executable if fits else PYTHONS
+    _run([*uv, "venv", "--quiet", "--clear", "--relocatable", "--python", python, str(ENVIRONMENT)])
+
+
+def _is_relocatable() -> bool:
+    configuration = ENVIRONMENT / "pyvenv.cfg"
+    return configuration.is_file() and "relocatable = true" in configuration.read_text(encoding="utf-8").splitlines()
 
 
 def _read_lock() -> tuple[str, list[str]]:

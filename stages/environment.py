@@ -4,27 +4,110 @@
 and with stages on where the servers are, and find each other, whatever shell they were started from. The variables come
 from, in this order: the process's own environment, ``.env`` of the project (each user's, not in git), and
 ``project.env`` beside this file; Prefect's database is in ``.prefect`` and MLflow's in ``mlruns`` of the project, also
-for a copy of the project inside it. Outside of the project's folder nothing is set.
+for a copy of the project inside it. Outside of the project's folder no variable is set.
 
 The Python that runs `dvc repro --force`, or `dvc exp run --force`, tells the stages that they begin from nothing: DVC
 itself does not (``DEEPSEARCH_RESUME``, read by ``stages/entry.py``; set to 1 by hand, a forced stage resumes).
+
+Modules come from the project first, then from its environment, and from folders of a foreign ``PYTHONPATH`` last: ROS
+and others set one for all programs of a shell, and their packages are neither ours nor the locked ones.
 """
 
 import os
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib takes 10 ms to load
+WARNED = "DEEPSEARCH_ENV_WARNED"
+"""Set where a process has named the unreadable lines of ``.env``, so that those that it starts do not."""
 
 
 def variables(path: str) -> dict[str, str]:
     """Return the variables of a file of ``NAME=value`` lines; empty without the file."""
+    return read_variables(path)[0]
+
+
+def read_variables(path: str) -> tuple[dict[str, str], list[str]]:
+    """Return the variables of a file, and a sentence for each line that is none; nothing without the file.
+
+    A line is ``NAME=value``, also after ``export``. The value may be quoted. A comment begins with ``#``, at the
+    beginning of a line or after a space.
+    """
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123
-            lines = [line.strip() for line in file]
+        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123
+            lines = file.read().split("\n")
     except FileNotFoundError:
-        return {}
-    pairs = (line.removeprefix("export ").partition("=") for line in lines if "=" in line and not line.startswith("#"))
-    return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}
+        return {}, []
+    except UnicodeDecodeError:
+        return {}, [f"{path} is not read: it is no UTF-8 text (PowerShell writes UTF-16); save it as UTF-8."]
+    except OSError as error:
+        return {}, [f"{path} is not read: {error.strerror}."]
+
+    values: dict[str, str] = {}
+    problems: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        if text[:7].split() == ["export"]:
+            text = text[7:]
+        name, equals, rest = text.partition("=")
+        value = _value(rest.strip())
+        if equals and name.strip().isidentifier() and value is not None:
+            values[name.strip()] = value
+        else:  # the line itself may hold a key
+            problems.append(f"{path}, line {number} is not read: it is not NAME=value, or its quote does not end.")
+    return values, problems
+
+
+def _value(text: str) -> str | None:
+    """Return a value without its quotes and its comment; None where text follows a quote, or the quote does not end."""
+    if text[:1] in ('"', "'"):
+        value, end, rest = text[1:].partition(text[0])
+        comment = rest.strip()
+        return value if end and (not comment or comment.startswith("#")) else None
+    if text.startswith("#"):
+        return ""
+    for space in (" #", "\t#"):
+        text = text.partition(space)[0]
+    return text.rstrip()
+
+
+def own_modules_first() -> None:
+    """Search the sources of this project before, and folders of a foreign ``PYTHONPATH`` after all else."""
+    sources = os.path.join(ROOT, "src")  # noqa: PTH118
+    foreign = foreign_folders()
+    paths = [path for path in sys.path if path not in foreign and path != sources]
+    last = [path for path in sys.path if path in foreign]
+    # The sources of a copy of the project, which scripts/python puts first, stay before the project's.
+    position = 0
+    while position < len(paths) and _is_own(paths[position]):
+        position += 1
+    sys.path[:] = [*paths[:position], sources, *paths[position:], *last]
+
+
+def foreign_folders() -> list[str]:
+    """Return the folders of ``PYTHONPATH`` that are neither in this project nor the sources of the working directory.
+
+    An empty name in it is the working directory.
+    """
+    value = os.environ.get("PYTHONPATH")
+    names = value.split(os.pathsep) if value else []
+    return [path for path in map(os.path.abspath, names) if not _is_own(path)]
+
+
+def _is_own(path: str) -> bool:
+    return _is_inside(path) or path == os.path.join(_working_folder(), "src")  # noqa: PTH118
+
+
+def _is_inside(path: str) -> bool:
+    return os.path.join(path, "").startswith(os.path.join(ROOT, ""))  # noqa: PTH118
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:  # it was removed
+        return os.sep
 
 
 def is_forced(command: list[str]) -> bool:
@@ -43,8 +126,12 @@ def apply() -> None:
     if is_forced(sys.orig_argv):
         os.environ.setdefault("DEEPSEARCH_RESUME", "0")
     for path in (os.path.join(ROOT, ".env"), os.path.join(ROOT, "stages", "project.env")):  # noqa: PTH118
-        for name, value in variables(path).items():
+        values, problems = read_variables(path)
+        for name, value in values.items():
             os.environ.setdefault(name, value)
+        if problems and WARNED not in os.environ:
+            os.environ[WARNED] = "1"
+            sys.stderr.write("".join(f"warning: {problem}\n" for problem in problems))
     os.environ.setdefault("PREFECT_HOME", os.path.join(ROOT, ".prefect"))  # noqa: PTH118
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT}/mlruns/mlflow.db")
     login = os.environ.get("DEEPSEARCH_LOGIN", "")
@@ -58,5 +145,6 @@ def apply() -> None:
         os.environ["PATH"] = os.pathsep.join([programs, path])
 
 
-if os.path.join(os.getcwd(), "").startswith(os.path.join(ROOT, "")):  # noqa: PTH109, PTH118
+own_modules_first()
+if _is_inside(_working_folder()):
     apply()

@@ -10,6 +10,7 @@ import yaml
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import sha256_json
 from deepsearch_rl.profile import PARAMS
+from deepsearch_rl.project_state import require_git
 from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance
 
 DATASET_STAGES = ("download", "chunk")
@@ -24,7 +25,9 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
 
     Raises:
         ArtifactError: there is no dvc.lock, so the stage was not started by DVC.
+        ConfigError: git refuses to say which commit this is.
     """
+    require_git(Path())
     lock = params_path.with_name("dvc.lock")
     if not lock.is_file():
         raise ArtifactError(f"{lock} does not exist: the stage {stage} reads it, and `dvc repro` writes it.")

@@ -10,7 +10,8 @@ import typer.main
 from typer.testing import CliRunner
 
 from deepsearch_rl import __version__
-from deepsearch_rl.cli import COMMANDS, app, load_command, main
+from deepsearch_rl.cli import COMMANDS, app, load_command, main, require_own_sources
+from deepsearch_rl.errors import ConfigError
 
 RUNNER = CliRunner()
 
@@ -130,3 +131,13 @@ def test_examples_of_a_help_text_stand_line_by_line(words: str, text: str, monke
     lines = [line.strip() for line in RUNNER.invoke(app, [*words.split(), "--help"]).output.splitlines()]
     for example in re.findall("^    (.*)$", text, re.MULTILINE):
         assert example.strip() in lines
+
+
+def test_in_another_clone_of_the_project_the_command_says_whose_sources_it_has(root: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "src" / "deepsearch_rl").mkdir(parents=True)
+    (other / "dvc.yaml").touch()
+    for folder in (root, root / "src", tmp_path):
+        require_own_sources(folder)
+    with pytest.raises(ConfigError, match=f"of the clone {root}, but {other} is another one"):
+        require_own_sources(other / "src")

@@ -15,7 +15,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from deepsearch_rl import __version__
-from deepsearch_rl.errors import DeepsearchError, full_disk_named
+from deepsearch_rl.errors import ConfigError, DeepsearchError, full_disk_named
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -98,10 +98,28 @@ def _options(
     """
 
 
+def require_own_sources(folder: Path) -> None:
+    """Raise ConfigError where these modules are of one clone of the project, and ``folder`` is in another one.
+
+    So it is in a shell in which another clone's environment is active. An installed package is of no clone.
+    """
+    sources = Path(__file__).resolve().parents[2]
+    for place in (folder, *folder.parents):
+        if not (place / "dvc.yaml").is_file() or not (place / "src" / "deepsearch_rl").is_dir():
+            continue
+        if (sources / "dvc.yaml").is_file() and not place.is_relative_to(sources):
+            raise ConfigError(
+                f"this command is of the clone {sources}, but {place} is another one: run .venv/bin/deepsearch there, "
+                "which `make environment` makes, and `deactivate` the other environment if it is active."
+            )
+        return
+
+
 def main() -> None:
     """Run the command line; an error of the user, the system or the installation is one paragraph and status 1."""
     try:
         with full_disk_named(Path.cwd()):
+            require_own_sources(Path.cwd())
             app()
     except (DeepsearchError, OSError) as error:
         _end(str(error))

@@ -1,7 +1,5 @@
 """Repair of DVC's lock files after a kill.
 
-    python -m deepsearch_rl.dvc_lock
-
 DVC writes into ``.dvc/tmp/rwlock``, in place, which process uses which output; a DVC that is killed while it writes
 leaves half a file, which every later command refuses. Every writer holds a lock (flock(2)) on ``rwlock.lock`` beside
 it; we hold it while we look. Only the notes of killed processes are lost.
@@ -10,13 +8,12 @@ it; we hold it while we look. Only the notes of killed processes are lost.
 import contextlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import psutil
 from filelock import FileLock, Timeout
 
-from deepsearch_rl.errors import ConfigError, DeepsearchError
+from deepsearch_rl.errors import ConfigError
 
 LOCK_FILES = (Path(".dvc", "tmp", "rwlock"), Path(".dvc", "tmp", "exps", "rwlock"))  # of the graph, and of `dvc exp`
 _PID = re.compile(r'"pid": (\d+)[,}]')
@@ -64,15 +61,3 @@ def _living_holder(root: Path, path: Path) -> str | None:
         if is_holder or (is_dvc and folder and Path(folder).is_relative_to(root)):
             return f"`{' '.join(command)}` (pid {process.pid})"
     return None
-
-
-def main() -> None:
-    """Repair the lock files of the working directory's project; an error ends with status 1 and one paragraph."""
-    try:
-        sys.stderr.writelines(f"{sentence}\n" for sentence in repair_dvc_locks(Path()))
-    except DeepsearchError as error:
-        sys.exit(f"error: {error}")
-
-
-if __name__ == "__main__":
-    main()

@@ -99,6 +99,14 @@ def test_a_backend_that_no_profile_needs_may_be_missing(root: Path, monkeypatch:
     assert "ray          ray missing (needs >=2.52)\n               complete it with: make environment" in result.output
 
 
+def test_what_is_wrong_with_the_projects_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dvc.yaml").touch()
+    (tmp_path / "params.yaml").write_text("<<<<<<< HEAD\nprofile: tiny\n=======\n>>>>>>> other\n")
+    result = run_doctor(tmp_path, monkeypatch)
+    assert result.exit_code == 1
+    assert result.output.startswith("error: params.yaml, line 1: git left both sides of a conflict")
+
+
 def test_outside_a_project_only_machine_and_parts_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {"base": (Package("rich", "15.0", "", fits=True),), "train": (OLD_TORCH,)}
     monkeypatch.setattr(doctor, "read_parts", lambda: parts)

@@ -1,6 +1,7 @@
 """Which folder a run works in, and what may be changed in it."""
 
 import pkgutil
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -175,3 +176,24 @@ def test_the_name_of_a_run_shows_what_differs_from_a_plain_run() -> None:
     assert run_name("gpu") == "gpu"
     name = run_name("gpu", ("rl",), force=True, revision="3f2a1c", params={"rl.group_size": 16})
     assert name == "gpu · rl · rl.group_size=16 · 3f2a1c · forced"
+
+
+def test_in_a_moved_project_a_clone_goes_on_with_the_moved_projects_objects_cache_and_experiments(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    open_checkout(project, "tiny", "", {"number": 8}, nobody)
+    moved = tmp_path_factory.mktemp("elsewhere") / "moved"
+    shutil.copytree(project, moved)
+    shutil.rmtree(project / ".git")
+    folder = open_checkout(moved, "tiny", "", {"number": 8}, nobody)
+    assert folder.is_relative_to(moved)
+    assert git(folder, "rev-parse", "HEAD") == git(moved, "rev-parse", "HEAD")
+    assert git(folder, "remote", "get-url", "origin") == str(moved)
+    with Repo(str(folder)) as clone:
+        assert Path(clone.cache.local_cache_dir).is_relative_to(moved)
+
+
+def test_without_git_there_is_no_clone(project: Path) -> None:
+    shutil.rmtree(project / ".git")
+    with pytest.raises(ConfigError, match=r"is no git repository .* `git init"):
+        open_checkout(project, "tiny", "", {"number": 8}, nobody)

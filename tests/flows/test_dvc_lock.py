@@ -110,7 +110,7 @@ def test_dvc_runs_again_after_the_repair_of_what_a_killed_dvc_left(make_project:
     assert killed.returncode == -signal.SIGKILL
     refused = subprocess.run([*DVC, "repro"], cwd=root, capture_output=True, text=True, check=False)
     assert "JSON structure is corrupted" in refused.stderr
-    entry_point = [sys.executable, "-m", "deepsearch_rl.dvc_lock"]
+    entry_point = [sys.executable, "-m", "deepsearch_rl.project_state"]
     assert (
         "a DVC command was killed while it wrote it"
         in subprocess.run(entry_point, cwd=root, capture_output=True, text=True, check=True).stderr

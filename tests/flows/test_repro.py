@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deepsearch_rl.errors import ConfigError
 from flows.repro import repro
 from flows.stage_run import StageFailedError
 from tests.flows.conftest import CHAIN, LONG, MEETING, PROFILE, TAKING_TURNS, MakeProject, cancel, dvc_status
@@ -64,6 +65,14 @@ def test_after_a_failure_nothing_starts_and_the_error_names_the_stage(make_proje
     with pytest.raises(StageFailedError, match=r"--single-item broken` ended with status 255(.|\n)*the reason"):
         repro("tiny")
     assert not (root / "after.txt").exists()
+
+
+def test_a_conflict_that_git_left_is_named_before_anything_runs(make_project: MakeProject) -> None:
+    root = make_project(CHAIN, f"{PROFILE}number: 12\n")
+    (root / "dvc.lock").write_text("<<<<<<< HEAD\nschema: '2.0'\n=======\n>>>>>>> other\n")
+    with pytest.raises(ConfigError, match=r"^dvc\.lock, line 1: git left both sides"):
+        repro("tiny")
+    assert not (root / "runs.log").exists()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])

@@ -1,6 +1,7 @@
 """The servers of `make ui`, alone on this machine or for others."""
 
 from pathlib import Path
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -22,6 +23,19 @@ def test_a_host_that_other_machines_reach_needs_a_login(login: str, monkeypatch:
     assert require_login(LOOPBACK) == ""
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0 can be reached .* DEEPSEARCH_LOGIN=name:password into the file"):
         require_login(EVERYWHERE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_prefects_page_asks_the_address_that_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.delenv("PREFECT_UI_API_URL", raising=False)
+    monkeypatch.setattr(server, "ROOT", tmp_path)
+    page = f"http://{LOOPBACK}:{free_port()}"
+    with temporary_settings({PREFECT_API_URL: f"{page}/api", PREFECT_HOME: tmp_path}), prefect_api():
+        api = httpx.get(f"{page}/ui-settings").json()["api_url"]
+    forwarded = "http://laptop:14200"
+    assert (urljoin(page, api), urljoin(forwarded, api)) == (f"{page}/api", f"{forwarded}/api")
 
 
 @pytest.mark.slow

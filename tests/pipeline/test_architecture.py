@@ -11,7 +11,17 @@ from scripts.imports import PACKAGES, imported_names, module_file
 LAYERS = (
     (
         *("copies", "errors", "records", "answers", "files", "frames", "progress", "redaction", "retries"),
-        *("processes", "dvc_cache", "dvc_lock", "profile", "presets", "stage_graph", "stage_state", "scratch"),
+        *(
+            "processes",
+            "dvc_cache",
+            "dvc_lock",
+            "project_state",
+            "profile",
+            "presets",
+            "stage_graph",
+            "stage_state",
+            "scratch",
+        ),
     ),
     ("corpora",),
     ("retrieval",),

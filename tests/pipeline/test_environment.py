@@ -6,13 +6,14 @@ import shutil
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 
 import pytest
 
 from scripts import environment
 from scripts.imports import ROOT
-from stages.environment import variables
+from stages.environment import read_variables, variables
 
 PROGRAMS = Path(sys.prefix, "bin")
 BARE = {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/")}
@@ -49,6 +50,123 @@ def test_a_users_file_wins_over_the_projects(tmp_path: Path) -> None:
     assert result.stdout == "project the user's \n"
 
 
+def test_a_file_of_variables_may_have_what_editors_and_shells_write(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    path.write_bytes(
+        b"\xef\xbb\xbfFIRST=1\r\n# comment\r\n\r\nexport TWO=\"a # b\" # why\r\nTHREE='x' \r\n FOUR = 4 # why\r\n"
+        b"FIVE=\r\nSIX=# why\r\nSEVEN=a#b\r\n\texport\tEIGHT=http://h/?a=b\r\n"
+    )
+    assert read_variables(str(path)) == (
+        {
+            "FIRST": "1",
+            "TWO": "a # b",
+            "THREE": "x",
+            "FOUR": "4",
+            "FIVE": "",
+            "SIX": "",
+            "SEVEN": "a#b",
+            "EIGHT": "http://h/?a=b",
+        },
+        [],
+    )
+
+
+@pytest.mark.parametrize("line", ["sk-hidden", "export KEY", "KEY='sk-hidden", '"KEY"=sk-hidden', 'KEY="sk-hidden"x'])
+def test_a_line_that_cannot_be_read_is_named_and_not_shown(tmp_path: Path, line: str) -> None:
+    path = tmp_path / ".env"
+    path.write_text(f"ONE=1\n{line}\nTWO=2\n")
+    values, [problem] = read_variables(str(path))
+    assert values == {"ONE": "1", "TWO": "2"}
+    assert problem.startswith(f"{path}, line 2 is not read: ")
+    assert "hidden" not in problem
+
+
+def test_a_file_of_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    path.write_text("ONE=1\n", encoding="utf-16")
+    assert read_variables(str(path)) == (
+        {},
+        [f"{path} is not read: it is no UTF-8 text (PowerShell writes UTF-16); save it as UTF-8."],
+    )
+
+
+def make_clone(folder: Path, name: str) -> Path:
+    """A small clone of the project with an environment, whose editable install names the folder in full."""
+    (folder / "stages").mkdir(parents=True)
+    shutil.copy(ROOT / "stages/environment.py", folder / "stages")
+    package = folder / "src" / "deepsearch_rl"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"print({name!r}, __file__)\n")
+    venv.create(folder / ".venv", symlinks=True)
+    [packages] = (folder / ".venv").glob("lib/python3.*/site-packages")
+    (packages / "_editable_impl_deepsearch_rl.pth").write_text(f"{folder / 'src'}\n")
+    return folder
+
+
+def output(folder: Path, code: str, *options: str, **variables: str) -> str:
+    """What a Python of the folder's own environment prints there."""
+    command = [folder / ".venv/bin/python", *options, "-c", code]
+    result = subprocess.run(command, cwd=folder, env=BARE | variables, capture_output=True, text=True, check=False)
+    return result.stdout + result.stderr
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = make_clone(tmp_path / "first", "own")
+    monkeypatch.setattr(environment, "ROOT", folder)
+    monkeypatch.setattr(environment, "ENVIRONMENT", folder / ".venv")
+    environment._use_own_sources(folder / ".venv")
+    environment._write_hook()
+    return folder
+
+
+@pytest.mark.parametrize("hook", [True, False])
+def test_the_environment_of_a_copied_or_moved_clone_is_its_own(clone: Path, tmp_path: Path, hook: bool) -> None:
+    copy = tmp_path / "copy of it"
+    shutil.copytree(clone, copy, symlinks=True)
+    if not hook:  # an older revision has another one
+        (copy / "stages/environment.py").unlink()
+    assert output(copy, "import deepsearch_rl") == f"own {copy}/src/deepsearch_rl/__init__.py\n"
+    if hook:
+        assert output(copy, "import os; print(os.environ['PREFECT_HOME'])") == f"{copy}/.prefect\n"
+    moved = copy.rename(tmp_path / "moved")
+    shutil.rmtree(clone)
+    assert output(moved, "import deepsearch_rl") == f"own {moved}/src/deepsearch_rl/__init__.py\n"
+
+
+def test_no_program_of_the_environment_names_its_folder() -> None:
+    programs = [path for path in PROGRAMS.iterdir() if path.is_file() and not path.is_symlink()]
+    assert {"dvc", "deepsearch", "prefect", "mlflow"} <= {path.name for path in programs}
+    assert [path.name for path in programs if f"#!{PROGRAMS}".encode() in path.read_bytes()[:500]] == []
+
+
+def test_modules_of_a_foreign_pythonpath_come_last(clone: Path, tmp_path: Path) -> None:
+    foreign = tmp_path / "ros"
+    for name in ("deepsearch_rl", "in_both"):
+        (foreign / name).mkdir(parents=True)
+        (foreign / name / "__init__.py").write_text("print('foreign')\n")
+    [packages] = (clone / ".venv").glob("lib/python3.*/site-packages")
+    (packages / "in_both.py").write_text("print('locked')\n")
+    (foreign / "only_there.py").write_text("print('found')\n")
+    code = "import deepsearch_rl, in_both, only_there"
+    own = f"own {clone}/src/deepsearch_rl/__init__.py\nlocked\nfound\n"
+    assert output(clone, code, PYTHONPATH=f"{foreign}:") == own
+
+
+def test_the_sources_of_a_copy_inside_the_project_stay_first(clone: Path) -> None:
+    inside = clone / ".dvc" / "tmp" / "exps" / "copy" / "src"
+    (inside / "deepsearch_rl").mkdir(parents=True)
+    (inside / "deepsearch_rl" / "__init__.py").write_text("print('the copy')\n")
+    assert output(clone, "import deepsearch_rl", PYTHONPATH=str(inside)) == "the copy\n"
+
+
+def test_an_unreadable_line_is_said_once_for_a_process_and_those_that_it_starts(clone: Path) -> None:
+    (clone / ".env").write_text("ONE=1\nnonsense\n")
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import os; print(os.environ[\"ONE\"])'])"
+    warning = f"warning: {clone}/.env, line 2 is not read: it is not NAME=value, or its quote does not end.\n"
+    assert output(clone, code) == f"1\n{warning}"
+
+
 def test_a_missing_file_has_no_variables(tmp_path: Path) -> None:
     assert variables(str(tmp_path / ".env")) == {}
 
@@ -73,6 +191,7 @@ def test_a_part_is_installed_once_and_is_kept_up_to_date_with_the_rest(
     monkeypatch.setattr(environment, "STAMP", tmp_path / "stamp")
     monkeypatch.setattr(environment, "_digest", lambda: "a-digest")
     monkeypatch.setattr(environment, "_uv", lambda: ["uv"])
+    monkeypatch.setattr(environment, "_use_own_sources", lambda _: None)
     monkeypatch.setattr(environment, "_write_hook", lambda: None)
     monkeypatch.setattr(environment, "_install", lambda _, extras: installed.append(extras))
 
@@ -90,6 +209,8 @@ def test_a_part_is_installed_once_and_is_kept_up_to_date_with_the_rest(
     assert make() == [["--extra=all", "--extra=s3"]], "another lock"
     assert make("--all-extras") == [["--all-extras"]]
     assert make("--extra", "gs") == []
+    monkeypatch.setattr(environment, "INTERPRETER", tmp_path / "python")
+    assert make() == [["--all-extras"]], "on another machine the environment's Python is somewhere else"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.errors import EndpointDownError
 from deepsearch_rl.files import write_json
@@ -64,3 +65,24 @@ def test_a_waiting_bundle_that_cannot_be_read_holds_up_no_other(tmp_path: Path) 
     assert isinstance(first, Uploaded)
     assert isinstance(last, Uploaded)
     assert list(waiting.iterdir()) == [old]  # what was sent waits no longer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["", "-traces"])
+def test_a_report_waits_while_its_experiment_is_deleted_and_the_way_to_bring_it_back_is_named(
+    tmp_path: Path, suffix: str
+) -> None:
+    waiting, store = tmp_path / "outbox", local_store(tmp_path / "mlruns")
+    upload_all(bundle_of(tmp_path, 3), waiting, store, TIMEOUT_S)
+    client = MlflowClient(tracking_uri=store)
+    experiment = client.get_experiment_by_name(CONFIG.experiment + suffix)
+    assert experiment is not None
+    client.delete_experiment(experiment.experiment_id)
+    newer = bundle_of(tmp_path, 4)
+    (failed,) = upload_all(newer, waiting, store, TIMEOUT_S)
+    assert isinstance(failed, FailedUpload)
+    assert f"mlflow experiments restore --experiment-id {experiment.experiment_id}`" in str(failed.error)
+    put_into_outbox(newer, waiting)
+    client.restore_experiment(experiment.experiment_id)
+    assert upload_all(newer, waiting, store, TIMEOUT_S) == [Uploaded(read_bundle(newer).name, True)]
+    assert list(waiting.iterdir()) == []

@@ -24,9 +24,11 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from deepsearch_rl.dvc_lock import repair_dvc_locks
+from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.planning.estimate import make_plan
 from deepsearch_rl.processes import free_port
 from deepsearch_rl.profile import Profile, dvc_file, find_profile, profile_names
+from deepsearch_rl.project_state import notices, project_problems
 from deepsearch_rl.records import Record
 
 OURS = "deepsearch-rl"
@@ -123,14 +125,25 @@ class Report:
 def doctor_command() -> None:
     """Show what this machine has and what each profile needs, with the command that gets what is missing.
 
-    Exits with status 0 when the tiny profile can run; outside a project, when the base of the package is complete. API
-    keys are reported as set or not set, never shown. A lock file that a killed DVC left unreadable is removed.
+    First comes what is wrong with the project's folder: conflicts that git left, a killed experiment, no git. Exits
+    with status 0 when nothing is, and the tiny profile can run; outside a project, when the base of the package is
+    complete. API keys are reported as set or not set, never shown. A lock file that a killed DVC left unreadable is
+    removed.
     """
-    for sentence in repair_dvc_locks(Path()):
+    root = Path()
+    problems = list(project_problems(root))
+    for problem in problems:
+        typer.echo(f"error: {problem}")
+    for sentence in [*repair_dvc_locks(root), *notices(root)]:
         typer.echo(sentence)
-    report = inspect(Path())
+    try:
+        report = inspect(root)
+    except ConfigError:  # params.yaml with both sides of a conflict
+        if problems:
+            raise typer.Exit(1) from None
+        raise
     typer.echo(render(report))
-    raise typer.Exit(0 if report.is_ready else 1)
+    raise typer.Exit(0 if report.is_ready and not problems else 1)
 
 
 def inspect(root: Path) -> Report:

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 from filelock import FileLock, Timeout
+from mlflow.entities import Experiment, LifecycleStage
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
@@ -70,10 +71,14 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
-    """Return the experiment of that name; make it if missing. A local store keeps artifacts beside its database."""
+    """Return the experiment of that name; make it if missing. A local store keeps artifacts beside its database.
+
+    Raises:
+        EndpointError: somebody deleted the experiment: MLflow keeps its name, and takes no run into it.
+    """
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
-        return experiment.experiment_id
+        return _require_active(experiment, uri)
     database = database_file(uri)
     try:
         return client.create_experiment(name, database.resolve().with_name(ARTIFACTS).as_uri() if database else None)
@@ -81,7 +86,21 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
         experiment = client.get_experiment_by_name(name)  # another process may have made it meanwhile
         if experiment is None:
             raise
+        return _require_active(experiment, uri)
+
+
+def _require_active(experiment: Experiment, uri: str) -> str:
+    """Return the experiment's id; raise EndpointError with the way to bring it back if it was deleted.
+
+    It is not brought back unasked: that would bring back its old runs as well.
+    """
+    if experiment.lifecycle_stage == LifecycleStage.ACTIVE:
         return experiment.experiment_id
+    raise EndpointError(
+        f"the experiment {experiment.name} was deleted in MLflow at {public_uri(uri)}, which keeps its name and takes "
+        f"no run into it. Bring it back with its runs by `.venv/bin/mlflow experiments restore --experiment-id "
+        f"{experiment.experiment_id}`, or choose another name (`track.experiment` of params.yaml)."
+    )
 
 
 def batches(items: Iterable[ItemT], size: int) -> Iterator[list[ItemT]]:
