@@ -9,6 +9,9 @@ version takes part. The one package that is not simply the lock's is torch: PyPI
 several gigabytes, which a CPU has no use for. Where pip's find-links (``PIP_FIND_LINKS`` or pip's configuration) offers
 the CPU build of the pinned version for this Python, that one is installed and the CUDA packages are left out.
 
+After a changed lock the versions that decide which stages run again are written into ``packages.json``
+(``scripts/packages.py``).
+
 Standard library only: this runs before anything is installed.
 """
 
@@ -51,6 +54,7 @@ def main() -> None:
         command = shlex.join(map(str, error.cmd))
         sys.exit(f"error: the environment is not complete: `{command}` ended with status {error.returncode}.")
     _write_hook()
+    _record_versions()
     STAMP.write_text("\n".join([_digest(), *sorted(wanted)]), encoding="utf-8")
 
 
@@ -61,6 +65,14 @@ def _write_hook() -> None:
     names = {"__name__": "environment", "__file__": path}
     line = f"import os; os.path.exists({path!r}) and exec(compile(open({path!r}).read(), {path!r}, 'exec'), {names!r})"
     (packages / "deepsearch_environment.pth").write_text(f"{line}\n", encoding="utf-8")
+
+
+def _record_versions() -> None:
+    """Write the new versions into every packages.json; an image installs the lock before it has the graph."""
+    if (ROOT / "dvc.yaml").is_file():
+        command = [ENVIRONMENT / "bin" / "python", "-m", "scripts.packages"]
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            _say("packages.json may have older versions than are installed now; `make deps` writes it.")
 
 
 def _digest() -> str:

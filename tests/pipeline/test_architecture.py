@@ -12,6 +12,7 @@ LAYERS = (
     (
         *("copies", "errors", "records", "answers", "files", "frames", "progress", "redaction", "retries"),
         *("processes", "dvc_cache", "dvc_lock", "profile", "presets", "stage_graph", "stage_state", "scratch"),
+        *("installed", "locked"),
     ),
     ("corpora",),
     ("retrieval",),

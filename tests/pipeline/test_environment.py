@@ -74,6 +74,7 @@ def test_a_part_is_installed_once_and_is_kept_up_to_date_with_the_rest(
     monkeypatch.setattr(environment, "_digest", lambda: "a-digest")
     monkeypatch.setattr(environment, "_uv", lambda: ["uv"])
     monkeypatch.setattr(environment, "_write_hook", lambda: None)
+    monkeypatch.setattr(environment, "_record_versions", lambda: None)
     monkeypatch.setattr(environment, "_install", lambda _, extras: installed.append(extras))
 
     def make(*arguments: str) -> list[list[str]]:
