@@ -13,7 +13,7 @@ _PROGRAM = re.compile(r"\$\{python\.(\w+)\} -m stages\.(\w+)")
 
 
 def programs_in(text: str) -> list[tuple[str, str]]:
-    """Return what commands of dvc.yaml start: the interpreter's name in the params' ``python``, and the stage's module."""
+    """Return what a command of dvc.yaml starts: names of interpreters in the params' ``python``, and stages' modules."""
     return _PROGRAM.findall(text)
 
 

@@ -9,9 +9,9 @@ that import the package, and no other one. The versions are those of ``uv.lock``
 ``.venv``, and of ``profiles/gpu/requirements/`` where it is one of ``.venvs``; for an interpreter of the user's own the
 project knows none.
 
-A package counts for a stage if a source file of its closure imports it, at any depth, or names it in a list or tuple, as
-a command line (``["swift", "sft"]``) or a requirement does; and with it what :data:`BENEATH` says. Of these an entry has
-those that the interpreter's lock has.
+A package counts for a stage if a source file of its closure imports it, at any depth, or names it in a list or tuple,
+as a command line (``["swift", "sft"]``) or a requirement does; and with it what :data:`BENEATH` says. An entry has those
+of them that the interpreter's lock has.
 
 JSON, because DVC reads the file once for every stage: a hundred times as fast as YAML.
 """

@@ -30,7 +30,9 @@ def test_what_is_installed_is_what_pythons_own_reader_finds() -> None:
 
 
 @pytest.mark.usefixtures("packages")
-def test_the_recorded_versions_may_be_of_another_build_or_of_another_python_and_what_is_missing_decides_nothing() -> None:
+def test_the_recorded_versions_may_be_of_another_build_or_of_another_python_and_what_is_missing_decides_nothing() -> (
+    None
+):
     require_packages({"torch": "2.12.0", "ruamel-yaml": "0.18.0 or 0.19.1", "nowhere-to-be-found": "1.0"})
 
 
@@ -48,7 +50,7 @@ def test_other_versions_than_the_recorded_ones_are_named_with_what_installs_and_
 @pytest.mark.usefixtures("packages")
 def test_an_environment_of_a_gpu_profile_is_made_from_its_own_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", "/project/.venvs/sft")
-    with pytest.raises(UnavailableError, match="`make gpu-environments` installs .* profiles/gpu/requirements/"):
+    with pytest.raises(UnavailableError, match=r"`make gpu-environments` installs .* profiles/gpu/requirements/"):
         require_packages({"torch": "2.13.0"})
 
 

@@ -1,7 +1,7 @@
 """The locked versions of packages: of ``uv.lock`` for ``.venv``, of a requirements file for each GPU environment.
 
-    locked_versions(root, ".venv/bin/python")["torch"]              # ("2.13.0",)
-    locked_versions(root, ".venvs/serve/bin/python")["vllm"]        # ("0.32.0",)
+locked_versions(root, ".venv/bin/python")["torch"]              # ("2.13.0",)
+locked_versions(root, ".venvs/serve/bin/python")["vllm"]        # ("0.32.0",)
 """
 
 import re
@@ -31,7 +31,7 @@ def lock_file(root: Path, interpreter: str) -> Path | None:
 
 
 def locked_versions(root: Path, interpreter: str) -> Versions:
-    """Return the locked versions for an interpreter as a profile names it; empty where the project locks none for it."""
+    """Return the locked versions for an interpreter of a profile; empty where the project locks none for it."""
     path = lock_file(root, interpreter)
     if path is None or not path.is_file():
         return {}

@@ -23,6 +23,7 @@ from pydantic import Field
 
 from deepsearch_rl.commands.result_versions import results_of_other_versions
 from deepsearch_rl.dvc_lock import repair_dvc_locks
+from deepsearch_rl.installed import EITHER
 from deepsearch_rl.locked import UV_LOCK, uv_versions
 from deepsearch_rl.planning.estimate import make_plan
 from deepsearch_rl.processes import free_port
@@ -127,8 +128,9 @@ class Report:
 def doctor_command() -> None:
     """Show what this machine has and what each profile needs, with the command that gets what is missing.
 
-    Results that were made with other versions of packages than the locked ones are named with their stages. Exits with status 0 when the tiny profile can run; outside a project, when the base of the package is complete. API
-    keys are reported as set or not set, never shown. A lock file that a killed DVC left unreadable is removed.
+    Results that were made with other versions of packages than the locked ones are named with their stages. Exits with
+    status 0 when the tiny profile can run; outside a project, when the base of the package is complete. API keys are
+    reported as set or not set, never shown. A lock file that a killed DVC left unreadable is removed.
     """
     for sentence in repair_dvc_locks(Path()):
         typer.echo(sentence)
@@ -173,7 +175,7 @@ def with_locked_versions(parts: Parts, lock: Path) -> Parts:
     def with_versions(package: Package) -> Package:
         versions = locked.get(package.name, ())
         fits = package.installed.partition("+")[0] in versions
-        return replace(package, required=f"=={' or '.join(versions)}", fits=fits)
+        return replace(package, required=f"=={EITHER.join(versions)}", fits=fits)
 
     return {part: tuple(map(with_versions, packages)) for part, packages in parts.items()}
 
