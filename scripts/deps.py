@@ -1,4 +1,4 @@
-"""`make deps`: the source files among the deps of dvc.yaml, from imports, and for each profile a copy and packages.json.
+"""`make deps`: the source files among the deps of dvc.yaml, from imports; for each profile a copy and packages.json.
 
 Profiles hold copies, because DVC does not follow a link when it reads a commit. Git holds the reports of tiny alone;
 the copies have DVC cache those of their profiles, so that they travel to other machines as all artifacts do.

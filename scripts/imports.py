@@ -13,7 +13,7 @@ _PROGRAM = re.compile(r"\$\{python\.(\w+)\} -m stages\.(\w+)")
 
 
 def programs_in(text: str) -> list[tuple[str, str]]:
-    """Return what a command of dvc.yaml starts: names of interpreters in the params' ``python``, and stages' modules."""
+    """Return what a command of dvc.yaml starts: names of interpreters in params' ``python``, and modules of stages/."""
     return _PROGRAM.findall(text)
 
 

@@ -10,8 +10,8 @@ that import the package, and no other one. The versions are those of ``uv.lock``
 project knows none.
 
 A package counts for a stage if a source file of its closure imports it, at any depth, or names it in a list or tuple,
-as a command line (``["swift", "sft"]``) or a requirement does; and with it what :data:`BENEATH` says. An entry has those
-of them that the interpreter's lock has.
+as a command line (``["swift", "sft"]``) or a requirement does; and with it what :data:`BENEATH` says. An entry has
+those of them that the interpreter's lock has.
 
 JSON, because DVC reads the file once for every stage: a hundred times as fast as YAML.
 """
