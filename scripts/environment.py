@@ -76,9 +76,10 @@ def _record_versions() -> None:
 
 
 def _digest() -> str:
-    """Digest of everything that decides what is installed."""
+    """Digest of everything that decides what is installed, and of what is: another tool may have changed it."""
     inputs = (ROOT / "uv.lock", ROOT / "pyproject.toml", Path(__file__))
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
+    installed = sorted(path.name.encode() for path in ENVIRONMENT.glob("lib/python3.*/site-packages/*.dist-info"))
+    return hashlib.sha256(b"\0".join([*(path.read_bytes() for path in inputs), *installed])).hexdigest()
 
 
 def _uv() -> list[str]:

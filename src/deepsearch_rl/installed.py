@@ -66,7 +66,7 @@ def require_packages(versions: Mapping[str, str]) -> None:
         is_gpu = environment.parent.name == ".venvs"
         make, lock = ("gpu-environments", "profiles/gpu/requirements/") if is_gpu else ("environment", "uv.lock")
         raise UnavailableError(
-            f"{environment} has other packages than the stage's result would be recorded with: "
+            f"{environment} has other versions of packages than would be recorded with the stage's result: "
             f"{', '.join(differences)}. `make {make}` installs the versions of {lock}; after an upgrade there, "
             "`make deps` records the new ones, and DVC runs the stages again that import them."
         )
