@@ -104,7 +104,7 @@ readme: environment  ## README's F1 table and file tree, and the gpu profile's d
 params: environment  ## every params.yaml, from profiles/*/profile.yaml and the preset tiny (FORCE=1: drop edited values)
 	@$(BIN)/python -m scripts.params $(if $(FORCE),--force)
 
-deps: environment  ## each stage's source files, from their imports, into dvc.yaml
+deps: environment  ## each stage's source files and packages, from their imports, into dvc.yaml and packages.json
 	@$(BIN)/python -m scripts.deps
 
 gpu-environments: environment  ## .venvs/{core,index,sft,rl,serve}, the interpreters of the gpu profile, and ART's vLLM
@@ -115,6 +115,7 @@ gpu-environments: environment  ## .venvs/{core,index,sft,rl,serve}, the interpre
 	  $(PYTHON) scripts/environment.py --adopt .venvs/$$family || exit 1; \
 	done
 	PATH="$(abspath .venvs/uv/bin):$$PATH" .venvs/rl/bin/python -m scripts.art_runtime
+	@$(BIN)/python -m scripts.packages
 
 check-gpu-calls: environment  ## the gpu profile's calls of vllm, unsloth and faiss-gpu, read by those tools in throw-away environments
 	@$(BIN)/python -m tests.gpu_profile.check_environment

@@ -13,6 +13,9 @@ version takes part. The one package that is not simply the lock's is torch: PyPI
 several gigabytes, which a CPU has no use for. Where pip's find-links (``PIP_FIND_LINKS`` or pip's configuration) offers
 the CPU build of the pinned version for this Python, that one is installed and the CUDA packages are left out.
 
+After a changed lock the versions that decide which stages run again are written into ``packages.json``
+(``scripts/packages.py``).
+
 Standard library only: this runs before anything is installed.
 """
 
@@ -69,6 +72,7 @@ def main() -> None:
         sys.exit(f"error: the environment is not complete: `{command}` ended with status {error.returncode}.")
     _use_own_sources(ENVIRONMENT)
     _write_hook()
+    _record_versions()
     STAMP.write_text("\n".join([_digest(), *sorted(wanted)]), encoding="utf-8")
 
 
@@ -94,10 +98,19 @@ def _packages(environment: Path) -> Path:
     return packages
 
 
+def _record_versions() -> None:
+    """Write the new versions into every packages.json; an image installs the lock before it has the graph."""
+    if (ROOT / "dvc.yaml").is_file():
+        command = [ENVIRONMENT / "bin" / "python", "-m", "scripts.packages"]
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            _say("packages.json may have older versions than are installed now; `make deps` writes it.")
+
+
 def _digest() -> str:
-    """Digest of everything that decides what is installed."""
+    """Digest of everything that decides what is installed, and of what is: another tool may have changed it."""
     inputs = (ROOT / "uv.lock", ROOT / "pyproject.toml", Path(__file__))
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
+    installed = sorted(path.name.encode() for path in ENVIRONMENT.glob("lib/python3.*/site-packages/*.dist-info"))
+    return hashlib.sha256(b"\0".join([*(path.read_bytes() for path in inputs), *installed])).hexdigest()
 
 
 def _uv() -> list[str]:

@@ -9,6 +9,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"deepsearch_rl": ROOT / "src" / "deepsearch_rl", "stages": ROOT / "stages"}
 _MODULE_NAME = re.compile(r"(deepsearch_rl|stages)(\.\w+)+")
+_PROGRAM = re.compile(r"\$\{python\.(\w+)\} -m stages\.(\w+)")
+
+
+def programs_in(text: str) -> list[tuple[str, str]]:
+    """Return what a command of dvc.yaml starts: names of interpreters in params' ``python``, and modules of stages/."""
+    return _PROGRAM.findall(text)
 
 
 def module_file(name: str) -> Path | None:

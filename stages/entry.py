@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from deepsearch_rl.errors import ConfigError, DeepsearchError, full_disk_named
+from deepsearch_rl.installed import require_recorded
 from deepsearch_rl.profile import Profile, load_profile
 from deepsearch_rl.scratch import open_scratch
 from deepsearch_rl.stage_state import read_state
@@ -91,6 +92,8 @@ def _run(
 ) -> None:
     """Call a stage with its item and its scratch folder, and see to it that what it runs on does not change."""
     state = read_state(profile, name, ROOT)
+    if state.packages:
+        require_recorded(ROOT / profile.values["packages"], name, profile.values["python"])
     arguments: list[Any] = [profile, *item]
     has_scratch = "scratch" in inspect.signature(main).parameters
     if not has_scratch:

@@ -159,3 +159,14 @@ def test_a_stage_that_is_not_in_the_graph_and_a_value_that_does_not_exist_are_na
 def test_a_summary_names_the_first_few_differences() -> None:
     assert summary(["a", "b"]) == "a, b"
     assert summary([*"abcdefg"]) == "a, b, c, d and 3 more"
+
+
+def test_no_stage_resumes_under_other_versions_of_what_it_imports() -> None:
+    edit("params.yaml", "params: params.yaml", "params: params.yaml\npackages: packages.json")()
+    edit("dvc.yaml", '[{"${params}": [seed, agent]}]', '[{"${params}": [seed, agent], "${packages}": [evaluate]}]')()
+    Path("packages.json").write_text('{"evaluate": {"serve": {"torch": "2.1"}}}')
+    before = state_of("evaluate@base")
+    edit("packages.json", "2.1", "2.10")()
+    now = state_of("evaluate@base")
+    assert differences(before, now) == ['packages.json: evaluate.serve.torch (was "2.1", is "2.10")']
+    assert now.resumable().digest() != before.resumable().digest()

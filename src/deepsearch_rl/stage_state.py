@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.files import atomic_file, sha256_file, sha256_json
+from deepsearch_rl.files import atomic_file, read_json, sha256_file, sha256_json
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Record
 from deepsearch_rl.stage_graph import DeclaredStage, read_stage
@@ -51,12 +51,17 @@ _IGNORED = frozenset({"__pycache__"})
 
 
 class StageState(Record):
-    """Digests of source files and data by their path, and values of params by ``<file>: <dotted name>``."""
+    """Digests of source files and data by their path, and values of params by ``<file>: <dotted name>``.
+
+    ``packages`` are the locked versions of what the stage imports, named as params are. No killed run resumes under
+    others, of ``evaluate`` neither: its logs do not name them.
+    """
 
     stage: str
     code: dict[str, str]
     params: dict[str, JsonValue]
     data: dict[str, str]
+    packages: dict[str, str] = Field(default_factory=dict)
 
     def digest(self) -> str:
         """Return the SHA-256 of the state."""
@@ -85,6 +90,7 @@ def read_state(profile: Profile, stage: str, root: Path) -> StageState:
         stage=stage,
         code=code_digests(declared.sources, root),
         params=params,
+        packages=dict(_packages(profile, declared, root)),
         data=data_digests([*declared.data, *(name for name in named if isinstance(name, str))]),
     )
 
@@ -125,8 +131,9 @@ def differences(before: StageState, now: StageState) -> list[str]:
         for name in sorted({*old, *new}):
             if old.get(name) != new.get(name):
                 sentences.append(f"{name} {_change(old, new, name)}")
-    for name in sorted({*before.params, *now.params}):
-        old_value, new_value = before.params.get(name), now.params.get(name)
+    old_values, new_values = {**before.params, **before.packages}, {**now.params, **now.packages}
+    for name in sorted({*old_values, *new_values}):
+        old_value, new_value = old_values.get(name), new_values.get(name)
         if old_value != new_value:
             sentences.append(f"{name} (was {json.dumps(old_value)}, is {json.dumps(new_value)})")
     return sentences
@@ -175,9 +182,21 @@ def _values(profile: Profile, declared: DeclaredStage, root: Path) -> Iterator[t
     """Yield all values of the declared params; a section is as many of them as it has fields."""
     files: dict[str, Any] = {str(profile.values.get("params")): profile.values}
     for file, name in declared.params:
+        if file == profile.values.get("packages"):
+            continue
         if file not in files:
             files[file] = yaml.load((root / file).read_text(encoding="utf-8"), yaml.CSafeLoader)
         yield from _leaves(f"{file}: {name}", _field(files[file], name, file))
+
+
+def _packages(profile: Profile, declared: DeclaredStage, root: Path) -> Iterator[tuple[str, str]]:
+    """Yield the versions that the stage declares of the profile's packages.json, as texts: 1.10 is not 1.1."""
+    for file, name in declared.params:
+        if file == profile.values.get("packages"):
+            families = _field(read_json(root / file), name, file)
+            for family, versions in families.items():
+                for package, version in versions.items():
+                    yield f"{file}: {name}.{family}.{package}", version
 
 
 def _field(values: Any, name: str, file: str) -> Any:

