@@ -69,8 +69,8 @@ def require_data(profile: Profile, name: str, paths: Iterable[str], root: Path) 
     missing = sorted(set(paths) - set(read_stage(profile, name, root).data))
     if missing:
         raise ConfigError(
-            f"the stage {name} would read {', '.join(missing)}, which is no dep of it in {graph}, so that no edit of it "
-            "would ever run the stage again; run `make deps`. (A prompt is named by its file, as "
+            f"the stage {name} would read {', '.join(missing)}, which is no dep of it in {graph}, so that no edit of it"
+            " would ever run the stage again; run `make deps`. (A prompt is named by its file, as "
             "src/deepsearch_rl/agent/prompts/tiny.txt.)"
         )
 
