@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from deepsearch_rl import __version__
 from deepsearch_rl.errors import ConfigError, DeepsearchError, full_disk_named
+from deepsearch_rl.loopback import spare_loopback
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -117,6 +118,7 @@ def require_own_sources(folder: Path) -> None:
 
 def main() -> None:
     """Run the command line; an error of the user, the system or the installation is one paragraph and status 1."""
+    spare_loopback()
     try:
         with full_disk_named(Path.cwd()):
             require_own_sources(Path.cwd())
