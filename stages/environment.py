@@ -164,6 +164,8 @@ def spare_loopback() -> None:
 def take_turn() -> None:
     """Let `dvc repro` and a stage hold the lock of their profile's runs; any other program costs nothing."""
     words = sys.orig_argv[:6]
+    if not os.path.exists(os.path.join(ROOT, "flows", "dvc_calls.py")):  # noqa: PTH110, PTH118 - stages alone
+        return
     if not any(word.startswith("stages.") or os.path.basename(word) == "dvc" for word in words):  # noqa: PTH119
         return
     before = set(sys.modules)

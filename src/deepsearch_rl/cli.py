@@ -97,6 +97,7 @@ def _options(
         make repro           # run whatever is not up to date
         deepsearch table     # the F1 table
     """
+    spare_loopback()
 
 
 def require_own_sources(folder: Path) -> None:
@@ -118,7 +119,6 @@ def require_own_sources(folder: Path) -> None:
 
 def main() -> None:
     """Run the command line; an error of the user, the system or the installation is one paragraph and status 1."""
-    spare_loopback()
     try:
         with full_disk_named(Path.cwd()):
             require_own_sources(Path.cwd())
