@@ -12,7 +12,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro restore flow rft preflight multihoprag ui experiments deploy worker worker-service test unit lint gpu-environments check-gpu-calls readme deps params
+.PHONY: help environment repro restore flow rft rft-rounds preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test unit lint gpu-environments check-gpu-calls readme deps params
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
@@ -33,30 +33,43 @@ flow: environment  ## the same as a Prefect flow run: a task per stage
 	@$(BIN)/python -m flows.reproduce $(PROFILE)
 	@$(BIN)/deepsearch summary $(PROFILE)
 
+# Several commands of DVC as one run: others of the profile wait for the last of them (flows/locks.py). TURN is followed by
+# the profile, by the run's name for those who wait, and by a command.
+TURN = $(BIN)/python -m flows.in_turn
+
 # DVC does not see who OPENAI_MODEL names: evaluating is forced. It takes the answers that it has from the scratch folder,
 # where they are kept for every model behind an endpoint.
 multihoprag optimize-prompt: export DEEPSEARCH_RESUME = 1
 multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
+	@$(TURN) multihoprag "make $@" $(MAKE) --no-print-directory multihoprag-stages
+	@$(BIN)/deepsearch table multihoprag
+
+multihoprag-stages:
 	@$(BIN)/python -m deepsearch_rl.project_state
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
-	@$(BIN)/deepsearch table multihoprag
 
 # The rows of both prompts stay in the table: `make params deps FORCE=1` takes the variant out again.
 optimize-prompt: environment  ## a better prompt for that model, by GEPA, and its row; OPENAI_REFLECTION_MODEL writes prompts
+	@$(TURN) multihoprag "make $@" $(MAKE) --no-print-directory optimize-prompt-stages
+	@$(BIN)/deepsearch table multihoprag
+
+optimize-prompt-stages:
 	@$(BIN)/python -m deepsearch_rl.project_state
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:index
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:optimize_prompt@api
 	@$(BIN)/python -m scripts.optimized_prompt multihoprag api
 	@$(BIN)/python flows/dvc repro --force --single-item profiles/multihoprag/dvc.yaml:evaluate@api
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
-	@$(BIN)/deepsearch table multihoprag
 
 # Round n samples from the model of round n - 1, which is kept as models/PROFILE/rft/<n - 1>; a finished round comes from
 # DVC's cache.
 rft: environment  ## ROUNDS (2) of rejection sampling: SFT on the model's own right answers, then on the new model's
 	@grep -q '^  teacher: self' $(PARAMS) || { echo "error: $(PARAMS) has another synthesize.teacher than self; set it and synthesize.self in profile.yaml (of tiny: src/deepsearch_rl/presets/tiny.yaml) and run \`make params deps\`." >&2; exit 1; }
+	@$(TURN) $(PROFILE) "make $@ PROFILE=$(PROFILE)" $(MAKE) --no-print-directory rft-rounds
+
+rft-rounds:
 	@$(BIN)/python -m deepsearch_rl.project_state
 	@from=models/$(PROFILE)/base; for round in $$(seq $(or $(ROUNDS),2)); do \
 	  $(BIN)/python flows/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.self.model=$$from || exit 1; \

@@ -1,18 +1,25 @@
 """The graph of a profile, read from DVC itself: its stages, what each builds on, and what DVC calls changed."""
 
-from collections.abc import Mapping
+import functools
+import logging
+from collections.abc import Callable, Mapping
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from dvc.exceptions import DvcException
+from dvc.lock import LockError
 from dvc.repo import Repo, lock_repo
 from dvc.repo.graph import build_graph
 from dvc.stage import PipelineStage
 
+from deepsearch_rl.dvc_lock import LOCK_FILES, blocking_pids, wait_for_users
 from deepsearch_rl.errors import ConfigError, UnknownNameError
 from deepsearch_rl.profile import dvc_file, require_profile
+from flows.locks import say_waiting
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +47,27 @@ Graph = dict[str, Stage]
 """Stage name -> stage, upstream stages first."""
 
 
-def read_graph(root: Path, profile: str) -> Graph:
+def read_graph(root: Path, profile: str, say: Callable[[str], object] = _LOG.warning) -> Graph:
     """Read a profile's graph and its state from DVC.
+
+    While another DVC works on the graph's files, nobody knows their state: it is waited for, and ``say`` is called with
+    a sentence that names it.
 
     Raises:
         UnknownNameError: there is no such profile.
         ConfigError: DVC refuses dvc.yaml or params.yaml.
     """
     require_profile(root, profile)
-    dvc_yaml = dvc_file(profile)
+    while True:
+        try:
+            return _read_graph(root, dvc_file(profile))
+        except LockError as error:
+            on_wait = functools.partial(say_waiting, say, "works on files of the graph")
+            wait_for_users(root / LOCK_FILES[0], blocking_pids(str(error)), on_wait)
+
+
+def _read_graph(root: Path, dvc_yaml: str) -> Graph:
+    """Read the graph of a dvc.yaml; raise LockError while another DVC works on its files."""
     try:
         # DVC's addresses start at the working directory.
         with chdir(root), Repo(_wait_for_lock=True) as repo, lock_repo(repo):
@@ -64,6 +83,8 @@ def read_graph(root: Path, profile: str) -> Graph:
                 )
                 for stage in stages
             }
+    except LockError:
+        raise
     except DvcException as error:
         raise ConfigError(f"DVC cannot read {dvc_yaml}: {error}") from error
     return _upstream_first(graph)

@@ -1,14 +1,53 @@
-"""Locks between flow runs of one machine, held by the operating system and so freed with the process that held them."""
+"""Locks between the runs of one machine, held by the operating system and so freed with the processes that held them.
+
+Whatever runs a profile's graph holds the profile's lock while it works: `make repro`, a flow, a worker's run, a make
+target of several DVC commands, `dvc repro` of the project's environment, and a stage by hand. So two runs of one
+profile take turns, and runs of two profiles do not. Stages that need a GPU hold the GPU's lock as well, which all
+clones on the machine share. The file of a lock names its holder.
+
+What a run starts belongs to it and waits for nobody: a run writes the locks that it holds into the variable
+``DEEPSEARCH_LOCKS``, which its processes inherit.
+
+Only the standard library, and nothing of the package: every `dvc repro` and every stage loads this when its Python
+starts, also where it then runs another revision of the package.
+"""
 
 import fcntl
+import json
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 POLL_S = 0.5
+LOCKS_VARIABLE = "DEEPSEARCH_LOCKS"
+"""``PID@PATH`` of every lock of a profile that we or a process that started us hold, separated as in ``PATH``."""
+_INHERITED = frozenset(os.environ.get(LOCKS_VARIABLE, "").split(os.pathsep))
+"""What that variable was when this process began. What it takes later is no reason for its threads not to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who is in the way: its command, its process, and the local time when it began."""
+
+    what: str
+    pid: int
+    since: str
+
+    def __str__(self) -> str:
+        return f"{self.what} (process {self.pid}, since {self.since})"
+
+
+Check = Callable[[], object]
+Say = Callable[[str], object]
+FindHolder = Callable[[], Holder | None]
+
+
+def nothing() -> None:
+    """Do nothing; the check of a run that ends by Ctrl-C alone, and the holder where nobody else can be in the way."""
 
 
 def gpu_lock() -> Path:
@@ -17,34 +56,178 @@ def gpu_lock() -> Path:
     return Path(tempfile.gettempdir(), f"deepsearch-gpu-{devices}.lock")
 
 
+def run_lock(root: Path, profile: str) -> Path:
+    """Path of the lock of a profile's runs in the project at ``root``."""
+    return root.resolve() / "work" / profile / "run.lock"
+
+
 @contextmanager
-def held(path: Path, holder: str, say: Callable[[str], object], check: Callable[[], object]) -> Iterator[int]:
+def held(path: Path, what: str, purpose: str, say: Say, check: Check = nothing) -> Iterator[int]:
     """Hold a lock for a block, after those who came before.
 
     Args:
-        path: the lock's file; it names its holder.
-        holder: who we are, for those who wait.
-        say: called once with a sentence that names the holder if we have to wait.
+        path: the lock's file.
+        what: who we are, for those who wait.
+        purpose: what a holder of the lock does, as in "uses the GPU".
+        say: called with a sentence that names the holder if we have to wait.
         check: called twice a second while we wait; it raises if nobody needs the lock any more.
 
     Yields:
         The file descriptor of the lock. The lock is free when all processes that have it open have ended.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = wait_and_take(path, what, purpose, say, check)
     try:
-        has_spoken = False
-        while not _try(descriptor):
-            if not has_spoken:
-                say(f"waiting for {path.read_text(encoding='utf-8') or 'another run'}, which holds {path}")
-                has_spoken = True
-            check()
-            time.sleep(POLL_S)
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, holder.encode(), 0)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def run_held(
+    root: Path, profile: str, what: str, say: Say, check: Check = nothing, find_other: FindHolder = nothing
+) -> Iterator[tuple[int, ...]]:
+    """Hold the lock of a profile's runs for a block, as :func:`held`.
+
+    Args:
+        root: the project's folder.
+        profile: tiny, or a folder of profiles/.
+        what: who we are, for those who wait.
+        say: called with a sentence that names the holder if we have to wait.
+        check: called twice a second while we wait.
+        find_other: returns a run of the profile that does not know of the lock, and that we wait for as well.
+
+    Yields:
+        The file descriptor of the lock; nothing where a process that started us holds it.
+    """
+    descriptor = take_run_lock(root, profile, what, say, check, find_other)
+    if descriptor is None:
+        yield ()
+        return
+    try:
+        yield (descriptor,)
+    finally:
+        _forget(run_lock(root, profile))
+        os.close(descriptor)
+
+
+def take_run_lock(
+    root: Path, profile: str, what: str, say: Say, check: Check = nothing, find_other: FindHolder = nothing
+) -> int | None:
+    """Wait for the lock of a profile's runs, take it until this process ends, and return its file descriptor.
+
+    The arguments are those of :func:`run_held`. None: a process that started us holds it.
+    """
+    path = run_lock(root, profile)
+    if is_inherited(path):
+        return None
+    descriptor = wait_and_take(path, what, f"works on the profile {profile}", say, check, find_other)
+    inherited = os.environ.get(LOCKS_VARIABLE)
+    os.environ[LOCKS_VARIABLE] = os.pathsep.join([*([inherited] if inherited else []), _note(os.getpid(), path)])
+    return descriptor
+
+
+def wait_and_take(
+    path: Path, what: str, purpose: str, say: Say, check: Check = nothing, find_other: FindHolder = nothing
+) -> int:
+    """Wait for a lock, take it and return its file descriptor; see :func:`held` and :func:`run_held`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The file stays open while we wait: that shows others that we know of the lock.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    said: set[Holder | None] = set()
+    try:
+        while True:
+            # Who does not know of the lock is looked for first: taken for a moment, it would turn his next stage away.
+            other = find_other()
+            if other is None and _try(descriptor):
+                if not _is_removed(descriptor, path):
+                    break
+                os.close(descriptor)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                continue
+
+            other = other or read_holder(path)
+            if other not in said:
+                say(waiting_sentence(other, purpose))
+                said.add(other)
+            check()
+            time.sleep(POLL_S)
+        _write_holder(descriptor, Holder(what, os.getpid(), local_time()))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def local_time(seconds: float | None = None) -> str:
+    """Return a time in seconds since 1970, now if not given, as a user reads it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def waiting_sentence(holder: Holder | None, purpose: str) -> str:
+    """Return for whom we wait and how to end that; ``purpose`` is what it does, as in "uses the GPU"."""
+    if holder is None:
+        return f"waiting for another run, which {purpose}. Ctrl-C ends the waiting."
+    if not _is_alive(holder.pid):
+        return f"waiting for the processes that {holder} has left behind to end. Ctrl-C ends the waiting."
+    return (
+        f"waiting for {holder}, which {purpose}. To stop it, press Ctrl-C in its terminal or run `kill {holder.pid}`; "
+        "Ctrl-C here ends the waiting alone."
+    )
+
+
+def say_waiting(say: Say, purpose: str, what: str, pid: int, began_s: float) -> None:
+    """Say that we wait for a process that began at a time in seconds since 1970."""
+    say(waiting_sentence(Holder(what, pid, local_time(began_s)), purpose))
+
+
+def read_holder(path: Path) -> Holder | None:
+    """Return who holds a lock, or held it last; None where nobody has written that yet."""
+    try:
+        return Holder(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_inherited(path: Path) -> bool:
+    """Return whether a process that started us holds the lock now, or we have held it since before an exec(3)."""
+    holder = current_holder(path)
+    return holder is not None and _note(holder.pid, path) in _INHERITED
+
+
+def current_holder(path: Path) -> Holder | None:
+    """Return who holds a lock now; None where it is free."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        return None if _try(descriptor) else read_holder(path)
+    finally:
+        os.close(descriptor)
+
+
+def is_noted(path: Path, variable: str) -> bool:
+    """Return whether a process with this value of ``DEEPSEARCH_LOCKS`` was started by a run that held the lock."""
+    return any(note.partition("@")[2] == str(path) for note in variable.split(os.pathsep))
+
+
+def _note(pid: int, path: Path) -> str:
+    return f"{pid}@{path}"
+
+
+def _forget(path: Path) -> None:
+    """Take our own lock out of what processes that we start from now on inherit."""
+    notes = os.environ.get(LOCKS_VARIABLE, "").split(os.pathsep)
+    left = [note for note in notes if note and note != _note(os.getpid(), path)]
+    if left:
+        os.environ[LOCKS_VARIABLE] = os.pathsep.join(left)
+    else:
+        os.environ.pop(LOCKS_VARIABLE, None)
+
+
+def _write_holder(descriptor: int, holder: Holder) -> None:
+    os.truncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(asdict(holder)).encode(), 0)
 
 
 def _try(descriptor: int) -> bool:
@@ -52,4 +235,23 @@ def _try(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    return True
+
+
+def _is_removed(descriptor: int, path: Path) -> bool:
+    """Return whether somebody has removed the lock's file, and perhaps made a new one, since we opened it."""
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return True
+    return (now.st_dev, now.st_ino) != (os.fstat(descriptor).st_dev, os.fstat(descriptor).st_ino)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
     return True

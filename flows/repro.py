@@ -4,12 +4,13 @@
 
 Every stage is a ``dvc repro --single-item`` of its own, so the result is that of `dvc repro`: DVC decides whether a
 stage runs, records it in dvc.lock and caches it. Stages of the families in ``flow.gpu_stages`` of params.yaml take
-turns at the GPU. After a failure nothing new starts.
+turns at the GPU. After a failure nothing new starts. Another run of the profile is waited for first
+(:mod:`flows.locks`).
 """
 
 import argparse
+import functools
 import logging
-import os
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from logging import LoggerAdapter
@@ -18,8 +19,11 @@ from pathlib import Path
 from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.processes import ProcessGuard
+from deepsearch_rl.profile import require_profile
 from deepsearch_rl.project_state import require_sound_project
+from flows.dvc_calls import find_foreign_run
 from flows.graph import Stage, read_graph, select
+from flows.locks import run_held
 from flows.reports import send_reports
 from flows.schedule import WORKERS, run_graph
 from flows.stage_run import CACHED, run_stage, workplace
@@ -35,12 +39,26 @@ def repro(profile: str, targets: tuple[str, ...] = (), force: bool = False, jobs
             (:mod:`deepsearch_rl.project_state`).
     """
     root = Path.cwd()
+    require_profile(root, profile)
+    name = f"make repro PROFILE={profile}"
+    find_other = functools.partial(find_foreign_run, root, profile)
+    with run_held(root, profile, name, _say, find_other=find_other) as locks:
+        return _repro(root, profile, targets, force, jobs, name, locks)
+
+
+def _say(sentence: str) -> None:
+    _LOG.warning("%s", sentence, extra={"stage": "dvc"})
+
+
+def _repro(
+    root: Path, profile: str, targets: tuple[str, ...], force: bool, jobs: int, name: str, locks: tuple[int, ...]
+) -> dict[str, str]:
     for sentence in require_sound_project(root):
-        _LOG.warning("%s", sentence, extra={"stage": "dvc"})
-    graph = select(read_graph(root, profile), targets)
+        _say(sentence)
+    graph = select(read_graph(root, profile, _say), targets)
     with ThreadPoolExecutor(jobs) as pool, ProcessGuard() as guard:
-        holder = f"make repro PROFILE={profile} (process {os.getpid()})"
-        place = workplace(root, profile, guard, holder, remote=False)  # as with `dvc repro`, which asks no remote
+        # No remote, as with `dvc repro`, which asks none.
+        place = workplace(root, profile, guard, name, remote=False, locks=locks)
 
         def start(stage: Stage, _: list[Future[str]], unchanged: bool) -> Future[str]:
             if unchanged and not force:

@@ -11,6 +11,7 @@ turns, in this flow run and in all others on this machine. After a failure nothi
 
 import argparse
 import atexit
+import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,8 +37,9 @@ from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointError
 from deepsearch_rl.processes import ProcessGuard
 from deepsearch_rl.project_state import require_sound_project
 from flows.checkout import check_experiment_is_new, check_experiment_name, open_checkout, save_experiment
+from flows.dvc_calls import find_foreign_run
 from flows.graph import Stage, has_remote, read_graph, select
-from flows.locks import held
+from flows.locks import run_held
 from flows.recovery import close_dead_run
 from flows.reports import send_reports
 from flows.run_page import key_figures, run_page
@@ -111,7 +113,9 @@ def reproduce(
         check_experiment_name(experiment)
         revision = revision or "HEAD"  # an experiment never touches the files that somebody works on
     # Two runs of one profile on one machine would share its GPU's memory and, in one folder, write the same outputs.
-    with held(project / "work" / profile / "flow.lock", _holder(), logger.info, check=lambda: None):
+    find_other = functools.partial(find_foreign_run, project, profile)
+    with ExitStack() as turns:
+        locks = turns.enter_context(run_held(project, profile, _holder(), logger.warning, find_other=find_other))
         run_file = project / "work" / profile / "flow.run"
         _close_dead_run(run_file)
         root = open_checkout(project, profile, revision, params or {}, logger.warning)
@@ -119,7 +123,9 @@ def reproduce(
             logger.info(
                 "there is an experiment %s with these params already; this run brings it up to date", experiment
             )
-        states = _reproduce(root, project, profile, targets, force)
+        if root != project:  # for the DVC and the stages of the checkout, which look for the lock of their own folder
+            locks += turns.enter_context(run_held(root, profile, _holder(), logger.warning))
+        states = _reproduce(root, project, profile, targets, force, locks)
         if experiment:
             save_experiment(project, root, profile, states, experiment)
         run_file.unlink()  # only a killed run leaves it
@@ -127,7 +133,7 @@ def reproduce(
 
 
 def _holder() -> str:
-    return f"{flow_run.name} (process {os.getpid()})"
+    return f"the flow run {flow_run.name}"
 
 
 def _close_dead_run(path: Path) -> None:
@@ -157,14 +163,18 @@ def project_folder() -> Path:
     return Path(os.environ.get(PROJECT_VARIABLE) or Path.cwd()).resolve()
 
 
-def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...], force: bool) -> dict[str, str]:
+def _reproduce(
+    root: Path, project: Path, profile: str, targets: tuple[str, ...], force: bool, locks: tuple[int, ...]
+) -> dict[str, str]:
     for sentence in require_sound_project(root):
         get_run_logger().warning("%s", sentence)
-    graph = select(read_graph(root, profile), targets)
+    graph = select(read_graph(root, profile, get_run_logger().warning), targets)
     with ProcessGuard() as guard:
-        place = workplace(root, profile, guard, _holder(), has_remote(root))
-        locks = [folder / "uv.lock" for folder in (root, project)]
-        if root != project and locks[0].read_bytes() != locks[1].read_bytes():  # other packages than the project's
+        place = workplace(root, profile, guard, _holder(), has_remote(root), locks)
+        versions = [folder / "uv.lock" for folder in (root, project)]
+        if (
+            root != project and versions[0].read_bytes() != versions[1].read_bytes()
+        ):  # other packages than the project's
             stream(["make", "environment"], place, get_run_logger())
 
         def start(stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool) -> PrefectFuture[State[None]]:

@@ -45,7 +45,8 @@ class StageFailedError(DeepsearchError):
 class Workplace:
     """Where the stages of a run work: their folder, what ends them with the run, the run's name, and its settings.
 
-    ``remote`` is whether stages are fetched from DVC's remote, and pushed to it.
+    ``remote`` is whether stages are fetched from DVC's remote, and pushed to it. The descriptors ``locks`` are those of
+    the run's locks, which are free when the run and all that its stages started have ended.
     """
 
     root: Path
@@ -53,11 +54,15 @@ class Workplace:
     holder: str
     config: FlowConfig
     remote: bool
+    locks: tuple[int, ...] = ()
 
 
-def workplace(root: Path, profile: str, guard: ProcessGuard, holder: str, remote: bool) -> Workplace:
+def workplace(
+    root: Path, profile: str, guard: ProcessGuard, holder: str, remote: bool, locks: tuple[int, ...] = ()
+) -> Workplace:
     """Return the workplace of a run of a profile; ``holder`` is its name for those who wait for its locks."""
-    return Workplace(root, guard, holder, find_profile(root, profile).section("flow", FlowConfig), remote)
+    config = find_profile(root, profile).section("flow", FlowConfig)
+    return Workplace(root, guard, holder, config, remote, locks)
 
 
 def run_stage(stage: Stage, place: Workplace, force: bool, log: AnyLogger) -> str:
@@ -67,7 +72,8 @@ def run_stage(stage: Stage, place: Workplace, force: bool, log: AnyLogger) -> st
     Raises StageFailedError with the command, its exit status and its last lines.
     """
     on_gpu = stage.family in place.config.gpu_stages
-    with held(gpu_lock(), place.holder, log.info, place.guard.check_open) if on_gpu else nullcontext() as lock:
+    turn = held(gpu_lock(), place.holder, "uses the GPU", log.info, place.guard.check_open) if on_gpu else nullcontext()
+    with turn as lock:
         lines = _reproduce(stage, place, force, log, () if lock is None else (lock,))
     if _UNCHANGED in lines:
         return CACHED
@@ -112,11 +118,12 @@ def dvc_command(*arguments: str) -> list[str]:
 def stream(command: list[str], place: Workplace, log: AnyLogger, locks: Sequence[int] = ()) -> list[str]:
     """Run a command, log its output as it comes, without keys, and return the last lines.
 
-    The descriptors ``locks`` stay open until the command and all that it started have ended. Raises StageFailedError.
+    The descriptors ``locks``, and those of the run, stay open until the command and all that it started have ended.
+    Raises StageFailedError.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     secrets = [value for name, value in environment.items() if is_secret(name)]
-    process = place.guard.start(command, folder=place.root, environment=environment, kept=locks)
+    process = place.guard.start(command, folder=place.root, environment=environment, kept=[*place.locks, *locks])
     lines = stream_lines(process, lambda line: log.info("%s", redact(line, secrets)))
     tail = [redact(line, secrets) for line in lines]
     if process.returncode != 0:

@@ -4,13 +4,17 @@
 and with stages on where the servers are, and find each other, whatever shell they were started from. The variables come
 from, in this order: the process's own environment, ``.env`` of the project (each user's, not in git), and
 ``project.env`` beside this file; Prefect's database is in ``.prefect`` and MLflow's in ``mlruns`` of the project, also
-for a copy of the project inside it. Outside of the project's folder no variable is set.
+for a copy of the project inside it. Where the shell names a proxy, this machine's own addresses are kept from it
+(``src/deepsearch_rl/loopback.py``). Outside of the project's folder no variable is set.
 
 The Python that runs `dvc repro --force`, or `dvc exp run --force`, tells the stages that they begin from nothing: DVC
 itself does not (``DEEPSEARCH_RESUME``, read by ``stages/entry.py``; set to 1 by hand, a forced stage resumes).
 
 Modules come from the project first, then from its environment, and from folders of a foreign ``PYTHONPATH`` last: ROS
 and others set one for all programs of a shell, and their packages are neither ours nor the locked ones.
+
+A `dvc repro` and a stage of a project's folder also take the lock of their profile's runs here, so that they and the
+runs of `make` and of Prefect take turns (``flows/dvc_calls.py``).
 """
 
 import os
@@ -140,11 +144,44 @@ def apply() -> None:
         os.environ.setdefault("PREFECT_API_AUTH_STRING", login)
         os.environ.setdefault("MLFLOW_TRACKING_USERNAME", name)
         os.environ.setdefault("MLFLOW_TRACKING_PASSWORD", password)
+    spare_loopback()
     programs, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)  # noqa: PTH120
     if programs not in path.split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([programs, path])
 
 
+def spare_loopback() -> None:
+    """Keep this machine's own addresses from any proxy; the package's function, from its file of this revision."""
+    path = os.path.join(ROOT, "src", "deepsearch_rl", "loopback.py")  # noqa: PTH118
+    if not os.path.exists(path):  # noqa: PTH110
+        return
+    names: dict[str, object] = {"__name__": "loopback"}
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123
+        exec(compile(file.read(), path, "exec"), names)
+    names["spare_loopback"]()  # pyright: ignore[reportCallIssue]  a function of that file
+
+
+def take_turn() -> None:
+    """Let `dvc repro` and a stage hold the lock of their profile's runs; any other program costs nothing."""
+    words = sys.orig_argv[:6]
+    if not os.path.exists(os.path.join(ROOT, "flows", "dvc_calls.py")):  # noqa: PTH110, PTH118 - stages alone
+        return
+    if not any(word.startswith("stages.") or os.path.basename(word) == "dvc" for word in words):  # noqa: PTH119
+        return
+    before = set(sys.modules)
+    sys.path.insert(0, ROOT)
+    try:
+        from flows.dvc_calls import take_turn_or_exit  # noqa: PLC0415 - for these programs alone
+
+        take_turn_or_exit()
+    finally:
+        sys.path.remove(ROOT)
+        # The program may be one of a copy of the project, which has its own package of this name.
+        for name in [name for name in sys.modules if name.partition(".")[0] == "flows" and name not in before]:
+            del sys.modules[name]
+
+
 own_modules_first()
 if _is_inside(_working_folder()):
     apply()
+    take_turn()

@@ -1,24 +1,34 @@
-"""`dvc`, whose dvc.lock a kill cannot leave half-written.
+"""`dvc`, whose dvc.lock a kill cannot leave half-written, and which waits for files that another DVC uses.
 
     python flows/dvc repro profiles/smoke/dvc.yaml
 
 DVC writes dvc.lock in place at the end of every stage, and for the lock of a whole graph that takes a second. A kill at
 that moment leaves the first part of the file: DVC refuses it, or takes the stages of the rest for new. Here the file is
 written beside it and renamed.
+
+DVC refuses a stage whose files another DVC process works on, and advises to remove its lock by hand. Here `dvc repro`
+says for whom it waits, and begins anew when that one has ended, from DVC's new state.
 """
 
+import functools
+import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import dvc.dvcfile
+import dvc.rwlock
 from dvc.cli import main
+from dvc.lock import LockError
 from dvc.utils.serialize import modify_yaml
 
+from deepsearch_rl.dvc_lock import blocking_pids, wait_for_users
 from deepsearch_rl.files import atomic_file
+
+INTERRUPTED_STATUS = 252  # DVC's own, after Ctrl-C
 
 
 @contextmanager
@@ -31,6 +41,52 @@ def modify_yaml_at_once(path: str, fs: Any = None) -> Iterator[Any]:
             yield values
 
 
+class _Busy(BaseException):
+    """Another process works on a stage's files; as with Ctrl-C, DVC only cleans up on its way out.
+
+    The arguments are DVC's message and its lock file.
+    """
+
+
+_rwlock = dvc.rwlock.rwlock
+
+
+@contextmanager
+def rwlock_or_busy(folder: str, *arguments: Any) -> Iterator[None]:
+    """Do what DVC's rwlock does, but raise _Busy in place of its LockError."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_rwlock(folder, *arguments))
+        except LockError as error:
+            raise _Busy(str(error), Path(folder, dvc.rwlock.RWLOCK_FILE)) from error
+        yield
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"{sentence}\n")
+
+
+def run() -> int:
+    """Run DVC's command line; `dvc repro` starts again after it has waited for another DVC."""
+    if "repro" in sys.argv[1:]:  # `dvc exp run` has changed files of the project when it comes to its first stage
+        setattr(dvc.rwlock, "rwlock", rwlock_or_busy)  # noqa: B010 - as below
+    try:
+        return main()
+    except _Busy as busy:
+        from flows.locks import say_waiting  # noqa: PLC0415 - found only as set below
+
+        message, lock_file = busy.args
+        on_wait = functools.partial(say_waiting, _say, "works on files that this stage needs")
+        try:
+            wait_for_users(lock_file, blocking_pids(message), on_wait)
+        except KeyboardInterrupt:
+            return INTERRUPTED_STATUS
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))  # last: no folder of the project hides a package
     setattr(dvc.dvcfile, "modify_yaml", modify_yaml_at_once)  # noqa: B010 - a module's function, which pyright guards
-    sys.exit(main())
+    sys.exit(run())

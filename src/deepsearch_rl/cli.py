@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from deepsearch_rl import __version__
 from deepsearch_rl.errors import ConfigError, DeepsearchError, full_disk_named
+from deepsearch_rl.loopback import spare_loopback
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -96,6 +97,7 @@ def _options(
         make repro           # run whatever is not up to date
         deepsearch table     # the F1 table
     """
+    spare_loopback()
 
 
 def require_own_sources(folder: Path) -> None:

@@ -434,7 +434,7 @@ def torn_files(folder: Path) -> Iterator[Path]:
 
 def held_locks(folder: Path) -> Iterator[Path]:
     """Yield the locks of runs and of the GPU that somebody holds."""
-    for path in [*folder.glob("work/*/flow.lock"), *folder.glob("tmp/deepsearch-gpu-*.lock")]:
+    for path in [*folder.glob("work/*/run.lock"), *folder.glob("tmp/deepsearch-gpu-*.lock")]:
         with path.open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

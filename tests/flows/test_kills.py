@@ -52,7 +52,7 @@ def test_half_written_files_are_seen(project: KillProject, name: str, text: str)
 
 
 def test_held_locks_are_seen(project: KillProject) -> None:
-    lock = project.folder / "work" / "tiny" / "flow.lock"
+    lock = project.folder / "work" / "tiny" / "run.lock"
     lock.parent.mkdir(parents=True)
     with lock.open("w") as file:
         assert list(held_locks(project.folder)) == []

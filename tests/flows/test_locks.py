@@ -3,20 +3,28 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from deepsearch_rl.processes import ProcessGuard
-from flows.locks import gpu_lock, held
+from flows.locks import LOCKS_VARIABLE, Holder, current_holder, gpu_lock, held, run_held, run_lock
 
 HOLD = """
 import sys, time
 from pathlib import Path
 from flows.locks import held
-with held(Path(sys.argv[1]), "the first run", print, print):
+with held(Path(sys.argv[1]), "the first run", "uses the GPU", print):
     print("held", flush=True)
     time.sleep(600)
+"""
+HELD_ABOVE = """
+import sys
+from pathlib import Path
+from flows.locks import run_held
+with run_held(Path(sys.argv[1]), "tiny", "the inner run", print) as locks:
+    print(len(locks))
 """
 
 
@@ -24,21 +32,33 @@ def ignore(_: object = None) -> None:
     return
 
 
+def holder_of(lock: Path) -> str:
+    holder = current_holder(lock)
+    assert holder is not None
+    return holder.what
+
+
 def test_who_waits_says_for_whom_and_goes_on_when_the_holder_is_killed(tmp_path: Path, root: Path) -> None:
-    lock = tmp_path / "work" / "flow.lock"
+    lock = tmp_path / "work" / "gpu.lock"
     with subprocess.Popen([sys.executable, "-c", HOLD, lock], cwd=root, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
+        first = current_holder(lock)
         said: list[str] = []
 
         def kill_once_said() -> None:
             os.kill(holder.pid, signal.SIGKILL)
 
         started = time.monotonic()
-        with held(lock, "the second run", said.append, kill_once_said):
+        with held(lock, "the second run", "uses the GPU", said.append, kill_once_said):
             assert time.monotonic() - started < 30
-            assert lock.read_text() == "the second run"
-    assert said == [f"waiting for the first run, which holds {lock}"]
+            assert holder_of(lock) == "the second run"
+    assert first is not None
+    assert (first.what, first.pid) == ("the first run", holder.pid)
+    assert said == [
+        f"waiting for the first run (process {holder.pid}, since {first.since}), which uses the GPU. To stop it, press "
+        f"Ctrl-C in its terminal or run `kill {holder.pid}`; Ctrl-C here ends the waiting alone."
+    ]
 
 
 def test_a_run_that_is_cancelled_while_it_waits_does_not_hold_the_lock(tmp_path: Path) -> None:
@@ -47,12 +67,13 @@ def test_a_run_that_is_cancelled_while_it_waits_does_not_hold_the_lock(tmp_path:
     def cancel() -> None:
         raise KeyboardInterrupt
 
-    with held(lock, "the first run", ignore, ignore):
-        with pytest.raises(KeyboardInterrupt), held(lock, "the second run", ignore, cancel):
+    with held(lock, "the first run", "uses the GPU", ignore):
+        with pytest.raises(KeyboardInterrupt), held(lock, "the second run", "uses the GPU", ignore, cancel):
             pytest.fail("held twice")
-        assert lock.read_text() == "the first run"
-    with held(lock, "the third run", ignore, cancel):
-        assert lock.read_text() == "the third run"
+        assert holder_of(lock) == "the first run"
+    with held(lock, "the third run", "uses the GPU", ignore, cancel):
+        assert holder_of(lock) == "the third run"
+    assert current_holder(lock) is None
 
 
 def test_the_gpu_is_free_when_the_last_process_on_it_has_ended(tmp_path: Path) -> None:
@@ -62,7 +83,7 @@ def test_the_gpu_is_free_when_the_last_process_on_it_has_ended(tmp_path: Path) -
     slow_end = f"trap '{on_term}' TERM; echo > {started}; while :; do sleep .1; done"
     stage = [sys.executable, "-c", "import subprocess, sys; subprocess.run(['sh', '-c', sys.argv[1]])", slow_end]
     guard = ProcessGuard()
-    with held(lock, "the first run", ignore, ignore) as descriptor:
+    with held(lock, "the first run", "uses the GPU", ignore) as descriptor:
         process = guard.start(stage, kept=[descriptor])
         started.read_text()
     assert process.poll() is None
@@ -71,7 +92,7 @@ def test_the_gpu_is_free_when_the_last_process_on_it_has_ended(tmp_path: Path) -
         if process.poll() is None:
             guard.__exit__()
 
-    with held(lock, "the second run", ignore, close_guard):
+    with held(lock, "the second run", "uses the GPU", ignore, close_guard):
         assert order.read_text() == "ended\n"
 
 
@@ -81,3 +102,47 @@ def test_clones_share_the_lock_of_the_visible_gpus(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     assert gpu_lock() != both
     assert gpu_lock().is_absolute()
+
+
+def test_a_lock_whose_file_was_removed_still_has_one_holder_at_a_time(tmp_path: Path) -> None:
+    lock, first = tmp_path / "run.lock", ExitStack()
+    first.enter_context(held(lock, "the first run", "works", ignore))
+
+    def remove_and_end_first() -> None:
+        lock.unlink(missing_ok=True)
+        first.close()
+
+    with held(lock, "the second run", "works", ignore, remove_and_end_first):
+        assert holder_of(lock) == "the second run"
+
+
+def test_who_does_not_know_of_the_lock_is_waited_for_without_holding_it(tmp_path: Path) -> None:
+    lock = run_lock(tmp_path, "tiny")
+    foreign = Holder("dvc repro", os.getpid(), "now")
+    others: list[Holder | None] = [foreign, foreign, None]
+    said: list[str] = []
+
+    def check() -> None:
+        assert current_holder(lock) is None
+
+    with run_held(tmp_path, "tiny", "our run", said.append, check, lambda: others.pop(0)):
+        assert holder_of(lock) == "our run"
+    assert len(said) == 1
+    assert f"dvc repro (process {os.getpid()}, since now), which works on the profile tiny" in said[0]
+
+
+def test_what_a_run_starts_does_not_wait_for_it(tmp_path: Path, root: Path) -> None:
+    command = [sys.executable, "-c", HELD_ABOVE, tmp_path]
+    with run_held(tmp_path, "tiny", "the outer run", ignore):
+        inner = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+        left_behind = dict(os.environ)
+    assert inner.stdout == "0\n"
+    assert LOCKS_VARIABLE not in os.environ
+    # What goes on after its run has ended waits and is waited for, as everybody else.
+    later = subprocess.run(command, cwd=root, env=left_behind, capture_output=True, text=True, check=True)
+    assert later.stdout == "1\n"
+
+
+def test_two_profiles_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    with run_held(tmp_path, "tiny", "one run", pytest.fail), run_held(tmp_path, "smoke", "another", pytest.fail):
+        assert holder_of(run_lock(tmp_path, "smoke")) == "another"

@@ -168,17 +168,18 @@ def test_a_failure_names_command_status_and_last_lines_and_starts_nothing_more(m
     assert not (root / "after.txt").exists()
 
 
-def test_two_runs_of_one_profile_wait_for_each_other_and_say_for_whom(make_project: MakeProject, root: Path) -> None:
+def test_a_flow_and_make_repro_wait_for_each_other_and_say_for_whom(make_project: MakeProject, root: Path) -> None:
     project = make_project({"slow": {"cmd": "mkdir busy && sleep 3 && rmdir busy && echo > a.txt", "outs": ["a.txt"]}})
     environment = {**os.environ, "PYTHONPATH": str(root), "PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    command = [sys.executable, "-m", "flows.reproduce", "--force"]
+    commands = [[sys.executable, "-m", module, "--force"] for module in ("flows.reproduce", "flows.repro")]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    runs = [subprocess.Popen(command, cwd=project, env=environment, **output) for _ in range(2)]
+    runs = [subprocess.Popen(command, cwd=project, env=environment, **output) for command in commands]
     logs = [run.communicate(timeout=240)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     [notice] = [line for log in logs for line in log.splitlines() if "waiting for" in line]
-    assert "waiting for tiny · forced (process " in notice
-    assert any(f"(process {run.pid})" in notice for run in runs)
+    names = ("the flow run tiny · forced", "make repro PROFILE=tiny")
+    notices = [f"waiting for {name} (process {run.pid}, since " for name, run in zip(names, runs, strict=True)]
+    assert any(words in notice for words in notices)
 
 
 def test_a_server_that_was_started_for_the_run_takes_its_last_logs(make_project: MakeProject, root: Path) -> None:

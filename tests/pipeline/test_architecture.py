@@ -15,6 +15,7 @@ LAYERS = (
             "processes",
             "dvc_cache",
             "dvc_lock",
+            "loopback",
             "project_state",
             "profile",
             "presets",

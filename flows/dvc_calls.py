@@ -1,0 +1,205 @@
+"""Command lines that run a profile's graph or one of its stages, and what is running of them.
+
+`dvc repro` and `dvc exp run` of the project's environment hold the lock of a profile's runs (:mod:`flows.locks`): the
+environment's hook, ``stages/environment.py``, takes it when their Python starts, before DVC reads a file. A DVC of
+another environment has no such hook. It is known by its command line and its folder, and a run of ours waits for it
+(:func:`find_foreign_run`). Its stages have the hook: one that starts while a run of ours works on the profile fails
+with a sentence that names the run. It does not wait, because DVC holds the stage's outputs for it, and the run of ours
+may wait for those.
+
+What cannot be known: a DVC in a container with process numbers of its own, or of another user whose folder the system
+does not tell; a program that calls DVC's Python interface; a stage that went on after its plain DVC was killed. Where
+such a one is in a stage that shares files with ours, DVC's own lock names it, and ours waits (``flows/dvc``).
+
+Only the standard library until a foreign DVC is looked for (:mod:`flows.locks`).
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.locks import (
+    LOCKS_VARIABLE,
+    Holder,
+    Say,
+    current_holder,
+    is_inherited,
+    is_noted,
+    local_time,
+    run_lock,
+    take_run_lock,
+)
+
+STAGE_VARIABLE = "DVC_STAGE"
+"""DVC sets it for the commands of a stage."""
+REFUSED_STATUS = 1
+CANCELLED_STATUS = 130  # as of a shell's command that Ctrl-C ended
+_OPTIONS_WITH_VALUE = {
+    *("--cd", "--cprofile-dump"),
+    *("-n", "--name", "-S", "--set-param", "-j", "--jobs", "-C", "--copy-paths", "-m", "-M", "--message"),
+}
+_NOT_HERE = {"--dry", "-h", "--help", "--queue", "--run-all", "--temp"}
+"""With one of these nothing runs, or it runs in a copy of the project."""
+
+
+@dataclass(frozen=True, slots=True)
+class DvcRun:
+    """A command of DVC that runs stages: its words without the program, what it names, and its folder.
+
+    ``takes_all`` is whether it is for all graphs of the project.
+    """
+
+    words: tuple[str, ...]
+    targets: tuple[str, ...]
+    takes_all: bool
+    folder: Path
+
+    def __str__(self) -> str:
+        return " ".join(["dvc", *self.words])
+
+
+def read_dvc_run(command: Sequence[str], folder: Path) -> DvcRun | None:
+    """Return what a process's command line runs by DVC in its working directory; None where that is nothing."""
+    # `dvc`, `python .../dvc` or `python -P -m dvc`
+    places = [place for place, word in enumerate(command[:5]) if os.path.basename(word) == "dvc"]  # noqa: PTH119
+    if not places:
+        return None
+    words = tuple(command[places[0] + 1 :])
+
+    options: set[str] = set()
+    names: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in _OPTIONS_WITH_VALUE:
+            value = next(rest, "")
+            folder = folder / value if word == "--cd" else folder
+        elif word.startswith("-"):
+            options.add(word)
+        else:
+            names.append(word)
+
+    is_experiment = names[:1] in (["exp"], ["experiments"]) and names[1:2] == ["run"]
+    if options & _NOT_HERE or not (names[:1] == ["repro"] or is_experiment):
+        return None
+    targets = tuple(names[2 if is_experiment else 1 :])
+    takes_all = any(option in ("--all-pipelines", "--recursive") or _has_letter(option, "PR") for option in options)
+    return DvcRun(words, targets, takes_all, folder)
+
+
+def _has_letter(option: str, letters: str) -> bool:
+    """Return whether single letters that share a dash, as in ``-fP``, hold one of some letters."""
+    return not option.startswith("--") and bool(set(option) & set(letters))
+
+
+def project_of(folder: Path) -> Path | None:
+    """Return the DVC project that a folder is in."""
+    return next((place for place in (folder, *folder.parents) if (place / ".dvc").is_dir()), None)
+
+
+def profile_of(root: Path, path: Path) -> str:
+    """Return the profile that a file or folder of the project is of; tiny where it is of no folder of ``profiles/``."""
+    parts = Path(os.path.relpath(path, root)).parts
+    return parts[1] if parts[:1] == ("profiles",) and len(parts) > 1 else "tiny"
+
+
+def profiles_of(run: DvcRun, root: Path) -> list[str]:
+    """Return the profiles whose graphs a command of DVC runs, in the order in which every run takes their locks."""
+    if run.takes_all:
+        return sorted({"tiny", *(path.parent.name for path in root.glob("profiles/*/dvc.yaml"))})
+    # `profiles/smoke/dvc.yaml:rl@sft`, `rl@sft`, or nothing at all for the dvc.yaml of the working directory
+    files = [target.partition(":")[0] for target in run.targets or ("",)]
+    return sorted({profile_of(root, run.folder / file) for file in files})
+
+
+def read_stage_call(command: Sequence[str], folder: Path) -> tuple[str, Path] | None:
+    """Return the module and params file of ``python -m stages.NAME PARAMS``; None of every other command line."""
+    words = list(command)
+    if "-m" not in words[1:]:
+        return None
+    module, *arguments = words[words.index("-m", 1) + 1 :] or [""]
+    files = [folder / word for word in arguments if os.path.basename(word) == "params.yaml"]  # noqa: PTH119
+    return (module, files[0]) if module.startswith("stages.") and files else None
+
+
+def find_foreign_run(root: Path, profile: str) -> Holder | None:
+    """Return a DVC that runs a profile's graph in the project and does not know of the locks of :mod:`flows.locks`."""
+    import psutil  # noqa: PLC0415 - not the standard library
+
+    lock = run_lock(root, profile)
+    for process in psutil.process_iter(["cmdline"]):
+        if not any(os.path.basename(word) == "dvc" for word in (process.info["cmdline"] or [])[:5]):  # noqa: PTH119
+            continue
+        with suppress(psutil.Error, OSError):
+            run = read_dvc_run(process.info["cmdline"], Path(process.cwd()))
+            if run is None or project_of(run.folder) != root.resolve() or profile not in profiles_of(run, root):
+                continue
+            knows = any(file.path == str(lock) for file in process.open_files())
+            if process.pid == os.getpid() or knows or is_noted(lock, process.environ().get(LOCKS_VARIABLE, "")):
+                continue
+            return Holder(str(run), process.pid, local_time(process.create_time()))
+    return None
+
+
+def take_turn(command: Sequence[str], say: Say) -> None:
+    """Have this process hold the locks that its command line needs, until it ends; wait for them where that is safe.
+
+    Raises:
+        BlockingIOError: a stage of a foreign DVC, while a run of ours works on its profile.
+    """
+    folder = Path.cwd()
+    root = project_of(folder)
+    if root is None:
+        return
+
+    if run := read_dvc_run(command, folder):
+        for profile in profiles_of(run, root):
+            if not _is_ours(root, profile):
+                find_other = functools.partial(find_foreign_run, root, profile)
+                take_run_lock(root, profile, str(run), say, find_other=find_other)
+        return
+
+    call = read_stage_call(command, folder)
+    if call is None:
+        return
+    module, params = call
+    profile = profile_of(root, params)
+    is_of_a_profile = params.parent.resolve() in (root, root / "profiles" / profile)
+    if is_of_a_profile and not _is_ours(root, profile):
+        if os.environ.get(STAGE_VARIABLE):
+            _refuse_where_held(root, profile)
+        take_run_lock(root, profile, f"python -m {module}", say)
+
+
+def _is_ours(root: Path, profile: str) -> bool:
+    """Return whether this process holds a profile's lock: its hook and then its package may both come here."""
+    holder = current_holder(run_lock(root, profile))
+    return holder is not None and holder.pid == os.getpid()
+
+
+def _refuse_where_held(root: Path, profile: str) -> None:
+    path = run_lock(root, profile)
+    holder = current_holder(path)
+    if holder and not is_inherited(path):
+        raise BlockingIOError(
+            f"{holder} works on the profile {profile}, so this stage does not start. Run the command again when that "
+            f"has ended, or stop it with `kill {holder.pid}`. (The DVC of the project's environment, .venv/bin/dvc, "
+            "waits by itself.)"
+        )
+
+
+def take_turn_or_exit() -> None:
+    """Call :func:`take_turn` for this process as its Python starts; what ends it there is one paragraph."""
+    try:
+        take_turn(sys.orig_argv, lambda sentence: sys.stderr.write(f"{sentence}\n"))
+    except KeyboardInterrupt:
+        sys.stderr.write("cancelled\n")
+        sys.stderr.flush()
+        os._exit(CANCELLED_STATUS)  # the interpreter calls an exception at this moment a fatal error
+    except BlockingIOError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.flush()
+        os._exit(REFUSED_STATUS)
