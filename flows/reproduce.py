@@ -156,7 +156,8 @@ def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...]
         get_run_logger().warning("%s", sentence)
     graph = select(read_graph(root, profile), targets)
     with ProcessGuard() as guard:
-        place = workplace(root, profile, guard, _holder(), has_remote(root))
+        experiment = str(flow_run.parameters.get("experiment") or "")
+        place = workplace(root, profile, guard, _holder(), has_remote(root), experiment)
         locks = [folder / "uv.lock" for folder in (root, project)]
         if root != project and locks[0].read_bytes() != locks[1].read_bytes():  # other packages than the project's
             stream(["make", "environment"], place, get_run_logger())

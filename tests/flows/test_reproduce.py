@@ -46,6 +46,16 @@ def test_the_result_is_dvc_repros_and_unchanged_stages_are_cached(make_project: 
     assert dvc_status(root) == "Data and pipelines are up to date."
 
 
+def test_stages_know_the_experiment_that_they_are_run_for(make_project: MakeProject) -> None:
+    root = make_project({"name": {"cmd": "echo $DVC_EXP_NAME > name.txt", "outs": ["name.txt"]}})
+    (root / "uv.lock").touch()
+    for command in (["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], check=True)
+    reproduce(experiment="quick")
+    [name] = Path("work", "checkouts").glob("*/name.txt")
+    assert name.read_text() == "quick\n"
+
+
 def test_a_lock_file_that_a_killed_dvc_left_half_written_is_repaired(make_project: MakeProject) -> None:
     root = make_project(CHAIN, f"{PROFILE}number: 5\n")
     (root / ".dvc" / "tmp").mkdir(exist_ok=True)
