@@ -22,7 +22,7 @@ from uuid import UUID
 import httpx
 import yaml
 from prefect import flow, get_client, get_run_logger, task
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.blocks.core import Block
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun, State
@@ -31,15 +31,15 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from deepsearch_rl.commands.summary import latest_runs
+from deepsearch_rl.commands.summary import latest_runs, read_table
 from deepsearch_rl.dvc_lock import repair_dvc_locks
-from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointError
+from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError, EndpointError
 from deepsearch_rl.processes import ProcessGuard
 from flows.checkout import check_experiment_name, open_checkout, save_experiment
 from flows.graph import Stage, has_remote, read_graph, select
 from flows.locks import held
 from flows.recovery import close_dead_run
-from flows.run_page import key_figures, run_page
+from flows.run_page import key_figures, report_page, run_page
 from flows.schedule import WORKERS, run_graph
 from flows.server import prefect_api, wait_for_prefect
 from flows.stage_run import CACHED, RESTORED, StageFailedError, Workplace, run_stage, stream, workplace
@@ -176,7 +176,7 @@ def _reproduce(root: Path, project: Path, profile: str, targets: tuple[str, ...]
         states = {name: future.state for name, future in started.items()}
         _send_reports(place, profile)
     page = run_page(root, profile, graph, states, os.environ.get("MLFLOW_TRACKING_URI"))
-    _store_page(page, f"run-{profile}")
+    _store_artifacts(root, profile, page)
     for state in states.values():
         state.result()
     return {name: state.name or "" for name, state in states.items()}
@@ -191,11 +191,21 @@ def _send_reports(place: Workplace, profile: str) -> None:
             get_run_logger().warning("NOT SENT to MLflow: %s", error)
 
 
-def _store_page(page: str, key: str) -> None:
-    """Store the run's page as an artifact; a server that stays away, or goes at this moment, fails no run."""
+def _store_artifacts(root: Path, profile: str, page: str) -> None:
+    """Store the F1 table, a link to the report, and the run's page as artifacts, in this order.
+
+    A server that stays away, or goes at this moment, fails no run.
+    """
+    report = report_page(root, profile)
     try:
         wait_for_prefect()
-        create_markdown_artifact(page, key=key, description="F1 table, stages and their key figures")
+        with suppress(ArtifactError):  # a run of the first stages alone has no table
+            table = read_table(root, profile)
+            create_markdown_artifact(table, key=f"f1-{profile}", description="F1 of every model and question set")
+        if report.is_file():
+            text = f"{profile}: plots, tables and rollouts"
+            create_link_artifact(report.as_uri(), text, key=f"report-{profile}", description="The report")
+        create_markdown_artifact(page, key=f"run-{profile}", description="Stages and their key figures")
     except (EndpointError, httpx.HTTPError, RuntimeError) as error:
         get_run_logger().warning("this run has no page in Prefect's UI: %s", error)
 
