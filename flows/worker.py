@@ -63,8 +63,8 @@ def pools(root: Path) -> dict[str, str]:
 def deploy(root: Path) -> Mapping[str, str]:
     """Register work pools and deployments at the server, or bring them up to date, and return the pool of each profile.
 
-    Schedules and pools that are there stay as they are. A new pool is paused until its first worker (:func:`_open_pool`):
-    Prefect's page would show it as not ready, in red, on every laptop without a GPU.
+    Schedules and pools that are there stay as they are. A new pool is paused until its first worker, which opens it
+    (:func:`_open_pool`): Prefect's page would show it as not ready, in red, on every laptop without a GPU.
     """
     pool_of = pools(root)
     with get_client(sync_client=True) as client:
