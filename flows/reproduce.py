@@ -23,7 +23,7 @@ from uuid import UUID
 import httpx
 import yaml
 from prefect import flow, get_client, get_run_logger, task
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.blocks.core import Block
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun, State
@@ -32,8 +32,8 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from deepsearch_rl.commands.summary import latest_runs
-from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointError
+from deepsearch_rl.commands.summary import latest_runs, read_table
+from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError, EndpointError
 from deepsearch_rl.processes import ProcessGuard
 from deepsearch_rl.project_state import require_sound_project
 from flows.checkout import check_experiment_is_new, check_experiment_name, open_checkout, save_experiment
@@ -42,7 +42,7 @@ from flows.graph import Stage, has_remote, read_graph, select
 from flows.locks import run_held
 from flows.recovery import close_dead_run
 from flows.reports import send_reports
-from flows.run_page import key_figures, run_page
+from flows.run_page import key_figures, report_page, run_page
 from flows.schedule import WORKERS, run_graph
 from flows.server import prefect_api, wait_for_prefect
 from flows.stage_run import CACHED, RESTORED, Workplace, run_stage, stream, workplace
@@ -170,11 +170,10 @@ def _reproduce(
         get_run_logger().warning("%s", sentence)
     graph = select(read_graph(root, profile, get_run_logger().warning), targets)
     with ProcessGuard() as guard:
-        place = workplace(root, profile, guard, _holder(), has_remote(root), locks)
-        versions = [folder / "uv.lock" for folder in (root, project)]
-        if (
-            root != project and versions[0].read_bytes() != versions[1].read_bytes()
-        ):  # other packages than the project's
+        experiment = str(flow_run.parameters.get("experiment") or "")
+        place = workplace(root, profile, guard, _holder(), has_remote(root), locks, experiment)
+        versions = [(folder / "uv.lock").read_bytes() for folder in (root, project)]
+        if root != project and versions[0] != versions[1]:  # other packages than the project's
             stream(["make", "environment"], place, get_run_logger())
 
         def start(stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool) -> PrefectFuture[State[None]]:
@@ -192,17 +191,27 @@ def _reproduce(
         outcomes = {name: state.name if state.is_completed() else None for name, state in states.items()}
         send_reports(place, profile, outcomes, get_run_logger())
     page = run_page(root, profile, graph, states, os.environ.get("MLFLOW_TRACKING_URI"))
-    _store_page(page, f"run-{profile}")
+    _store_artifacts(root, profile, page)
     for state in states.values():
         state.result()
     return {name: state.name or "" for name, state in states.items()}
 
 
-def _store_page(page: str, key: str) -> None:
-    """Store the run's page as an artifact; a server that stays away, or goes at this moment, fails no run."""
+def _store_artifacts(root: Path, profile: str, page: str) -> None:
+    """Store the F1 table, a link to the report, and the run's page as artifacts, in this order.
+
+    A server that stays away, or goes at this moment, fails no run.
+    """
+    report = report_page(root, profile)
     try:
         wait_for_prefect()
-        create_markdown_artifact(page, key=key, description="F1 table, stages and their key figures")
+        with suppress(ArtifactError):  # a run of the first stages alone has no table
+            table = read_table(root, profile)
+            create_markdown_artifact(table, key=f"f1-{profile}", description="F1 of every model and question set")
+        if report.is_file():
+            text = f"{profile}: plots, tables and rollouts"
+            create_link_artifact(report.as_uri(), text, key=f"report-{profile}", description="The report")
+        create_markdown_artifact(page, key=f"run-{profile}", description="Stages and their key figures")
     except (EndpointError, httpx.HTTPError, RuntimeError) as error:
         get_run_logger().warning("this run has no page in Prefect's UI: %s", error)
 

@@ -16,6 +16,7 @@ of them again, and the record of what was there would be gone. Here
 """
 
 import argparse
+import functools
 import logging
 import os
 import subprocess
@@ -34,8 +35,9 @@ from dvc.stage.cache import RunCacheNotFoundError
 from deepsearch_rl.dvc_lock import repair_dvc_locks
 from deepsearch_rl.errors import ConfigError, DeepsearchError
 from deepsearch_rl.profile import PARAMS, dvc_file, require_profile
+from flows.dvc_calls import find_foreign_run
 from flows.graph import read_graph
-from flows.locks import held
+from flows.locks import run_held
 from flows.repro import log_to_stdout, repro
 
 _LOG = logging.getLogger("stages")
@@ -54,8 +56,8 @@ def restore(root: Path, profile: str, say: Callable[[str], object]) -> None:
     dvc_yaml = Path(dvc_file(profile))
     for sentence in repair_dvc_locks(root):
         say(sentence)
-    holder = f"make restore PROFILE={profile} (process {os.getpid()})"
-    with held(root / "work" / profile / "flow.lock", holder, say, check=lambda: None):
+    find_other = functools.partial(find_foreign_run, root, profile)
+    with run_held(root, profile, f"make restore PROFILE={profile}", say, find_other=find_other):
         name = save_workspace(root, dvc_yaml.with_suffix(".lock").as_posix())
         if name:
             say(f"what was here is the experiment {name}: `dvc exp apply {name}` brings it back")

@@ -1,34 +1,39 @@
-"""The page of a flow run in Prefect's UI: where to look next, every stage with its key figures, the F1 table."""
+"""The page of a flow run in Prefect's UI: where to look next, and every stage with its key figures.
+
+Prefect cuts off what does not fit into a column: the figure that decides comes first, and there are few.
+"""
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from prefect.client.schemas.objects import State
 
-from deepsearch_rl.commands.summary import read_table
-from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
 from deepsearch_rl.files import read_json
 from flows.graph import Graph, Stage
 
 KEY_FIGURES = {
-    "prepare_model": ("train_log.jsonl", ["loss", "accuracy"]),
+    "prepare_model": ("train_log.jsonl", ["accuracy", "loss"]),
     "filter": ("filter.json", ["rows", "f1", "searches"]),
-    "sft": ("train_log.jsonl", ["loss", "token_acc", "eval_dev_f1"]),
-    "rl": ("train_log.jsonl", ["reward", "f1", "dev_f1"]),
+    "sft": ("train_log.jsonl", ["eval_dev_f1", "token_acc", "loss"]),
+    "rl": ("train_log.jsonl", ["dev_f1", "f1", "reward"]),
     "evaluate": ("rows.json", []),
     "ifeval": ("scores.json", ["prompt_strict", "inst_strict"]),
 }
 """Family of a stage -> the file among its outputs that holds its key figures, and their names there."""
 
 
-def key_figures(root: Path, stage: Stage) -> str:
-    """Return the key figures of a stage from its outputs, ``loss 0.769; token_acc 0.837``; empty where it has none.
+def report_page(root: Path, profile: str) -> Path:
+    """Return the path of a profile's report."""
+    return root.resolve() / "reports" / profile / "index.html"
 
-    Of a log, they are those of the last line; of an evaluation, those of every question set and setting.
+
+def key_figures(root: Path, stage: Stage) -> str:
+    """Return the key figures of a stage from its outputs, ``token_acc 0.837; loss 0.769``; empty where it has none.
+
+    Of a log, they are those of the last line; of an evaluation, F1 of every question set's main run.
     """
     file, names = KEY_FIGURES.get(stage.family, ("", []))
     outputs = [root / output for output in stage.outputs]
@@ -40,10 +45,15 @@ def key_figures(root: Path, stage: Stage) -> str:
     else:
         record = read_json(path)
     if stage.family == "evaluate":
-        record = {f"F1 {row.run_name}": row.f1 for row in ModelEvaluation.model_validate(record).rows}
-        names = list(record)
-    values = ((name, record[name]) for name in names if name in record)
+        return _main_f1(ModelEvaluation.model_validate(record))
+    values = ((name, record[name]) for name in names if record.get(name) is not None)
     return "; ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3f}" for name, value in values)
+
+
+def _main_f1(evaluation: ModelEvaluation) -> str:
+    """Return F1 of an evaluation's main runs, ``F1 0.790 multihoprag, 0.270 musique``, or of all where none is main."""
+    rows = [row for row in evaluation.rows if not row.kind] or evaluation.rows
+    return "F1 " + ", ".join(f"{row.f1:.3f} {row.run_name}" for row in rows)
 
 
 def run_page(root: Path, profile: str, graph: Graph, states: Mapping[str, State[Any]], mlflow: str | None) -> str:
@@ -63,12 +73,9 @@ def run_page(root: Path, profile: str, graph: Graph, states: Mapping[str, State[
         lines.append(
             f"| {name} | {state.name if state else 'not started'} | {key_figures(root, stage) if done else ''} |"
         )
-    report = root / "reports" / profile / "index.html"
+    report = report_page(root, profile)
     ways = [
         f"- report with plots and rollouts: `{report}`" if report.is_file() else "",
         f"- MLflow: <{mlflow}>" if mlflow and mlflow.startswith("http") else "- MLflow: `make ui` serves the store",
     ]
-    parts = ["\n".join(filter(None, ways)), "\n".join(lines)]
-    with suppress(ArtifactError):  # a run of the first stages alone has no table
-        parts.append(read_table(root, profile))
-    return "\n\n".join(parts)
+    return "\n".join([*filter(None, ways), "", *lines])

@@ -21,6 +21,8 @@ from flows.graph import Stage
 from flows.locks import gpu_lock, held
 
 DVC = str(Path(__file__).with_name("dvc"))
+EXPERIMENT_VARIABLE = "DVC_EXP_NAME"
+"""DVC sets it for the stages of `dvc exp run`."""
 PUSH_ATTEMPTS, PUSH_BACKOFF_S = 4, 2.0
 COMPLETED, CACHED, RESTORED = "Completed", "Cached", "Restored"
 """How a stage ends: it ran; DVC calls it unchanged; DVC fetched the outputs of an earlier run of the same inputs."""
@@ -46,7 +48,8 @@ class Workplace:
     """Where the stages of a run work: their folder, what ends them with the run, the run's name, and its settings.
 
     ``remote`` is whether stages are fetched from DVC's remote, and pushed to it. The descriptors ``locks`` are those of
-    the run's locks, which are free when the run and all that its stages started have ended.
+    the run's locks, which are free when the run and all that its stages started have ended. ``experiment`` is the name
+    under which the result will be kept, empty where it is none: stages give it to their runs in MLflow.
     """
 
     root: Path
@@ -55,14 +58,21 @@ class Workplace:
     config: FlowConfig
     remote: bool
     locks: tuple[int, ...] = ()
+    experiment: str = ""
 
 
 def workplace(
-    root: Path, profile: str, guard: ProcessGuard, holder: str, remote: bool, locks: tuple[int, ...] = ()
+    root: Path,
+    profile: str,
+    guard: ProcessGuard,
+    holder: str,
+    remote: bool,
+    locks: tuple[int, ...] = (),
+    experiment: str = "",
 ) -> Workplace:
     """Return the workplace of a run of a profile; ``holder`` is its name for those who wait for its locks."""
     config = find_profile(root, profile).section("flow", FlowConfig)
-    return Workplace(root, guard, holder, config, remote, locks)
+    return Workplace(root, guard, holder, config, remote, locks, experiment)
 
 
 def run_stage(stage: Stage, place: Workplace, force: bool, log: AnyLogger) -> str:
@@ -122,6 +132,8 @@ def stream(command: list[str], place: Workplace, log: AnyLogger, locks: Sequence
     Raises StageFailedError.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if place.experiment:
+        environment[EXPERIMENT_VARIABLE] = place.experiment
     secrets = [value for name, value in environment.items() if is_secret(name)]
     process = place.guard.start(command, folder=place.root, environment=environment, kept=[*place.locks, *locks])
     lines = stream_lines(process, lambda line: log.info("%s", redact(line, secrets)))

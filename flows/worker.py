@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate, WorkPoolUpdate
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.schedules import Cron
 from prefect.types.entrypoint import EntrypointType
@@ -39,6 +39,7 @@ FLOW: Any = reproduce.reproduce
 
 NIGHTLY = "0 2 * * *"
 """Schedule of every deployment, UTC; paused until somebody resumes it."""
+WAITS_FOR_WORKER = "Paused until its first worker: `make worker POOL={pool}` on a machine of this kind."
 UNIT = """[Unit]
 Description=deepsearch-rl worker of pool {pool}
 After=network-online.target
@@ -63,14 +64,22 @@ def pools(root: Path) -> dict[str, str]:
 def deploy(root: Path) -> Mapping[str, str]:
     """Register work pools and deployments at the server, or bring them up to date, and return the pool of each profile.
 
-    Schedules that are there stay as they are.
+    Schedules and pools that are there stay as they are. A new pool is paused until its first worker, which opens it
+    (:func:`_open_pool`): Prefect's page would show it as not ready, in red, on every laptop without a GPU.
     """
     pool_of = pools(root)
     with get_client(sync_client=True) as client:
         for pool in sorted(set(pool_of.values())):
             template = ProcessWorker.get_default_base_job_template()
+            waiting = WorkPoolCreate(
+                name=pool,
+                type="process",
+                base_job_template=template,
+                is_paused=True,
+                description=WAITS_FOR_WORKER.format(pool=pool),
+            )
             with suppress(ObjectAlreadyExists):
-                client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template=template))
+                client.create_work_pool(waiting)
         for profile, pool in pool_of.items():
             name = f"{FLOW.name}/{profile}"
             schedules: list[Any] = [Cron(NIGHTLY, timezone="UTC", active=False, slug="nightly")]
@@ -88,6 +97,13 @@ def deploy(root: Path) -> Mapping[str, str]:
             )
             deployment.apply()
     return pool_of
+
+
+def _open_pool(pool: str) -> None:
+    """Let a pool that has waited for its first worker take runs; one that somebody paused stays paused."""
+    with get_client(sync_client=True) as client:
+        if client.read_work_pool(pool).description == WAITS_FOR_WORKER.format(pool=pool):
+            client.update_work_pool(pool, WorkPoolUpdate(is_paused=False, description=""))
 
 
 def missing_requirements(root: Path, pool: str) -> Mapping[str, tuple[MissingRequirement, ...]]:
@@ -125,6 +141,7 @@ def start(root: Path, pool: str, limit: int = 1) -> None:
     name = f"{socket.gethostname()}-{root.name}"
     with prefect_api() as api, ProcessGuard() as guard, crashed_runs_again(pool, name):
         deploy(root)
+        _open_pool(pool)
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
         command += ["--name", name, "--limit", str(limit)]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -41,6 +41,7 @@ DIGEST_SHOWN = 12
 WORKSPACE = "workspace"
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{6,64}")
+_QUOTE = re.compile("'")
 Pair: TypeAlias = tuple[str | None, str | None]
 
 
@@ -175,17 +176,23 @@ def find_report(name: str, source: Source, folder: Path) -> Report:
 
 
 def _fetch_from_mlflow(name: str, source: Source, folder: Path) -> Report:
-    text = name.rpartition(" ")[2]
+    if _RUN_ID.fullmatch(name):
+        wanted = f"attributes.run_id = '{name}'"
+    elif _DIGEST.fullmatch(name):
+        wanted = f"tags.`{DIGEST_TAG}` LIKE '{name}%'"
+    else:
+        wanted = f"attributes.run_name = '{_QUOTE.sub('', name)}'"
+
     with connected(source.store, source.timeout_s) as client:
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        wanted = f"attributes.run_id = '{text}'" if _RUN_ID.fullmatch(text) else f"tags.`{DIGEST_TAG}` LIKE '{text}%'"
-        found = client.search_runs(experiments, wanted) if _DIGEST.fullmatch(text) else []
+        found = client.search_runs(experiments, wanted)
         reports = [run for run in found if PARENT_TAG not in run.data.tags]
         if len(reports) != 1:
             problem = f"{len(reports)} reports" if reports else "no report"
             raise ArtifactError(
-                f"{name!r} is no git revision here, and {problem} at {public_uri(source.store)} has that run id or "
-                "digest. Take it from MLflow's table of runs, or name a revision, an experiment or `workspace`."
+                f"{name!r} is no git revision here, and {problem} at {public_uri(source.store)} has that name, "
+                "run id or digest. Take it from MLflow's table of runs, or name a revision, an experiment or "
+                "`workspace`."
             )
         client.download_artifacts(reports[0].info.run_id, REPORT, str(folder))
     return _read_report(folder / REPORT)

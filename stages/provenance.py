@@ -1,5 +1,6 @@
 """Where a profile's results come from, read from its dvc.lock and from git."""
 
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,13 @@ from deepsearch_rl.files import sha256_json
 from deepsearch_rl.profile import PARAMS
 from deepsearch_rl.project_state import require_git
 from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance
+from deepsearch_rl.tracking.run_names import (
+    CHANGES_TAG,
+    COMMIT_TAG,
+    EXPERIMENT_TAG,
+    committed_params,
+    describe_changes,
+)
 
 DATASET_STAGES = ("download", "chunk")
 REPORT_STAGE, MODEL_STAGE = "report", "evaluate"
@@ -21,7 +29,8 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
     """The settings with which the stages ran and the digests of the data that they made, as DVC recorded them.
 
     ``stage`` is the stage that asks: its own entry in dvc.lock is left out, for it is written when that stage ends.
-    The tag ``dvc.stage`` names the stage that made what a run shows: the table, or one model's answers.
+    The tag ``dvc.stage`` names the stage that made what a run shows: the table, or one model's answers. ``changes`` are
+    the settings that differ from the profile's committed ones, ``dvc.experiment`` is the experiment that is running.
 
     Raises:
         ArtifactError: there is no dvc.lock, so the stage was not started by DVC.
@@ -34,16 +43,18 @@ def read_provenance(params_path: Path, stage: str) -> Provenance:
     folder = lock.resolve().parent
     stages = yaml.load(lock.read_text(encoding="utf-8"), yaml.CSafeLoader)["stages"]
     before = {name: entry for name, entry in stages.items() if name != stage}
+    params = _params(before)
     tags = {
         "dvc.stage": REPORT_STAGE,
         "dvc.lock": sha256_json(before),
         # with ``-dirty`` where tracked files differ from the commit
-        "git.commit": _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty") or "unknown",
+        COMMIT_TAG: _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty") or "unknown",
+        CHANGES_TAG: describe_changes(params, committed_params(params_path)),
+        EXPERIMENT_TAG: os.environ.get("DVC_EXP_NAME", ""),
     }
-    params = _params(before)
     models = dict(_model_tags(before, params.get("models", {})))
     return Provenance(
-        tags=tags,
+        tags={name: value for name, value in tags.items() if value},
         model_tags=models,
         params=params,
         defaults=yaml.load(_git(folder, "show", f"HEAD:{PARAMS}"), yaml.CSafeLoader) or {},

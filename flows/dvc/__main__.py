@@ -1,4 +1,4 @@
-"""`dvc`, whose dvc.lock a kill cannot leave half-written, and which waits for files that another DVC uses.
+"""`dvc`, whose dvc.lock a kill cannot leave half-written, which waits for other DVCs, and which gives no advice.
 
     python flows/dvc repro profiles/smoke/dvc.yaml
 
@@ -8,9 +8,13 @@ written beside it and renamed.
 
 DVC refuses a stage whose files another DVC process works on, and advises to remove its lock by hand. Here `dvc repro`
 says for whom it waits, and begins anew when that one has ended, from DVC's new state.
+
+After every stage DVC advises `git add`, `autostage` and `dvc push`. A run of the whole graph would print that twenty
+times; here it is left out.
 """
 
 import functools
+import logging
 import os
 import shutil
 import sys
@@ -20,15 +24,18 @@ from pathlib import Path
 from typing import Any
 
 import dvc.dvcfile
+import dvc.repo.scm_context
 import dvc.rwlock
 from dvc.cli import main
 from dvc.lock import LockError
+from dvc.ui import ui
 from dvc.utils.serialize import modify_yaml
 
 from deepsearch_rl.dvc_lock import blocking_pids, wait_for_users
 from deepsearch_rl.files import atomic_file
 
 INTERRUPTED_STATUS = 252  # DVC's own, after Ctrl-C
+PUSH_ADVICE = "Use `dvc push` to send your updates to remote storage."
 
 
 @contextmanager
@@ -86,7 +93,20 @@ def run() -> int:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
+def leave_out_advice() -> None:
+    """Have DVC print no advice in this process; its warnings and all other lines stay."""
+    logging.getLogger(dvc.repo.scm_context.__name__).setLevel(logging.WARNING)
+    write = ui.write
+
+    def write_unless_advice(*objects: Any, **options: Any) -> None:
+        if objects != (PUSH_ADVICE,):
+            write(*objects, **options)
+
+    setattr(ui, "write", write_unless_advice)  # noqa: B010 - a method, which pyright guards
+
+
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).resolve().parents[2]))  # last: no folder of the project hides a package
+    leave_out_advice()
     setattr(dvc.dvcfile, "modify_yaml", modify_yaml_at_once)  # noqa: B010 - a module's function, which pyright guards
     sys.exit(run())

@@ -30,6 +30,8 @@ def test_the_result_is_dvc_repros_and_lines_name_their_stage(make_project: MakeP
 
     first = lines()
     assert "write: Running stage 'write':" in first
+    assert "write: > echo ran >> runs.log; echo 12 > number.txt" in first
+    assert not [line for line in first if "git add" in line or "autostage" in line or "dvc push" in line]
     assert first[-1] == "dvc: 3 of 3 stages ran; all are up to date"
     assert dvc_status(project) == "Data and pipelines are up to date."
     assert lines() == ["dvc: 0 of 3 stages ran; all are up to date"]

@@ -46,6 +46,16 @@ def test_the_result_is_dvc_repros_and_unchanged_stages_are_cached(make_project: 
     assert dvc_status(root) == "Data and pipelines are up to date."
 
 
+def test_stages_know_the_experiment_that_they_are_run_for(make_project: MakeProject) -> None:
+    root = make_project({"name": {"cmd": "echo $DVC_EXP_NAME > name.txt", "outs": ["name.txt"]}})
+    (root / "uv.lock").touch()
+    for command in (["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], check=True)
+    reproduce(experiment="quick")
+    [name] = Path("work", "checkouts").glob("*/name.txt")
+    assert name.read_text() == "quick\n"
+
+
 def test_a_lock_file_that_a_killed_dvc_left_half_written_is_repaired(make_project: MakeProject) -> None:
     root = make_project(CHAIN, f"{PROFILE}number: 5\n")
     (root / ".dvc" / "tmp").mkdir(exist_ok=True)
@@ -66,17 +76,29 @@ def test_a_run_whose_process_was_killed_is_marked_as_crashed_by_the_next_one(mak
     assert reproduce(targets=("write",)) == {"write": "Cached"}, "a finished run is left as it is"
 
 
-def page(profile: str = "tiny") -> str:
-    """The newest page of a profile's runs."""
-    key = ArtifactFilter(key=ArtifactFilterKey(any_=[f"run-{profile}"]))
+def artifacts(*keys: str) -> list[tuple[str | None, str]]:
+    """Key and content of the newest artifacts, oldest first."""
+    wanted = ArtifactFilter(key=ArtifactFilterKey(any_=list(keys)))
     with get_client(sync_client=True) as client:
-        return str(client.read_artifacts(artifact_filter=key, sort=ArtifactSort.CREATED_DESC)[0].data)
+        newest = client.read_artifacts(artifact_filter=wanted, sort=ArtifactSort.CREATED_DESC)[: len(keys)]
+    return [(artifact.key, str(artifact.data)) for artifact in reversed(newest)]
 
 
-def test_the_runs_page_shows_the_f1_table_and_every_stage(make_project: MakeProject) -> None:
-    make_project(CHAIN, f"{PROFILE}number: 71\n")
+def page() -> str:
+    """The newest page of a run."""
+    return artifacts("run-tiny")[0][1]
+
+
+def test_a_run_has_the_f1_table_a_link_to_the_report_and_a_page_of_its_stages(make_project: MakeProject) -> None:
+    root = make_project(CHAIN, f"{PROFILE}number: 71\n")
+    report = root / "reports" / "tiny" / "index.html"
+    report.parent.mkdir(parents=True)
+    report.touch()
     reproduce()
-    assert "| digit |\n7" in page()
+    (first, table), (second, link), (third, _) = artifacts("f1-tiny", "report-tiny", "run-tiny")
+    assert (first, second, third) == ("f1-tiny", "report-tiny", "run-tiny")
+    assert "| digit |\n7" in table
+    assert report.as_uri() in link
     assert "| write | Completed |  |\n| round | Completed |  |\n| report | Completed |  |" in page()
 
 

@@ -35,17 +35,22 @@ def test_key_figures_are_the_last_line_of_a_log_or_fields_of_a_report(tmp_path: 
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "train_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LOG))
     (tmp_path / "filter.json").write_text(json.dumps({"rows": 1017, "f1": 0.7279, "searches": 1.742, "other": 3}))
-    assert key_figures(tmp_path, stage("rl@sft", "adapter")) == "reward 0.250; f1 0.500; dev_f1 0.750"
+    assert key_figures(tmp_path, stage("rl@sft", "adapter")) == "dev_f1 0.750; f1 0.500; reward 0.250"
     assert key_figures(tmp_path, stage("filter", "rows", "filter.json")) == "rows 1017; f1 0.728; searches 1.742"
     assert key_figures(tmp_path, stage("sft", "nowhere")) == ""
     assert key_figures(tmp_path, stage("chunk", "adapter")) == ""
 
 
-def test_an_evaluation_shows_f1_of_every_set_and_setting(tmp_path: Path) -> None:
-    rows = [row("musique", 0.5), row("musique", 0.25, temperature=0.0)]
+def test_a_figure_that_the_last_line_of_a_log_does_not_have_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "train_log.jsonl").write_text(json.dumps(LOG[0]) + "\n")
+    assert key_figures(tmp_path, stage("rl@sft", ".")) == "f1 0.200; reward 0.100"
+
+
+def test_an_evaluation_shows_f1_of_the_main_run_of_every_set(tmp_path: Path) -> None:
+    rows = [row("multihoprag", 0.5), row("multihoprag", 0.25, temperature=0.0), row("musique", 0.125)]
     record = {"model": "sft", "seed": 1, "settings_sha256": "s", "inputs": {}, "rows": rows}
     (tmp_path / "rows.json").write_text(json.dumps(record))
-    assert key_figures(tmp_path, stage("evaluate@sft", ".")) == "F1 musique 0.500; F1 musique, greedy 0.250"
+    assert key_figures(tmp_path, stage("evaluate@sft", ".")) == "F1 0.500 multihoprag, 0.125 musique"
 
 
 @pytest.mark.parametrize(("mlflow", "way"), [("http://here:5000", "<http://here:5000>"), ("sqlite:///x", "`make ui`")])

@@ -9,19 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 import yaml
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.actions import WorkPoolUpdate
+from prefect.client.schemas.objects import FlowRun, StateType, WorkPoolStatus
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from deepsearch_rl.processes import LOOPBACK, free_port
 from flows.server import ROOT, prefect_api
-from flows.worker import deploy, write_service
+from flows.worker import _open_pool, deploy, write_service
 from tests.flows.conftest import MakeProject
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("server")]
@@ -33,7 +35,7 @@ STAGES = {
         "outs": [{"number.txt": {"cache": True}}],
     }
 }
-PARAMS = {
+PARAMS: dict[str, Any] = {
     "profile": "tiny",
     "python": {"core": sys.executable},
     "flow": {"gpu_stages": [], "outside_stages": []},
@@ -131,6 +133,30 @@ def test_a_run_with_other_parameters_works_in_a_clone_and_becomes_an_experiment(
     assert (checkout / "number.txt").read_text() == "8\n"
     listed = subprocess.run([sys.executable, "-m", "dvc", "exp", "list"], cwd=project, capture_output=True, text=True)
     assert "eight" in listed.stdout
+
+
+def pool_status(client: SyncPrefectClient, pool: str) -> WorkPoolStatus | None:
+    return client.read_work_pool(pool).status
+
+
+def test_a_pool_is_paused_until_its_first_worker_and_then_as_somebody_sets_it(project: Path, root: Path) -> None:
+    gpu = {**PARAMS, "profile": "gpu", "requires": {**PARAMS["requires"], "gpu_memory_gib": 80}}
+    (project / "profiles" / "gpu").mkdir()
+    (project / "profiles" / "gpu" / "params.yaml").write_text(yaml.safe_dump(gpu))
+    assert deploy(project) == {"tiny": "cpu", "other": "cpu", "gpu": "gpu"}
+    with get_client(sync_client=True) as client:
+        assert pool_status(client, "gpu") == WorkPoolStatus.PAUSED, "any other status is red without a worker"
+        assert "`make worker POOL=gpu`" in (client.read_work_pool("gpu").description or "")
+        with running_worker(project, root):
+            deployment = client.read_deployment_by_name("reproduce/tiny")
+            asked = client.create_flow_run_from_deployment(deployment.id)
+            finished_run(client, lambda run: run.id == asked.id, project)
+            assert pool_status(client, "cpu") == WorkPoolStatus.READY
+        client.update_work_pool("cpu", WorkPoolUpdate(is_paused=True))
+        deploy(project)
+        _open_pool("cpu")
+        assert pool_status(client, "cpu") == WorkPoolStatus.PAUSED, "somebody paused it"
+        client.update_work_pool("cpu", WorkPoolUpdate(is_paused=False))
 
 
 def test_deploying_again_keeps_the_schedules_that_somebody_resumed(project: Path) -> None:

@@ -1,12 +1,14 @@
 """Every params.yaml is what `make params` writes, and values that were edited in one are not lost."""
 
+import re
 import shutil
 import subprocess
+from difflib import unified_diff
 from pathlib import Path
 
 import pytest
 import yaml
-from dvc.utils.serialize import modify_yaml
+from dvc.utils.hydra import apply_overrides
 from ruamel.yaml import YAML
 
 from deepsearch_rl.errors import ConfigError, UnknownNameError
@@ -60,11 +62,21 @@ def test_comments_and_layout_change_no_value(source: Path) -> None:
 def test_an_experiment_changes_one_line_of_a_params_file(project: Path) -> None:
     for path in (project / "params.yaml", *project.glob("profiles/*/params.yaml")):
         before = path.read_text().splitlines()
-        with modify_yaml(str(path)) as values:  # as `dvc exp run -S rl.group_size=999` does
-            values["rl"]["group_size"] = 999
+        apply_overrides(path, ["rl.group_size=999"])  # what `dvc exp run -S` calls
         after = path.read_text().splitlines()
-        assert [new for old, new in zip(before, after, strict=True) if old != new] == ["  group_size: 999"]
+        changes = [line for line in unified_diff(before, after, n=0, lineterm="") if line[:3] not in ("---", "+++")][1:]
+        assert len(changes) == 2, "no comment may stand behind a list, nor a section end with one"
+        assert changes[1] == "+  group_size: 999"
         assert YAML(typ="safe").load(path)["rl"]["group_size"] == 999, "DVC reads it again with this parser"
+
+
+def test_no_comment_is_lost_between_a_profile_and_its_params(project: Path) -> None:
+    comment = re.compile(r"^(?:[^#]* )?# (.*)$", re.MULTILINE)
+    preset = comment.findall((project / "tiny.yaml").read_text())
+    assert not set(preset) - set(comment.findall((project / "params.yaml").read_text()))
+    for source in project.glob("profiles/*/profile.yaml"):
+        written = comment.findall(source.with_name("params.yaml").read_text())
+        assert not set(comment.findall(source.read_text())) - set(written)
 
 
 def test_a_field_keeps_the_presets_comment_unless_the_profile_has_one() -> None:

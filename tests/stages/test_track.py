@@ -110,6 +110,11 @@ def test_settings_are_those_that_the_figures_were_made_with_wherever_dvc_wrote_t
         assert (found["agent"], found["evaluate"], found["rl"]) == ("new", "of the report", "r")
 
 
+def test_a_running_experiment_is_named(project: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_EXP_NAME", "quick")
+    assert read_provenance(project.path, "track").tags["dvc.experiment"] == "quick"
+
+
 def test_the_defaults_are_the_committed_params_of_the_default_profile(project: Profile) -> None:
     Path("dvc.lock").write_text("stages: {}\n")
     assert read_provenance(project.path, "track").defaults == {}, "outside git there are none"
@@ -117,8 +122,11 @@ def test_the_defaults_are_the_committed_params_of_the_default_profile(project: P
     identity = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
     for command in (["init", "-q"], ["add", "params.yaml"], [*identity, "commit", "-q", "-m", "first"]):
         subprocess.run(["git", *command], check=True)
-    Path("params.yaml").write_text("rl: {group_size: 16}\n")
-    assert read_provenance(project.path, "track").defaults == {"rl": {"group_size": 8}}
+    ran = {"stages": {"rl@sft": {"params": {"params.yaml": {"rl": {"group_size": 16}}}}}}
+    Path("dvc.lock").write_text(yaml.safe_dump(ran))
+    provenance = read_provenance(project.path, "track")
+    assert provenance.defaults == {"rl": {"group_size": 8}}
+    assert provenance.tags["changes"] == "rl.group_size=16"
 
 
 @pytest.mark.slow

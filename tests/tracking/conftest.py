@@ -18,7 +18,13 @@ QUESTIONS = 12
 SEED = 0
 CONFIG = TrackConfig(experiment="tests", predictions=5, traces=0.25, timeout_s=5)
 PROVENANCE = Provenance(
-    tags={"dvc.stage": "report", "dvc.lock": "0123", "git.commit": "abc"},
+    tags={
+        "dvc.stage": "report",
+        "dvc.lock": "0123",
+        "git.commit": "abc",
+        "changes": "rl.learning_rate=0.5",
+        "dvc.experiment": "quick",
+    },
     model_tags={"sft": {"dvc.stage": "evaluate@sft", "dvc.weights": "models/tiny/sft", "dvc.weights.md5": "77.dir"}},
     params={"seed": 0, "rl": {"learning_rate": 0.5, "api_key": "sk-hidden"}},
     defaults={"seed": 0, "rl": {"learning_rate": 0.1}},
@@ -90,6 +96,7 @@ def make_results(root: Path, right: int = 8) -> Results:
         {"model": "sft", "prompts": "generated", "n": 4, "instructions": 5, "instruction_ids": 3} | accuracies
     )
     write_table(build_table("tiny", folders, [("sft", "base")], SEED, 100), [ifeval], root / "reports")
+    (root / "reports" / "index.html").write_text("<h1>Report</h1>\n")
     log = root / "sft_adapter" / "train_log.jsonl"
     log.parent.mkdir()
     log.write_text("".join(json.dumps({"step": step, "loss": 2.0 / step, "kl": None}) + "\n" for step in (1, 2)))

@@ -173,7 +173,7 @@ def test_a_resumed_training_goes_on_in_its_run_and_no_step_is_sent_twice(curve: 
     append(curve, steps(1, 2))
     assert figures(store, "sft").send() == {NAME: 2}
     (run,) = live_runs(store)
-    assert (run.info.run_name, run.info.status, run.info.start_time) == (f"tiny {NAME}", "RUNNING", 1001)
+    assert (run.info.run_name, run.info.status, run.info.start_time) == ("tiny/sft · abc", "RUNNING", 1001)
     assert (run.data.tags["profile"], run.data.tags["git.commit"]) == ("tiny", "abc")
     append(curve_path(WORK, "sft-x-0123456789ab"), steps(1))
     assert figures(store, "rl-base").send() == {}, "another stage's"
@@ -187,8 +187,9 @@ def test_a_resumed_training_goes_on_in_its_run_and_no_step_is_sent_twice(curve: 
     assert (run.info.status, run.info.end_time) == ("FINISHED", 9000)
     assert points(store, run) == [(1, 1.0, 1001), (2, 0.5, 1002), (3, pytest.approx(1 / 3), 5003)]
     append(curve, steps(1, time_ms=20000))
-    figures(store).send()
-    assert len(live_runs(store)) == 2, "training from the start again"
+    figures(store, "sft").send()
+    names = {run.info.run_name for run in live_runs(store)}
+    assert names == {"tiny/sft · abc", "tiny/sft · abc · 1970-01-01 00:00:20 UTC"}, "training from the start again"
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 import json
 import multiprocessing
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from mlflow.tracking import MlflowClient
 from deepsearch_rl.files import read_json
 from deepsearch_rl.tracking.bundle import TrackedReport, build_bundle
 from deepsearch_rl.tracking.local_store import local_store
-from deepsearch_rl.tracking.upload import upload
+from deepsearch_rl.tracking.upload import describe_report, upload
 from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results, traces_experiment
 
 TIMEOUT_S = 5.0
@@ -37,7 +38,7 @@ def experiment_of(client: MlflowClient) -> str:
 def runs_of(store: str, report: TrackedReport) -> dict[str, Run]:
     client = MlflowClient(tracking_uri=store)
     found = client.search_runs([experiment_of(client)], f"tags.`report.digest` = '{report.digest}'")
-    return {str(run.info.run_name): client.get_run(run.info.run_id) for run in found}
+    return {run.data.tags.get("model", "report"): client.get_run(run.info.run_id) for run in found}
 
 
 def traces_of(store: str, run: Run) -> list[Trace]:
@@ -58,7 +59,7 @@ def test_a_report_is_one_run_with_a_run_per_model_under_it(store: str, tmp_path:
     bundle, report = built(tmp_path, 8)
     assert upload(bundle, store, TIMEOUT_S)
     runs = runs_of(store, report)
-    parent = runs.pop(f"tiny {report.digest[:12]}")
+    parent = runs.pop("report")
     assert set(runs) == set(MODELS)
     for run in runs.values():
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
@@ -81,11 +82,25 @@ def test_a_report_is_one_run_with_a_run_per_model_under_it(store: str, tmp_path:
     assert [(point.step, point.value) for point in curve] == [(1, 2.0), (2, 1.0)]
 
 
+def test_runs_are_named_by_what_differs_and_a_second_report_of_the_same_settings_by_its_time(tmp_path: Path) -> None:
+    store = local_store(tmp_path / "mlruns")
+    names: list[list[str]] = []
+    for right in (8, 9):
+        bundle, report = built(tmp_path / str(right), right)
+        upload(bundle, store, TIMEOUT_S)
+        names.append(sorted(str(run.info.run_name) for run in runs_of(store, report).values()))
+    first, second = names
+    settings = "rl.learning_rate=0.5 · quick · abc"
+    assert first == [f"tiny · {settings}", *(f"tiny/{model} · {settings}" for model in MODELS)]
+    for name, again in zip(first, second, strict=True):
+        assert re.fullmatch(rf"{re.escape(name)} · \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC", again)
+
+
 def test_tables_hold_the_whole_report_and_each_models_rows_and_predictions(store: str, tmp_path: Path) -> None:
     bundle, report = built(tmp_path, 9)
     upload(bundle, store, TIMEOUT_S)
     runs = runs_of(store, report)
-    parent = runs.pop(f"tiny {report.digest[:12]}")
+    parent = runs.pop("report")
     whole = table(store, parent, "f1_table.json", tmp_path)
     assert whole["model"] == tuple(model for model in MODELS for _ in range(2))
     assert whole["failures"] == ("no_answer_tag=2",) * 6
@@ -96,12 +111,30 @@ def test_tables_hold_the_whole_report_and_each_models_rows_and_predictions(store
     assert set(predictions["sft"]["golden_answers"]) == {"Port Vale | Vale"}
     assert "predictions.json" in runs["sft"].data.tags["mlflow.loggedArtifacts"]  # so that the UI compares it
     attached = MlflowClient(tracking_uri=store).list_artifacts(parent.info.run_id, "report")
-    names = ["bundle.json", "f1_table.csv", "f1_table.md", "metrics.json", "params.json", "question_f1.json"]
-    assert [file.path for file in attached] == [f"report/{name}" for name in names]
+    names = ["bundle.json", "f1_table.csv", "f1_table.md", "index.html", "metrics.json", "params.json"]
+    assert [file.path for file in attached] == [f"report/{name}" for name in [*names, "question_f1.json"]]
     params = MlflowClient(tracking_uri=store).download_artifacts(
         parent.info.run_id, "report/params.json", str(tmp_path)
     )
     assert read_json(Path(params)) == {"rl.learning_rate": "0.5", "seed": "0"}, "all of them, without the secret"
+
+
+def test_a_reports_run_opens_with_a_link_to_its_page_and_the_f1_table(store: str, tmp_path: Path) -> None:
+    bundle, report = built(tmp_path, 3)
+    upload(bundle, store, TIMEOUT_S)
+    run = runs_of(store, report)["report"]
+    link, title, table, *_ = run.data.tags["mlflow.note.content"].split("\n\n")
+    page = f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}/artifacts/report/index.html"
+    assert link == f"[The report: plots, tables and rollouts]({page})"
+    assert title == "### F1, profile tiny (generated data)"
+    assert "| multihoprag (12 x 1) | sft |" in table
+
+
+def test_a_description_that_would_be_too_long_ends_with_a_whole_paragraph() -> None:
+    row = "| sft    | .5 |\n"
+    description = describe_report(f"# F1\n\n{row * 100}\n{row * 1000}", "page")
+    assert description.endswith("| sft | .5 |")
+    assert description.count("| sft | .5 |") == 100
 
 
 def test_a_models_run_has_its_traces_with_searches_model_calls_and_tokens(store: str, tmp_path: Path) -> None:

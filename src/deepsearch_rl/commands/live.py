@@ -44,10 +44,13 @@ def live_command(
         _end_on_sigterm(ending, notify)
     from deepsearch_rl.tracking.live import LiveFigures  # noqa: PLC0415 - mlflow takes seconds to load
     from deepsearch_rl.tracking.live import follow as follow_figures  # noqa: PLC0415
+    from deepsearch_rl.tracking.run_names import CHANGES_TAG, committed_params, describe_changes  # noqa: PLC0415
     from deepsearch_rl.tracking.store import public_uri  # noqa: PLC0415
 
     found = find_profile(Path(), profile)
     uri, tags = to or local_store(Path("mlruns")), dict(text.split("=", 1) for text in tag or ())
+    if stage and (changes := describe_changes(found.values, committed_params(found.path))):
+        tags[CHANGES_TAG] = changes
     figures = LiveFigures(found.work, f"{found.value('track')['experiment']}", uri, timeout_s, stage, tags)
     if stage or follow:
         follow_figures(figures, ending, notify)

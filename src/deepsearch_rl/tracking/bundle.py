@@ -4,7 +4,7 @@
     predictions.jsonl  answers of every model, as many as ``track.predictions`` says of each run
     rollouts.jsonl     whole rollouts, the share ``track.traces`` of each run
     question_f1.json   mean F1 of every question's answers, by model, run and id: two reports are compared by it
-    files/             the table, figures and all settings as files, attached as they are
+    files/             the table, figures, the page and all settings as files, attached as they are
 
 A bundle is recognised by the digest of its results: settings and provenance are no part of its identity. Its rollouts
 are drawn by a hash of seed and id, so that every model's run over the same questions shows the same ones.
@@ -40,14 +40,14 @@ from deepsearch_rl.files import (
     write_jsonl,
 )
 from deepsearch_rl.records import NonEmpty, Record, StopReason, Trajectory
-from deepsearch_rl.redaction import is_secret, mask_users
 from deepsearch_rl.tracking.curves import line_digest
+from deepsearch_rl.tracking.run_names import flatten, run_name
 from deepsearch_rl.training.curves import TrainingStep
 
 BUNDLE, PREDICTIONS, ROLLOUTS, FILES = "bundle.json", "predictions.jsonl", "rollouts.jsonl", "files"
+TABLE, PAGE = "f1_table.md", "index.html"
 PARAMS, QUESTION_F1 = "params.json", "question_f1.json"
 DIGEST_CHARACTERS = 36  # of a data set's digest; MLflow refuses longer ones
-MAX_PARAM_CHARACTERS = 6000
 SCORES = ("f1", "f1_low", "f1_high", "em", "acc", "precision", "recall", "mean_rounds", "mean_tool_calls")
 _NOT_IN_A_NAME = re.compile(r"[^\w.\-]", re.ASCII)
 
@@ -160,8 +160,12 @@ class Bundle(Record):
 
     @property
     def name(self) -> str:
-        """What people call it: profile and digest."""
-        return f"{self.table.profile} {self.digest[:12]}"
+        """What people call it: profile, what differs from the committed settings, commit."""
+        return run_name(self.table.profile, self.tags)
+
+    def name_of(self, model: str) -> str:
+        """What people call a model of the report."""
+        return run_name(f"{self.table.profile}/{model}", self.tags)
 
     @property
     def best_model(self) -> str:
@@ -226,7 +230,7 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
         traces = write_jsonl(partial / ROLLOUTS, _rollouts(table, results, config.traces, None, seed))
         write_json(partial / QUESTION_F1, _question_f1(table, results))
         (partial / FILES).mkdir()
-        for name in ("f1_table.md", "f1_table.csv", "metrics.json"):
+        for name in (TABLE, "f1_table.csv", "metrics.json", PAGE):
             shutil.copyfile(results.reports / name, partial / FILES / name)
         for path in (path for folder in results.prompts for path in sorted(folder.glob("*.json"))):
             shutil.copyfile(path, partial / FILES / f"prompts-{path.parent.name}-{path.name}")
@@ -310,28 +314,6 @@ def _prediction(shown: ShownRollout) -> Prediction:
         completion_tokens=rollout.completion_tokens,
         model=shown.model,
     )
-
-
-def flatten(params: Mapping[str, JsonValue], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as (dotted name, text), in order, without secrets.
-
-    A setting that is named like a secret is left out, and so are user and password of an address in any text.
-    """
-    for name, value in sorted(params.items()):
-        if is_secret(name):
-            continue
-        if isinstance(value, dict):
-            yield from flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", mask_users(str(_without_secrets(value)))[:MAX_PARAM_CHARACTERS]
-
-
-def _without_secrets(value: JsonValue) -> JsonValue:
-    if isinstance(value, list):
-        return [_without_secrets(entry) for entry in value]
-    if isinstance(value, dict):
-        return {name: _without_secrets(entry) for name, entry in value.items() if not is_secret(name)}
-    return value
 
 
 def read_bundle(folder: Path) -> Bundle:

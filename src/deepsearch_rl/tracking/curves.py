@@ -24,6 +24,11 @@ class CurveRun:
     lines: list[CurveLine]
 
     @property
+    def stage(self) -> str:
+        """The stage that made it, and its item: the name without the digest at its end."""
+        return self.name.rpartition("-")[0] or self.name
+
+    @property
     def began_ms(self) -> int:
         """Time of the first step, since 1970."""
         return self.lines[0].time_ms

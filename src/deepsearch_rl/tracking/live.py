@@ -28,11 +28,12 @@ from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.records import Record
 from deepsearch_rl.tracking.curves import CurveRun, read_runs
+from deepsearch_rl.tracking.run_names import run_name, time_to_add
 from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_id, held, public_uri
 from deepsearch_rl.training.curves import CURVES, CurveLine
 
 LIVE, TENSORBOARD, TRAIN = "-live", "tensorboard", "train/"
-CURVE_TAG, EVENT_FORMAT = "curve", "brain.Event:2"
+CURVE_TAG, STAGE_TAG, EVENT_FORMAT = "curve", "dvc.stage", "brain.Event:2"
 POLL_S = 2.0
 RETRY_S = 30.0
 """Seconds between two attempts at a server that failed."""
@@ -145,13 +146,15 @@ def _send_run(
     client: MlflowClient, experiment: str, run: CurveRun, sent: int, tags: Mapping[str, str], status: str
 ) -> None:
     """Send the steps behind the first ``sent`` lines of the file; all of them if the store has no such run, or two."""
-    curve = f"{tags['profile']}/{run.identity}"
+    profile = tags["profile"]
+    curve = f"{profile}/{run.identity}"
     targets = live_runs(client, experiment, curve)
     sent = sent if len(targets) == 1 else 0
     for other in targets[1:]:
         client.delete_run(other.info.run_id)
     if not targets:
-        name = f"{tags['profile']} {run.name}"
+        name = run_name(f"{profile}/{tags.get(STAGE_TAG) or run.stage}", tags)
+        name += time_to_add(client, experiment, name, run.began_ms)
         targets = [client.create_run(experiment, run.began_ms, {**tags, CURVE_TAG: curve}, name)]
     run_id = targets[0].info.run_id
     metrics = (

@@ -1,8 +1,8 @@
 """Upload of a bundle: its runs in an MLflow store.
 
-    <profile> <digest>      the report: settings, data sets, the whole F1 table, the report's files
-    └── <model>             one per model: scores, training curve, its rows of the table, predictions, traces,
-                            and the logged model that scores and traces are linked to
+    <profile> · ...             the report: settings, data sets, the whole F1 table, the report's files
+    └── <profile>/<model> · ... one per model: scores, training curve, its rows of the table, predictions, traces,
+                                and the logged model that scores and traces are linked to
 
 Traces are in an experiment of their own, ``<experiment>-traces``. The best model of a report becomes a version of the
 registered model ``<experiment>-<profile>``; the alias ``best`` is at the version with the best in-domain F1.
@@ -34,9 +34,11 @@ from deepsearch_rl.files import atomic_directory, read_jsonl
 from deepsearch_rl.tracking.bundle import (
     BUNDLE,
     FILES,
+    PAGE,
     PREDICTIONS,
     QUESTION_F1,
     ROLLOUTS,
+    TABLE,
     Bundle,
     DatasetDigest,
     Prediction,
@@ -46,14 +48,18 @@ from deepsearch_rl.tracking.bundle import (
 from deepsearch_rl.tracking.curves import CurveRun, line_digest, read_steps
 from deepsearch_rl.tracking.live import LIVE, live_runs
 from deepsearch_rl.tracking.outbox import waiting_reports
+from deepsearch_rl.tracking.run_names import time_to_add
 from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_id
 from deepsearch_rl.tracking.traces import Owner, build_trace
 from deepsearch_rl.trajectories.collect import kept_times, read_times
 
 DIGEST_TAG, F1_TAG = "report.digest", "f1"
-PARENT_TAG = "mlflow.parentRunId"
+PARENT_TAG, DESCRIPTION_TAG = "mlflow.parentRunId", "mlflow.note.content"
+MAX_TAG_CHARACTERS = 8000
+"""Of a tag's value in MLflow."""
 REPORT = "report"
 """Folder of the report's artifacts: the bundle's description, F1 of every question, and the attached files."""
+_SPACES = re.compile(" {2,}")
 _NOT_IN_A_MODEL_NAME = re.compile(r"[/:.%\"']")
 
 
@@ -124,13 +130,14 @@ def upload(folder: Path, uri: str, timeout_s: float) -> bool:
                 client.delete_logged_model(model.model_id)
             client.delete_run(run_id)
         steps = read_steps(Path("work", bundle.table.profile))
-        _Upload(client, TracingClient(uri), experiment, traces_of, folder, bundle, steps).report()
+        ending = time_to_add(client, experiment, bundle.name, int(time.time() * 1000))
+        _Upload(client, TracingClient(uri), experiment, traces_of, folder, bundle, steps, ending).report()
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class _Upload:
-    """One bundle on its way into one experiment."""
+    """One bundle on its way into one experiment; the names of its runs have the same ``ending``."""
 
     client: MlflowClient
     tracing: TracingClient
@@ -139,6 +146,7 @@ class _Upload:
     folder: Path
     bundle: Bundle
     steps: Mapping[str, tuple[int, CurveRun]]
+    ending: str
 
     def report(self) -> None:
         """Make the report's run and those below it."""
@@ -152,11 +160,13 @@ class _Upload:
         bundled = (self.folder / name for name in (BUNDLE, QUESTION_F1))
         for path in (*bundled, *sorted((self.folder / FILES).iterdir())):
             self.client.log_artifact(run_id, str(path), artifact_path=REPORT)
+        page = f"#/experiments/{self.experiment}/runs/{run_id}/artifacts/{REPORT}/{PAGE}"
+        self.client.set_tag(run_id, DESCRIPTION_TAG, describe_report(self._table(), page))
         self.client.set_terminated(run_id)
 
     def _run(self, name: str, tags: Mapping[str, str]) -> str:
         tags = {**self.bundle.tags, DIGEST_TAG: self.bundle.digest, **tags}
-        run_id = self.client.create_run(self.experiment, tags=tags, run_name=name).info.run_id
+        run_id = self.client.create_run(self.experiment, tags=tags, run_name=name + self.ending).info.run_id
         for some in batches(self.bundle.params.items(), BATCH):
             self.client.log_batch(run_id, params=[entities.Param(key, value) for key, value in some])
         return run_id
@@ -164,7 +174,7 @@ class _Upload:
     def _model(self, model: str, parent_id: str) -> None:
         """Make a model's run, and its page: its weights stay where they are, params and tags say where."""
         evaluated = self.bundle.models[model]
-        run_id = self._run(model, {**evaluated.tags, PARENT_TAG: parent_id, "model": model})
+        run_id = self._run(self.bundle.name_of(model), {**evaluated.tags, PARENT_TAG: parent_id, "model": model})
         logged = self.client.create_logged_model(
             self.experiment,
             name=_NOT_IN_A_MODEL_NAME.sub("-", model),
@@ -202,6 +212,10 @@ class _Upload:
             self._register(run_id, logged)
         self.client.set_terminated(run_id)
 
+    def _table(self) -> str:
+        """Return the F1 table as Markdown."""
+        return (self.folder / FILES / TABLE).read_text(encoding="utf-8")
+
     def _link_live_run(self, model: str, run_id: str) -> None:
         """Name the run in which the model's training was watched, and this one there, where the store has it."""
         curve = self.bundle.models[model].curve
@@ -225,11 +239,25 @@ class _Upload:
             logged.artifact_location,
             run_id,
             tags={**logged.tags, **digests, F1_TAG: str(f1)},
-            description=(self.folder / FILES / "f1_table.md").read_text(encoding="utf-8"),
+            description=self._table(),
             model_id=logged.model_id,
         )
         if all(float(before.tags[F1_TAG]) <= f1 for before in versions):
             self.client.set_registered_model_alias(name, "best", version.version)
+
+
+def describe_report(table: str, page: str) -> str:
+    """Return the description of a report's run: a link to its page, and the F1 table, as far as a tag can hold it.
+
+    ``table`` is Markdown, of which whole paragraphs are left out from the end.
+    """
+    text = f"[The report: plots, tables and rollouts]({page})"
+    for paragraph in table.split("\n\n"):
+        longer = f"{text}\n\n{_SPACES.sub(' ', paragraph)}"
+        if len(longer) > MAX_TAG_CHARACTERS:
+            break
+        text = longer
+    return text
 
 
 def _inputs(datasets: Mapping[str, DatasetDigest], context: str | None = None) -> list[entities.DatasetInput]:
