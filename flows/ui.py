@@ -85,10 +85,10 @@ def runs_page(mlflow: str, experiment: str) -> str:
         answer = client.get(f"{experiments}/get-by-name", params={"experiment_name": experiment})
         if not answer.is_success:
             return ""
-        experiment = answer.json()["experiment"]
-        if experiment["lifecycle_stage"] != "active":  # somebody deleted it
+        description = answer.json()["experiment"]
+        if description["lifecycle_stage"] != "active":  # somebody deleted it
             return ""
-        identifier, tiny = experiment["experiment_id"], find_profile(ROOT, "tiny")
+        identifier, tiny = description["experiment_id"], find_profile(ROOT, "tiny")
         f1 = [f"f1/{tiny.value('rl')['dataset']}", *(f"{model}/f1" for model in tiny.value("models"))]
         columns = [*(f"metrics.`{metric}`" for metric in f1), "tags.`profile`", "tags.`git.commit`"]
         view = {"key": f"mlflow.sharedViewState.{VIEW}", "value": json.dumps({"selectedColumns": columns})}
