@@ -8,6 +8,9 @@ import pytest
 
 from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.evaluation.report.tables import F1Table
+from tests.pipeline.disturbed_runs import edits, kills
+from tests.pipeline.findings import faults
+from tests.pipeline.finished_graph import FinishedGraph
 from tests.pipeline.smoke_copy import GRAPH, copy_of_working_tree, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -78,3 +81,23 @@ def test_settings_of_rl_are_compared_from_one_start_and_never_trained_twice(fini
     for name, (trained,) in scored_again.items():
         assert trained["scoring"] != table[name][0]["scoring"], "other samples are other scores"
         assert trained["cpu_s"] == table[name][0]["cpu_s"], "of the same training"
+
+
+def test_a_fault_in_a_function_of_a_stage_is_noticed_and_one_outside_runs_nothing(
+    finished: Path,
+) -> None:
+    findings = list(faults(FinishedGraph(finished), "chunk", per_stage=2, seed=1))
+    assert [finding.part for finding in findings] == ["outside", "outside", "fault", "fault"]
+    assert [finding for finding in findings if finding.is_survivor] == []
+
+
+def test_a_killed_stage_resumes_with_the_code_that_it_was_killed_in_and_with_no_other(finished: Path) -> None:
+    findings = list(kills(FinishedGraph(finished), "synthesize", seed=1))
+    assert len(findings) == 2
+    assert [finding for finding in findings if finding.is_survivor] == []
+
+
+def test_the_result_of_a_stage_that_was_edited_while_it_ran_is_nowhere(finished: Path) -> None:
+    findings = list(edits(FinishedGraph(finished), "synthesize", seed=1, way="dvc repro"))
+    assert len(findings) == 2
+    assert [finding for finding in findings if finding.is_survivor] == []
