@@ -102,11 +102,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, interrupt)
     graph = FinishedGraph(arguments.folder)
     findings: list[Finding] = []
-    for finding in experiments(graph, arguments):
-        findings.append(finding)
-        say(f"{'!! ' if finding.is_survivor else ''}{finding.stage}: {finding.what}: {finding.ending}")
-    survivors = sum(finding.is_survivor for finding in findings)
-    print(f"\n{table(findings)}\n\nseed {arguments.seed}: {len(findings)} experiments, {survivors} survivors")
+    try:
+        for finding in experiments(graph, arguments):
+            findings.append(finding)
+            say(f"{'!! ' if finding.is_survivor else ''}{finding.stage}: {finding.what}: {finding.ending}")
+    finally:
+        survivors = sum(finding.is_survivor for finding in findings)
+        print(f"\n{table(findings)}\n\nseed {arguments.seed}: {len(findings)} experiments, {survivors} survivors")
     sys.exit(bool(survivors))
 
 
