@@ -18,7 +18,7 @@ from scripts.imports import ROOT
 from stages import prepare_model
 from tests.corpora.real_news import read_rows, write_repository
 from tests.evaluation.chat import KEY, says, searches, serve_chat
-from tests.pipeline.test_smoke import copy_of_working_tree, run
+from tests.pipeline.smoke_copy import copy_of_working_tree, run
 from tests.settings import new_scratch
 
 pytestmark = [pytest.mark.slow, pytest.mark.realdata, pytest.mark.timeout(600)]

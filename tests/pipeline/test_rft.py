@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.files import file_digests
-from tests.pipeline.test_smoke import copy_of_working_tree, run
+from tests.pipeline.smoke_copy import copy_of_working_tree, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CHANGES = """

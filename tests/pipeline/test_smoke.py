@@ -1,9 +1,6 @@
-"""The whole graph, for real, at the smallest size: in a copy of the working tree, so that nobody's data are touched."""
+"""The whole graph, for real, at the smallest size."""
 
 import json
-import os
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -11,49 +8,14 @@ import pytest
 
 from deepsearch_rl.commands.summary import latest_runs
 from deepsearch_rl.evaluation.report.tables import F1Table
-from deepsearch_rl.processes import LOOPBACK, free_port
-from scripts.imports import ROOT
+from tests.pipeline.disturbed_runs import edits, kills
+from tests.pipeline.findings import faults
+from tests.pipeline.finished_graph import FinishedGraph
+from tests.pipeline.smoke_copy import GRAPH, copy_of_working_tree, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-GRAPH = "profiles/smoke/dvc.yaml"
 MODELS = {"base", "sft", "rl", "sft_rl"}
 DATASETS = {"multihoprag", "musique", "2wikimultihopqa", "hotpotqa"}
-
-
-def copy_of_working_tree(folder: Path) -> Path:
-    """What git would commit of the working tree, as a repository of its own with this environment linked into it."""
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    for name in listing.stdout.decode().split("\0"):
-        source, target = ROOT / name, folder / name
-        if name and (source.is_file() or source.is_symlink()) and not name.startswith("reports/smoke/"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target, follow_symlinks=False)
-    (folder / "profiles/smoke/dvc.lock").unlink(missing_ok=True)
-    (folder / ".venv").symlink_to(ROOT / ".venv")
-    identity = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
-    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", "Copy"]):
-        subprocess.run(["git", *command], cwd=folder, check=True)
-    return folder
-
-
-def run(folder: Path, *command: str) -> str:
-    """Run a program of the environment in the copy, with the copy's own source."""
-    places = {"PREFECT_HOME": str(folder / ".prefect"), "PREFECT_API_URL": f"http://{LOOPBACK}:{free_port()}/api"}
-    environment = {**os.environ, "PYTHONPATH": str(folder / "src"), **places}
-    result = subprocess.run(
-        [str(ROOT / ".venv/bin" / command[0]), *command[1:]],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-6000:]}\n{result.stderr[-6000:]}"
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +81,23 @@ def test_settings_of_rl_are_compared_from_one_start_and_never_trained_twice(fini
     for name, (trained,) in scored_again.items():
         assert trained["scoring"] != table[name][0]["scoring"], "other samples are other scores"
         assert trained["cpu_s"] == table[name][0]["cpu_s"], "of the same training"
+
+
+def test_a_fault_in_a_function_of_a_stage_is_noticed_and_one_outside_runs_nothing(
+    finished: Path,
+) -> None:
+    findings = list(faults(FinishedGraph(finished), "chunk", per_stage=2, seed=1))
+    assert [finding.part for finding in findings] == ["outside", "outside", "fault", "fault"]
+    assert [finding for finding in findings if finding.is_survivor] == []
+
+
+def test_a_killed_stage_resumes_with_the_code_that_it_was_killed_in_and_with_no_other(finished: Path) -> None:
+    findings = list(kills(FinishedGraph(finished), "synthesize", seed=1))
+    assert len(findings) == 2
+    assert [finding for finding in findings if finding.is_survivor] == []
+
+
+def test_the_result_of_a_stage_that_was_edited_while_it_ran_is_nowhere(finished: Path) -> None:
+    findings = list(edits(FinishedGraph(finished), "synthesize", seed=1, way="dvc repro"))
+    assert len(findings) == 2
+    assert [finding for finding in findings if finding.is_survivor] == []
