@@ -9,6 +9,7 @@ import pytest
 
 from deepsearch_rl.errors import ConfigError, UnknownNameError
 from deepsearch_rl.profile import load_profile
+from deepsearch_rl.stage_graph import read_stage, require_data
 from deepsearch_rl.stage_state import DIGESTS, StageState, differences, read_state, summary
 
 DVC_YAML = """
@@ -125,6 +126,18 @@ def test_an_evaluation_resumes_under_other_params_and_data_but_not_with_other_co
     assert state_of("evaluate@base").resumable().digest() == before
     edit("src/agent.py", "1", "2")()
     assert state_of("evaluate@base").resumable().digest() != before
+
+
+def test_a_prompt_that_params_name_is_data_and_one_that_the_graph_does_not_name_is_refused() -> None:
+    edit("dvc.yaml", "src/agent.py]", 'src/agent.py, "${agent.prompt}"]')()
+    edit("params.yaml", "max_turns: 4", "max_turns: 4, prompt: src/prompts/tiny.txt")()
+    profile = load_profile(Path("params.yaml"))
+    declared = read_stage(profile, "evaluate@base", Path())
+    assert (declared.sources, declared.data) == (("src/agent.py",), ("models/tiny/base", "src/prompts/tiny.txt"))
+
+    require_data(profile, "evaluate@base", ["src/prompts/tiny.txt"], Path())
+    with pytest.raises(ConfigError, match=r"evaluate@base would read tiny, .* dep of it in dvc\.yaml.* `make deps`"):
+        require_data(profile, "evaluate@base", ["tiny", "src/prompts/tiny.txt"], Path())
 
 
 def test_a_number_is_the_same_however_it_is_written() -> None:

@@ -24,6 +24,7 @@ def chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatEndpoi
         )
 
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params["agent"]["prompt"] = str(ROOT / params["agent"]["prompt"])
     with serve_chat(reply) as chat:
         model = {"base_url": chat.endpoint.base_url, "model": "scripted", "api_key_variable": "KEY_OF_THE_TEST"}
         (tmp_path / "model").mkdir()
