@@ -56,7 +56,7 @@ class _Answer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002, ARG002 - the name of the library
+    def log_message(self, format: str, *args: object) -> None:  # noqa: ARG002 - the name of the library
         return
 
 
