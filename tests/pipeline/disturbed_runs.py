@@ -19,6 +19,7 @@ from prefect import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deepsearch_rl.processes import is_healthy
+from deepsearch_rl.stage_state import DIGESTS
 from tests.pipeline.findings import Finding, Function, called_functions, chosen, verdict
 from tests.pipeline.finished_graph import PROFILE, FinishedGraph, RunningCommand, address, entries, stage_process
 from tests.pipeline.planting import with_fault_in_function
@@ -28,8 +29,6 @@ SCRATCH_IS_OPEN = "stages/unchanged.py"
 """The first call in this module comes after the scratch folder of a stage is open."""
 MOMENTS = (0.1, 0.7)
 """The share of a stage's time after which it is disturbed; the end is left out, when nobody looks any more."""
-STARTUP_S = 2.0
-"""How long a process may take until it loads its modules; an edit before that is no edit during the run."""
 SHORTEST_S = 4.0
 """Stages that take less are not edited: they would be over."""
 ATTEMPTS = 3
@@ -181,7 +180,7 @@ def edit_while_running(
             graph.write(edit.file, edit.text)
         return is_running
 
-    delay_s = max(STARTUP_S, share * graph.seconds(stage))
+    delay_s = share * graph.seconds(stage)
     has_failed, output, is_edited = RUNNERS[way](graph, stage, lambda: change(delay_s))
     what = f"{way}: {edit.name} edited after {delay_s:.1f} s"
     if not is_edited:
@@ -200,17 +199,31 @@ def edit_while_running(
 
 
 def wait_while_running(graph: FinishedGraph, stage: str, delay_s: float) -> bool:
-    """Return True when a stage's process is so many seconds old, and False where it ends before or does not begin."""
+    """Return True when a stage has run for so many seconds, and False where it ends before or does not begin.
+
+    It begins when it has read its state, and has written the digests of its data: a param that is edited while the
+    process still loads its modules is one that the stage runs with, and is rightly recorded.
+    """
     deadline = time.monotonic() + LIMIT_S
     while (process := stage_process(stage, graph.folder)) is None:
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        if time.time() - process.create_time() > delay_s:
+    digests = graph.folder / DIGESTS
+    while is_alive(process):
+        begun = digests.stat().st_mtime if digests.exists() else 0.0
+        if begun > process.create_time() and time.time() - begun > delay_s:
             return True
         time.sleep(_POLL_S)
     return False
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a process has not ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def pushed(graph: FinishedGraph, stage: str, cached: set[str], store: Path) -> list[str]:

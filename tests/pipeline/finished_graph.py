@@ -64,6 +64,7 @@ class FinishedGraph:
         self.folder = folder.resolve()
         self.lock = self.folder / "profiles" / PROFILE / "dvc.lock"
         self._before: dict[Path, bytes] = {}
+        self._started: list[RunningCommand] = []
         home = self.folder / ".prefect"
         address = f"http://{LOOPBACK}:{free_port()}/api"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
@@ -121,11 +122,6 @@ class FinishedGraph:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)  # as an editor does it; a process that reads the file sees the old or the new one
 
-    def put_back(self, name: str) -> None:
-        """Restore a file that was written."""
-        path = self.folder / name
-        path.write_bytes(self._before.pop(path))
-
     @contextmanager
     def experiment(self, stage: str) -> Iterator[None]:
         """Leave files, dvc.lock, the outputs of a stage and its scratch as they were before the block."""
@@ -133,6 +129,10 @@ class FinishedGraph:
         try:
             yield
         finally:
+            for command in self._started:  # an experiment that was interrupted leaves one
+                if command.process.poll() is None:
+                    command.kill()
+            self._started.clear()
             for path, content in self._before.items():
                 path.write_bytes(content)
             self._before.clear()
@@ -172,7 +172,9 @@ class FinishedGraph:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return RunningCommand(process, log)
+        running = RunningCommand(process, log)
+        self._started.append(running)
+        return running
 
 
 @dataclass(slots=True)
