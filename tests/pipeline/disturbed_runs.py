@@ -40,10 +40,10 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A file with other content, and the name that an error has to give it."""
+    """A change of the text of a file, and the name that an error has to give it."""
 
     file: str
-    text: str
+    change: Callable[[str], str]
     name: str
 
 
@@ -126,19 +126,28 @@ def resumed(graph: FinishedGraph, stage: str, undisturbed: Mapping[str, str], wh
 
 def edits(graph: FinishedGraph, stage: str, seed: int, way: str) -> Iterator[Finding]:
     """Yield what came of an edit of a source file, and of a param, while a stage ran."""
-    generator = random.Random(f"edit {seed} {stage} {way}")
     for make_edit in (source_edit, param_edit):
+        generator = random.Random(f"edit {seed} {stage} {way} {make_edit.__name__}")
+        edit = make_edit(graph, stage, generator)
+        if edit is not None:
+            yield edited(graph, stage, edit, way, generator.uniform(*MOMENTS))
+
+
+def edited(graph: FinishedGraph, stage: str, edit: Edit, way: str, share: float) -> Finding:
+    """Edit an input after a share of the stage's time, or after less where it was over by then."""
+    for attempt in range(ATTEMPTS):
         with graph.experiment(stage), remote(graph) as store:
             mark(graph, stage)
-            edit = make_edit(graph, stage, generator)
-            if edit is not None:
-                yield edit_while_running(graph, stage, edit, way, generator, store)
+            finding = edit_while_running(graph, stage, edit, way, share / 2**attempt, store)
+        if finding is not None:
+            return finding
+    return Finding("edit", stage, f"{way}: {edit.name}", "NOT TRIED: the stage was over each time", True)
 
 
 def source_edit(graph: FinishedGraph, stage: str, generator: random.Random) -> Edit:
     """Return a comment at the end of some module of a stage's closure."""
     file = generator.choice([name for name in graph.declared(stage).sources if name.endswith(".py")])
-    return Edit(file, graph.read(file) + "\n# edited\n", file)
+    return Edit(file, lambda text: f"{text}\n# edited\n", file)
 
 
 def param_edit(graph: FinishedGraph, stage: str, generator: random.Random) -> Edit | None:
@@ -155,7 +164,7 @@ def param_edit(graph: FinishedGraph, stage: str, generator: random.Random) -> Ed
     for key in path:
         fields = fields[key]
     fields[last] += 1
-    return Edit(file, yaml.safe_dump(values), f"{file}: {name}")
+    return Edit(file, lambda _: yaml.safe_dump(values), f"{file}: {name}")
 
 
 def numbers(name: str, value: Any) -> Iterator[str]:
@@ -168,23 +177,25 @@ def numbers(name: str, value: Any) -> Iterator[str]:
 
 
 def edit_while_running(
-    graph: FinishedGraph, stage: str, edit: Edit, way: str, generator: random.Random, store: Path
-) -> Finding:
-    """Start a stage in some way, edit one of its inputs, and see that its result is recorded nowhere."""
+    graph: FinishedGraph, stage: str, edit: Edit, way: str, share: float, store: Path
+) -> Finding | None:
+    """Start a stage in some way, edit one of its inputs, and see that its result is recorded nowhere.
+
+    Return None where the stage was over before the edit.
+    """
     before, cached = graph.recorded(stage), graph.run_cache()
-    share = generator.uniform(*MOMENTS)
 
     def change(delay_s: float) -> bool:
         is_running = wait_while_running(graph, stage, delay_s)
         if is_running:
-            graph.write(edit.file, edit.text)
+            graph.write(edit.file, edit.change(graph.read(edit.file)))
         return is_running
 
     delay_s = share * graph.seconds(stage)
     has_failed, output, is_edited = RUNNERS[way](graph, stage, lambda: change(delay_s))
-    what = f"{way}: {edit.name} edited after {delay_s:.1f} s"
     if not is_edited:
-        return Finding("edit", stage, what, "TOO LATE: the stage was over", True)
+        return None
+    what = f"{way}: {edit.name} edited after {delay_s:.1f} s"
     problems: list[str] = []
     if not has_failed:
         problems.append("SUCCESS")
