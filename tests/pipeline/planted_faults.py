@@ -23,7 +23,7 @@ end (:mod:`tests.pipeline.smoke_copy`); it is left as it was. The parts:
     the name of what was edited, and neither dvc.lock, nor the run cache, nor a remote may have it.
 
 The kills and edits are in :mod:`tests.pipeline.disturbed_runs`. At the end stands a table, and the exit status is 1
-where anything survived. All of it takes about an hour of two cores.
+where anything survived. All of it runs every stage about ten times.
 """
 
 import argparse

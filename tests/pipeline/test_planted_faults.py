@@ -1,4 +1,4 @@
-"""The parts of the fault suite; with DEEPSEARCH_TEST_ALL=1 all of it, on a smoke graph of its own (about an hour).
+"""The parts of the fault suite; with DEEPSEARCH_TEST_ALL=1 all of it, on a smoke graph of its own.
 
 What of it every run of the tests does stands in test_smoke.py, which has a finished graph.
 """
@@ -133,7 +133,9 @@ def test_a_fault_survives_where_nothing_runs_or_nothing_differs(
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
-@pytest.mark.skipif(os.environ.get("DEEPSEARCH_TEST_ALL") != "1", reason="about an hour; set DEEPSEARCH_TEST_ALL=1")
+@pytest.mark.skipif(
+    os.environ.get("DEEPSEARCH_TEST_ALL") != "1", reason="runs every stage about ten times; set DEEPSEARCH_TEST_ALL=1"
+)
 def test_no_fault_kill_or_edit_survives_in_any_stage(tmp_path: Path) -> None:
     folder = copy_of_working_tree(tmp_path)
     run(folder, "dvc", "repro", GRAPH)
