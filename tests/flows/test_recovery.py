@@ -24,7 +24,7 @@ from prefect.workers.process import ProcessWorker
 from deepsearch_rl.processes import LOOPBACK, ProcessGuard, Server, free_port
 from flows import recovery, reproduce, server
 from flows.recovery import ATTEMPTS, RUN_VARIABLE, WORKER_LABEL, close_dead_runs, kept_running, living_runs, start_again
-from flows.reproduce import _store_page
+from flows.reproduce import _store_artifacts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 POOL, ME = "recovery", "machine-clone"
@@ -174,11 +174,11 @@ def test_a_server_that_was_killed_is_started_again(tmp_path: Path, monkeypatch: 
 
 
 def test_a_server_that_stays_away_costs_the_page_and_not_the_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server, "RESTART_TIMEOUT_S", 0)
     monkeypatch.setattr(reproduce, "get_run_logger", logging.getLogger)
     dead = f"http://{LOOPBACK}:{free_port()}/api"
     with temporary_settings({PREFECT_API_URL: dead}):
-        _store_page("page", "key")
+        _store_artifacts(tmp_path, "tiny", "page")
     assert f"this run has no page in Prefect's UI: no Prefect server answered at {dead}" in caplog.text

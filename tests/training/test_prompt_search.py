@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deepsearch_rl.agent.prompts import MADE_PROMPT
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.files import read_json, write_json, write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata, Question
@@ -15,7 +16,6 @@ from deepsearch_rl.serving.launch import ServingConfig
 from deepsearch_rl.training.prompt_search import (
     CANDIDATES,
     MANIFEST,
-    PROMPT,
     OptimizePromptConfig,
     PromptTask,
     optimize_prompt,
@@ -104,7 +104,7 @@ def test_the_prompt_that_makes_the_policy_answer_is_found_among_nonsense(task: P
         candidates = optimize_prompt(task, config(chat, task), tmp_path / "work", tmp_path / "out")
     assert candidates[0].prompt == "Answer."
     assert candidates[0].dev_reward == 0.0
-    assert (tmp_path / "out" / PROMPT).read_text() == f"{GOOD}\n"
+    assert (tmp_path / "out" / MADE_PROMPT).read_text() == f"{GOOD}\n"
     manifest = read_json(tmp_path / "out" / MANIFEST)
     assert (manifest["start_dev_reward"], manifest["best_dev_reward"]) == (0.0, 1.0)
     best = read_json(tmp_path / "out" / CANDIDATES)[manifest["best"]]
@@ -137,7 +137,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_files_and_asks_nothing_twice
     assert runs > 1
     agent = task.setting.agent
     assert repeated <= runs * agent.concurrency * agent.max_turns, "turns of rollouts that were cut off"
-    for name in (PROMPT, CANDIDATES, MANIFEST):
+    for name in (MADE_PROMPT, CANDIDATES, MANIFEST):
         assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
 
 
