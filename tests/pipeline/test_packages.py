@@ -59,7 +59,7 @@ def test_what_counts_beneath_a_package_is_what_it_asks_for(package: str) -> None
     assert set(BENEATH[package]) <= direct.union(*map(asked_for, direct))
 
 
-@pytest.mark.parametrize("distribution", [*BENEATH, *INSTEAD.values(), *map(distribution_of, NAMED)])
+@pytest.mark.parametrize("distribution", sorted({*BENEATH, *INSTEAD.values(), *map(distribution_of, NAMED)}))
 def test_the_tables_name_packages_that_some_stage_can_load(distribution: str) -> None:
     everything = {**uv_versions(LOCK), **dict.fromkeys(ONLY_ON_A_GPU | {"faiss-gpu"}, ("1",))}
     assert distribution in set().union(*(packages_of(module, everything) for _, module in PROGRAMS))
