@@ -27,7 +27,7 @@ COMMANDS = {
     "table": "Print the F1 table of a profile as it was last reported.",
     "summary": "Print the F1 table, each stage's time and peak memory, and where to look next.",
     "remote": "Share what stages make with other machines, by DVC's remote.",
-    "gc": "Free the disk of results that no profile, branch, experiment or clone leads to any more.",
+    "gc": "Free the disk of results that nothing leads to any more: say how much, and with `--yes` do it.",
     "track": "Send a profile's report to MLflow, and with it every earlier one that a server did not take.",
     "live": "Send the curves of training runs to MLflow and TensorBoard: those that a server missed, or as they grow.",
     "ask": "Let the agent answer a question, and show its queries, the passages it finds and its answer as they come.",

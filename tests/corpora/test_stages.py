@@ -88,6 +88,8 @@ def test_a_wrong_parameter_ends_a_stage_with_one_paragraph(
     values[stage] |= change
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
     shutil.copy(ROOT / "profiles/smoke/dvc.yaml", tmp_path)
+    (tmp_path / "profiles" / "smoke").mkdir(parents=True)
+    shutil.copy(ROOT / "profiles/smoke/packages.json", tmp_path / "profiles" / "smoke")
     shutil.copytree(ROOT / "stages", tmp_path / "stages", ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", f"stages.{stage}", "params.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

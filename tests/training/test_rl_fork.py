@@ -182,7 +182,7 @@ def project(policy_folder: Path, root: Path, world: World, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "profiles" / "smoke"
     folder.mkdir(parents=True)
-    for name in ("params.yaml", "dvc.yaml"):
+    for name in ("params.yaml", "dvc.yaml", "packages.json"):
         (folder / name).write_bytes((root / "profiles/smoke" / name).read_bytes())
     (tmp_path / "models" / "smoke").mkdir(parents=True)
     (tmp_path / "models" / "smoke" / "base").symlink_to(policy_folder)
