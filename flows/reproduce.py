@@ -172,8 +172,7 @@ def _reproduce(
     with ProcessGuard() as guard:
         experiment = str(flow_run.parameters.get("experiment") or "")
         place = workplace(root, profile, guard, _holder(), has_remote(root), locks, experiment)
-        versions = [(folder / "uv.lock").read_bytes() for folder in (root, project)]
-        if root != project and versions[0] != versions[1]:  # other packages than the project's
+        if root != project and _packages_of(root) != _packages_of(project):
             stream(["make", "environment"], place, get_run_logger())
 
         def start(stage: Stage, upstream: list[PrefectFuture[State[None]]], skip: bool) -> PrefectFuture[State[None]]:
@@ -195,6 +194,11 @@ def _reproduce(
     for state in states.values():
         state.result()
     return {name: state.name or "" for name, state in states.items()}
+
+
+def _packages_of(folder: Path) -> bytes:
+    """Return what decides which packages a checkout's stages need."""
+    return (folder / "uv.lock").read_bytes()
 
 
 def _store_artifacts(root: Path, profile: str, page: str) -> None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import build_opener
 
 import httpx
 import httpx2
@@ -95,7 +95,7 @@ def test_no_library_asks_a_proxy_for_this_machine_and_all_ask_it_for_others(
         httpx.get(f"{url}/httpx")
         httpx2.get(f"{url}/httpx2")
         requests.get(f"{url}/requests", timeout=30)
-        urlopen(f"{url}/urllib", timeout=30).close()
+        build_opener().open(f"{url}/urllib", timeout=30).close()  # urlopen keeps the proxies of its first call
         OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0).models.list()
 
     ask(address)

@@ -18,8 +18,9 @@ EVERY_HOST = "*"
 def spare_loopback(environment: MutableMapping[str, str] | None = None) -> None:
     """Add this machine's addresses to the hosts that no proxy is asked for, where the environment names a proxy.
 
-    ``environment`` is that of this process where it is not given. The user's own list is kept; one of ``*`` names every host already. Without a proxy nothing is set, because some
-    systems read their settings only from an environment without such variables.
+    ``environment`` is that of this process where it is not given. The user's own list is kept; one of ``*`` names every
+    host already. Without a proxy nothing is set, because some systems read their settings only from an environment
+    without such variables.
     """
     environment = os.environ if environment is None else environment
     if not any(value and name.lower().endswith("_proxy") for name, value in environment.items() if not _is_list(name)):

@@ -184,6 +184,9 @@ def project(policy_folder: Path, root: Path, world: World, tmp_path: Path, monke
     folder.mkdir(parents=True)
     for name in ("params.yaml", "dvc.yaml", "packages.json"):
         (folder / name).write_bytes((root / "profiles/smoke" / name).read_bytes())
+    prompt = Path("src", "deepsearch_rl", "agent", "prompts", "tiny.txt")
+    (tmp_path / prompt).parent.mkdir(parents=True)
+    (tmp_path / prompt).write_bytes((root / prompt).read_bytes())
     (tmp_path / "models" / "smoke").mkdir(parents=True)
     (tmp_path / "models" / "smoke" / "base").symlink_to(policy_folder)
     (tmp_path / "data" / "smoke").mkdir(parents=True)
