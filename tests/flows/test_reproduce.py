@@ -190,18 +190,37 @@ def test_a_failure_names_command_status_and_last_lines_and_starts_nothing_more(m
     assert not (root / "after.txt").exists()
 
 
-def test_a_flow_and_make_repro_wait_for_each_other_and_say_for_whom(make_project: MakeProject, root: Path) -> None:
-    project = make_project({"slow": {"cmd": "mkdir busy && sleep 3 && rmdir busy && echo > a.txt", "outs": ["a.txt"]}})
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("first", "second", "name"),
+    [
+        ("flows.repro", "flows.reproduce", "make repro PROFILE=tiny"),
+        ("flows.reproduce", "flows.repro", "the flow run tiny · forced"),
+    ],
+)
+def test_a_flow_and_make_repro_wait_for_each_other_and_say_for_whom(
+    make_project: MakeProject, root: Path, first: str, second: str, name: str
+) -> None:
+    until_told = "touch begun; until [ -e go ]; do sleep 0.1; done; echo > a.txt"
+    project = make_project({"slow": {"cmd": until_told, "outs": ["a.txt"]}})
     environment = {**os.environ, "PYTHONPATH": str(root), "PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    commands = [[sys.executable, "-m", module, "--force"] for module in ("flows.reproduce", "flows.repro")]
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    runs = [subprocess.Popen(command, cwd=project, env=environment, **output) for command in commands]
-    logs = [run.communicate(timeout=240)[0] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0]
-    [notice] = [line for log in logs for line in log.splitlines() if "waiting for" in line]
-    names = ("the flow run tiny · forced", "make repro PROFILE=tiny")
-    notices = [f"waiting for {name} (process {run.pid}, since " for name, run in zip(names, runs, strict=True)]
-    assert any(words in notice for words in notices)
+
+    def start(module: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", module, "--force"]
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, cwd=project, env=environment, **output)
+
+    running = start(first)
+    while not (project / "begun").exists():
+        assert running.poll() is None
+    waiting = start(second)
+    assert waiting.stdout is not None
+    notice = next(line for line in waiting.stdout if "waiting for" in line)
+    assert f"waiting for {name} (process {running.pid}, since " in notice
+    (project / "go").touch()
+    for run in (running, waiting):
+        run.communicate(timeout=240)
+    assert [running.returncode, waiting.returncode] == [0, 0]
 
 
 def test_a_server_that_was_started_for_the_run_takes_its_last_logs(make_project: MakeProject, root: Path) -> None:
