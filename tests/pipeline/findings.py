@@ -12,7 +12,12 @@ from tests.pipeline.planting import FAULT, CannotPlantError, with_fault_in_funct
 RECORDER = Path(__file__).with_name("call_recorder")
 CALLS = Path("work", "calls")
 """Where the copy keeps, for each stage, the functions that it calls: they are recorded once."""
-PROCESS_SETTINGS = ("src/deepsearch_rl/__init__.py", "src/deepsearch_rl/loopback.py", "stages/__init__.py", "stages/environment.py")
+PROCESS_SETTINGS = (
+    "src/deepsearch_rl/__init__.py",
+    "src/deepsearch_rl/loopback.py",
+    "stages/__init__.py",
+    "stages/environment.py",
+)
 """Modules of every process that no stage lists (``scripts/imports.py``): a version, and environment variables."""
 HARMLESS = {
     "stages/unchanged.py:_Watch.poll": "looks while the stage runs; the look at its end is in another function",
