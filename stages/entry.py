@@ -74,7 +74,8 @@ def run(main: Callable[..., None], stage: str | None = None, is_continued: bool 
         _require_hours(profile)
         with full_disk_named("while writing"):
             _run(main, profile, name, program, item, is_continued, arguments.keep_scratch)
-        _record_run(profile.name, name, time.monotonic() - started)
+        # A second program of a stage has a time of its own: the stage's would hide that of the first.
+        _record_run(profile.name, program if is_continued else name, time.monotonic() - started)
     except (DeepsearchError, OSError) as error:
         if arguments.debug:
             traceback.print_exc()
