@@ -12,7 +12,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro restore flow rft rft-rounds preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test unit lint gpu-environments check-gpu-calls readme deps params
+.PHONY: help environment repro restore flow rft rft-rounds preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments check-gpu-calls readme deps params
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
@@ -94,15 +94,18 @@ worker: environment  ## take runs of the pool POOL (cpu or gpu) on this machine 
 worker-service: environment  ## write a systemd unit that keeps `make worker` running
 	@$(BIN)/python -m flows.worker service $(POOL) $(if $(LIMIT),--limit $(LIMIT))
 
-test unit lint: EXTRAS := --all-extras
+test test-all unit lint: EXTRAS := --all-extras
 # pytest loads the plugins of every folder of PYTHONPATH.
 TESTS := --numprocesses $(or $(JOBS),2) --dist loadfile
 
 test: environment lint  ## every check, JOBS (2) test files side by side
 	@env -u PYTHONPATH $(BIN)/python -m pytest $(TESTS)
 
+test-all: environment lint  ## the same and what a night has time for: kills, many workers, other environments
+	@env -u PYTHONPATH $(BIN)/python -m pytest $(TESTS) -m ""
+
 unit: environment  ## the tests without the slow ones
-	@env -u PYTHONPATH $(BIN)/python -m pytest $(TESTS) -m "not slow"
+	@env -u PYTHONPATH $(BIN)/python -m pytest $(TESTS) -m "not slow and not nightly"
 
 lint: environment  ## ruff, pyright, and whether uv.lock fits pyproject.toml
 	@.venvs/uv/bin/uv lock --quiet --check

@@ -1,4 +1,4 @@
-"""The parts of the fault suite; with DEEPSEARCH_TEST_ALL=1 all of it, on a smoke graph of its own.
+"""The parts of the fault suite; every night all of it, on a smoke graph of its own.
 
 What of it every run of the tests does stands in test_smoke.py, which has a finished graph.
 """
@@ -131,11 +131,8 @@ def test_a_fault_survives_where_nothing_runs_or_nothing_differs(
     assert survives == is_survivor
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(4 * 3600)
-@pytest.mark.skipif(
-    os.environ.get("DEEPSEARCH_TEST_ALL") != "1", reason="runs every stage about ten times; set DEEPSEARCH_TEST_ALL=1"
-)
 def test_no_fault_kill_or_edit_survives_in_any_stage(tmp_path: Path) -> None:
     folder = copy_of_working_tree(tmp_path)
     run(folder, "dvc", "repro", GRAPH)
