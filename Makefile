@@ -96,7 +96,7 @@ worker-service: environment  ## write a systemd unit that keeps `make worker` ru
 
 test test-all unit lint: EXTRAS := --all-extras
 # pytest loads the plugins of every folder of PYTHONPATH.
-TESTS := --numprocesses $(or $(JOBS),2) --dist loadfile
+TESTS := --numprocesses $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder
 
 test: environment lint  ## every check, JOBS (2) test files side by side
 	@env -u PYTHONPATH $(BIN)/python -m pytest $(TESTS)

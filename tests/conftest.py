@@ -1,15 +1,20 @@
-"""What all tests share: the stages' environment; slow tests last; gpu and realdata skipped where they cannot run.
+"""What all tests share: the stages' environment, the order, and what is skipped where it cannot run.
+
+Each process of pytest-xdist has a folder for temporary files of its own, so that locks that hold for one machine, such
+as the one of its GPU, hold for one process.
 
 Three things only save time: modules are compiled once, the garbage collector leaves alone what is loaded before the
 first test, and ART, which some tests import, does not get to replace asyncio's tasks for all others.
 """
 
+import atexit
 import functools
 import gc
 import os
 import shutil
 import ssl
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,10 +28,18 @@ import stages  # noqa: F401  sets the environment before any numeric library is 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as the Makefile does
 os.environ.pop("MLFLOW_TRACKING_URI", None)  # the project's own store is not for tests
 sys.dont_write_bytecode = False
+if "PYTEST_XDIST_WORKER" in os.environ:
+    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="deepsearch-")
+    atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 gc.disable()
 nest_asyncio.apply = lambda loop=None: None  # noqa: ARG005
 ROOT = Path(__file__).resolve().parent.parent
 REAL_DATA = ROOT.parent / "shared" / "data"
+LONGEST_FIRST = ("pipeline/test_smoke.py",)
+"""Files that take a process minutes: it begins with them, so that the others have something to do until its end.
+
+`pytest --durations=0` says what belongs here.
+"""
 settings.register_profile("busy machine", deadline=None)  # an example that waits for its turn is no failure
 settings.load_profile("busy machine")
 
@@ -57,8 +70,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def rank(item: pytest.Item) -> int:
+    """Return the place of a test's file among the longest; behind all of them for any other."""
+    name = item.path.relative_to(ROOT / "tests").as_posix()
+    return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    items.sort(key=rank)
     skips = {
         "gpu": (shutil.which("nvidia-smi") is None, "no GPU: nvidia-smi is not installed"),
         "realdata": (not REAL_DATA.is_dir(), f"no real question sets at {REAL_DATA}"),

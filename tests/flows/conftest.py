@@ -1,4 +1,4 @@
-"""A small real DVC project in a temporary folder, and one real Prefect server for all flow tests."""
+"""A small real DVC project in a temporary folder, and one real Prefect server for all tests of a process."""
 
 import os
 import shutil
@@ -11,7 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from prefect.testing.utilities import prefect_test_harness
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+from deepsearch_rl.processes import LOOPBACK
+from flows import server
+from tests.ports import free_port
 
 PROFILE = "profile: tiny\nflow: {gpu_stages: [], outside_stages: []}\n"
 
@@ -45,6 +51,9 @@ TAKING_TURNS = {
 LONG = {"long": {"cmd": "setsid sleep 600 & echo $! $$ > started; wait", "outs": ["never.txt"]}}
 
 
+SEND_LIMIT_S = 20.0
+
+
 def dvc_status(root: Path) -> str:
     command = [sys.executable, "-m", "dvc", "status", "dvc.yaml"]
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
@@ -69,9 +78,28 @@ def cancel(project: Path, module: str, environment: Mapping[str, str], how: sign
 
 
 @pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
+def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Prefect server with all its services, as `make ui` starts it."""
+    folder = tmp_path_factory.mktemp("prefect")
+    shutil.copy(server.ROOT / "prefect.toml", folder)
+    api = f"http://{LOOPBACK}:{free_port()}/api"
+    with pytest.MonkeyPatch.context() as patch, temporary_settings({PREFECT_API_URL: api, PREFECT_HOME: folder}):
+        patch.setattr(server, "ROOT", folder)
+        patch.setenv("PREFECT_HOME", str(folder))
+        patch.setenv("PREFECT_API_URL", api)
+        with server.prefect_api():
+            yield api
+            end_senders()
+
+
+def end_senders() -> None:
+    """End the threads that send Prefect's logs and events, which keep the address that they first had.
+
+    What they have not sent by then is lost. Nothing here reads it, and with a server that is away each event takes a
+    minute.
+    """
+    for sender in (APILogWorker, EventsWorker):
+        sender.drain_all(timeout=SEND_LIMIT_S, at_exit=False)
 
 
 MakeProject = Callable[..., Path]

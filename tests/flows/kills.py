@@ -42,8 +42,9 @@ import httpx
 import psutil
 import yaml
 
-from deepsearch_rl.processes import LOOPBACK, free_port, is_healthy
+from deepsearch_rl.processes import LOOPBACK, is_healthy
 from tests.flows.kill_project import ROUNDS, KillProject, make_project, run
+from tests.ports import free_port
 
 MARKER = "DEEPSEARCH_KILLS"
 """An environment variable of all processes that belong to one call of this script; its value is the folder."""

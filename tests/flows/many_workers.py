@@ -44,11 +44,12 @@ from prefect.client.schemas.objects import TERMINAL_STATES, StateType, WorkerSta
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
-from deepsearch_rl.processes import LOOPBACK, ProcessGuard, free_port
+from deepsearch_rl.processes import LOOPBACK, ProcessGuard
 from deepsearch_rl.progress import ProgressBar
 from flows import server
 from flows.server import prefect_api
 from flows.worker import deploy
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLL_S = 2.0

@@ -35,9 +35,10 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.states import Cancelling
 
-from deepsearch_rl.processes import LOOPBACK, ProcessGuard, free_port
+from deepsearch_rl.processes import LOOPBACK, ProcessGuard
 from flows.worker import deploy
 from tests.flows.many_workers import MIB, ROOT, make_project, own_server, start_worker, wait_for_workers
+from tests.ports import free_port
 
 AnswerT = TypeVar("AnswerT")
 Figures = Iterator[tuple[str, float, str]]

@@ -10,7 +10,8 @@ from typing import Any
 import boto3
 import httpx
 
-from deepsearch_rl.processes import LOOPBACK, free_port, running_server
+from deepsearch_rl.processes import LOOPBACK, running_server
+from tests.ports import free_port
 
 REGION = "us-east-1"
 START_TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ from tests.flows.kill_project import EDGES, PARAMS, KillProject, make_project
 from tests.flows.kills import VICTIMS, Rehearsal, Site, held_locks, rehearse, torn_files
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_a_run_survives_kills_of_flow_worker_and_servers() -> None:
     assert rehearse(kills=len(VICTIMS), seed=5, graph="trivial") == []

@@ -16,14 +16,15 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
 from deepsearch_rl.errors import CommandError
-from deepsearch_rl.processes import LOOPBACK, free_port
+from deepsearch_rl.processes import LOOPBACK
 from flows.reproduce import reproduce
-from flows.server import ROOT
 from flows.worker import deploy
+from scripts.imports import ROOT
 from tests.flows.conftest import MakeProject
 from tests.flows.s3_store import S3Store, running_store
 from tests.flows.test_checkout import commit_all, git
-from tests.flows.test_worker import PARAMS, finished_run, running_worker, server  # noqa: F401 - a fixture
+from tests.flows.test_worker import PARAMS, finished_run, running_worker
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -88,7 +89,8 @@ def executed(clone: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-@pytest.mark.usefixtures("server")
+@pytest.mark.nightly
+@pytest.mark.usefixtures("prefect_server")
 def test_what_the_gpu_machine_trained_is_evaluated_on_the_other_one(
     project: Path, tmp_path_factory: pytest.TempPathFactory, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

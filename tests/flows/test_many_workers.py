@@ -6,7 +6,7 @@ import pytest
 
 from tests.flows.many_workers import Outcome, simulate, table
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 WORKERS, RUNS = 2, 6
 
 

@@ -21,10 +21,12 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Pending, Running, State
 from prefect.workers.process import ProcessWorker
 
-from deepsearch_rl.processes import LOOPBACK, ProcessGuard, Server, free_port
+from deepsearch_rl.processes import LOOPBACK, ProcessGuard, Server
 from flows import recovery, reproduce, server
 from flows.recovery import ATTEMPTS, RUN_VARIABLE, WORKER_LABEL, close_dead_runs, kept_running, living_runs, start_again
 from flows.reproduce import _store_artifacts
+from tests.flows.conftest import end_senders
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 POOL, ME = "recovery", "machine-clone"
@@ -36,7 +38,7 @@ def some_flow(profile: str = "tiny") -> None:
 
 
 @pytest.fixture(scope="module")
-def client(prefect_server: None) -> Iterator[SyncPrefectClient]:  # noqa: ARG001 - the client asks it
+def client(prefect_server: str) -> Iterator[SyncPrefectClient]:  # noqa: ARG001 - the client asks it
     with get_client(sync_client=True) as client:
         template = ProcessWorker.get_default_base_job_template()
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
@@ -181,4 +183,5 @@ def test_a_server_that_stays_away_costs_the_page_and_not_the_run(
     dead = f"http://{LOOPBACK}:{free_port()}/api"
     with temporary_settings({PREFECT_API_URL: dead}):
         _store_artifacts(tmp_path, "tiny", "page")
+        end_senders()
     assert f"this run has no page in Prefect's UI: no Prefect server answered at {dead}" in caplog.text

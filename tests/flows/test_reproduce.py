@@ -19,11 +19,12 @@ from prefect.client.schemas.sorting import ArtifactSort
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Running
 
-from deepsearch_rl.processes import LOOPBACK, free_port
+from deepsearch_rl.processes import LOOPBACK
 from flows import reproduce as flow_module
 from flows.reproduce import reproduce
 from flows.stage_run import StageFailedError
 from tests.flows.conftest import CHAIN, LONG, MEETING, PROFILE, TAKING_TURNS, MakeProject, cancel, dvc_status
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 

@@ -8,10 +8,11 @@ import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.processes import LOOPBACK, ProcessGuard, free_port
+from deepsearch_rl.processes import LOOPBACK, ProcessGuard
 from flows import server, ui
 from flows.server import LOGIN_VARIABLE, prefect_api, require_login
 from flows.ui import start_mlflow
+from tests.ports import free_port
 
 EVERYWHERE = "0.0.0.0"
 LOGIN = ("team", "correct horse battery")

@@ -25,12 +25,13 @@ import httpx
 import pytest
 import yaml
 
-from deepsearch_rl.processes import LAST_LINES, LOOPBACK, ProcessGuard, free_port
+from deepsearch_rl.processes import LAST_LINES, LOOPBACK, ProcessGuard
 from flows.server import ROOT
 from scripts import environment
 from tests.flows.s3_store import S3Store, running_store
 from tests.flows.test_checkout import commit_all, git
 from tests.flows.test_worker import PARAMS
+from tests.ports import free_port
 
 CONTAINERS = ROOT / "containers"
 COMPOSE = (CONTAINERS / "compose.yaml").read_text()
@@ -296,7 +297,7 @@ def finished_run(topology: Topology, run: Mapping[str, Any]) -> Mapping[str, Any
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_run_goes_through_worker_servers_databases_and_buckets(topology: Topology) -> None:
     topology.start("worker")
@@ -321,7 +322,7 @@ def test_a_run_goes_through_worker_servers_databases_and_buckets(topology: Topol
     assert not [name for name, value in topology.secrets.items() if value in logs]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_retrieval_server_asks_for_its_token(topology: Topology) -> None:
     index = ["retrieve", "build", "--corpus", "corpus.jsonl", "--out", "data/tiny/index/world", "--dimension", "4"]

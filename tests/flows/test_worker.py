@@ -19,14 +19,12 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.objects import FlowRun, StateType, WorkPoolStatus
 from prefect.client.schemas.schedules import IntervalSchedule
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
-from deepsearch_rl.processes import LOOPBACK, free_port
-from flows.server import ROOT, prefect_api
 from flows.worker import _open_pool, deploy, write_service
+from scripts.imports import ROOT
 from tests.flows.conftest import MakeProject
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("server")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("prefect_server")]
 
 STAGES = {
     "write": {
@@ -42,18 +40,6 @@ PARAMS: dict[str, Any] = {
     "requires": {"memory_gib": 0.1, "disk_gib": 0.1, "gpu_memory_gib": 0, "java": False, "keys": [], "max_hours": None},
     "number": 7,
 }
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with all its services, as `make ui` starts it."""
-    api = f"http://{LOOPBACK}:{free_port()}/api"
-    home = tmp_path_factory.mktemp("prefect")
-    with pytest.MonkeyPatch.context() as patch, temporary_settings({PREFECT_API_URL: api, PREFECT_HOME: home}):
-        patch.setenv("PREFECT_HOME", str(home))
-        patch.setenv("PREFECT_API_URL", api)
-        with prefect_api():
-            yield api
 
 
 @pytest.fixture
@@ -74,7 +60,7 @@ def project(make_project: MakeProject) -> Path:
 def running_worker(project: Path, root: Path, pool: str = "cpu", **variables: str) -> Iterator[None]:
     """`make worker` for a project elsewhere, with further environment variables."""
     code = f"from pathlib import Path; from flows.worker import start; start(Path({str(project)!r}), {pool!r})"
-    environment = {**os.environ, "PYTHONPATH": str(root), **variables}
+    environment = {**os.environ, "PYTHONPATH": str(root), "PREFECT_WORKER_QUERY_SECONDS": "1", **variables}
     with (project / "worker.log").open("w") as log:
         worker = subprocess.Popen([sys.executable, "-c", code], cwd=root, env=environment, stdout=log, stderr=log)
         try:

@@ -24,11 +24,12 @@ import psutil
 import yaml
 
 from deepsearch_rl.commands.summary import latest_runs
-from deepsearch_rl.processes import LOOPBACK, free_port
+from deepsearch_rl.processes import LOOPBACK
 from deepsearch_rl.profile import Profile, load_profile
 from deepsearch_rl.scratch import STATE_FILE
 from deepsearch_rl.stage_graph import DeclaredStage, read_stage, stage_names
 from tests.pipeline.smoke_copy import GRAPH
+from tests.ports import free_port
 
 PROFILE = "smoke"
 BEGUN_LIMIT_S = 300.0

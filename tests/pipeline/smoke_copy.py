@@ -1,18 +1,24 @@
 """A copy of the working tree in a temporary folder, in which the smoke graph runs and nobody's data are touched."""
 
+import fcntl
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from deepsearch_rl.processes import LOOPBACK, free_port
+from deepsearch_rl.processes import LOOPBACK
 from scripts.imports import ROOT
+from tests.ports import free_port
 
 GRAPH = "profiles/smoke/dvc.yaml"
+CACHE = ".dvc/cache"
+TIMES = "work/timings.jsonl"
 
 
 def copy_of_working_tree(folder: Path) -> Path:
-    """What git would commit of the working tree, as a repository of its own with this environment linked into it."""
+    """Make a repository of what git would commit of the working tree, with this environment linked into it."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -30,6 +36,58 @@ def copy_of_working_tree(folder: Path) -> Path:
     for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", "Copy"]):
         subprocess.run(["git", *command], cwd=folder, check=True)
     return folder
+
+
+def finished_smoke_graph(folder: Path, kept: Path) -> Path:
+    """Make a copy of the working tree in which the smoke graph has run to its end.
+
+    Its stages come from DVC's run cache where that holds them: the checkout's own, filled by
+    `make repro PROFILE=smoke`, or the one that an earlier run of the tests left in the folder ``kept``. DVC looks there
+    by the digests of code, data and params, so what has changed since runs again. The objects of a cache are never
+    written, so the copies share them by hard links.
+    """
+    copy_of_working_tree(folder)
+    with only_process(kept):
+        for source in (ROOT, kept):
+            link_tree(source / CACHE, folder / CACHE)
+            if (source / TIMES).exists():
+                append_lines(source / TIMES, folder / TIMES)
+
+        run(folder, "dvc", "repro", GRAPH)
+
+        link_tree(folder / CACHE, kept / CACHE)
+        (kept / TIMES).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / TIMES, kept / TIMES)
+    return folder
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in this block for a folder: what one runs, the next one finds in the cache."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """Hard-link every file of a folder that the target does not have, or copy it where a link is not possible."""
+    for path in source.rglob("*"):
+        linked = target / path.relative_to(source)
+        if path.is_dir() or linked.exists():
+            continue
+
+        linked.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            linked.hardlink_to(path)
+        except OSError:
+            shutil.copy2(path, linked)
+
+
+def append_lines(source: Path, target: Path) -> None:
+    """Append the lines of a file to another one, which need not exist."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("a") as lines:
+        lines.write(source.read_text())
 
 
 def run(folder: Path, *command: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.files import file_digests
-from tests.pipeline.smoke_copy import copy_of_working_tree, run
+from tests.pipeline.smoke_copy import finished_smoke_graph, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CHANGES = """
@@ -32,8 +32,9 @@ sft:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = copy_of_working_tree(tmp_path_factory.mktemp("rft"))
+def project(tmp_path_factory: pytest.TempPathFactory, smoke_cache: Path) -> Path:
+    """A finished smoke graph whose next teacher is its own base model."""
+    folder = finished_smoke_graph(tmp_path_factory.mktemp("rft"), smoke_cache)
     with (folder / "profiles/smoke/profile.yaml").open("a") as profile:
         profile.write(CHANGES)
     for script in ("scripts.params", "scripts.deps"):
@@ -47,32 +48,40 @@ def make_rft(folder: Path, rounds: int, profile: str = "smoke") -> "subprocess.C
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def times(folder: Path) -> list[str]:
+def stages_run(folder: Path) -> list[str]:
     """The stages that have run, in order."""
     lines = (folder / "work/timings.jsonl").read_text().splitlines()
     return [json.loads(line)["stage"] for line in lines]
 
 
-def test_every_round_samples_from_the_model_of_the_one_before_and_none_is_made_twice(project: Path) -> None:
-    first = make_rft(project, 1)
-    assert first.returncode == 0, first.stderr[-4000:]
-    round_1 = file_digests(project / "models/smoke/rft/1")
-    assert times(project)[-5:] == ["synthesize", "filter", "sft", "sft_dev", "merge"]
+ROUND = ["synthesize", "filter", "sft", "sft_dev", "merge"]
+
+
+def test_a_round_trains_on_what_the_model_itself_wrote(project: Path) -> None:
+    before = len(stages_run(project))
+    assert (made := make_rft(project, 1)).returncode == 0, made.stderr[-4000:]
+    assert stages_run(project)[before:] == ROUND
+    assert file_digests(project / "models/smoke/rft/1") != file_digests(project / "models/smoke/base")
     manifest = json.loads((project / "models/smoke/sft_adapter/manifest.json").read_text())
     assert str(manifest["best_step"]) in manifest["dev_f1"]
     assert 1 <= len(manifest["dev_f1"]) <= 2, "kept_checkpoints"
 
-    before = len(times(project))
-    second = make_rft(project, 2)
-    assert second.returncode == 0, second.stderr[-4000:]
-    assert times(project)[before:] == ["synthesize", "filter", "sft", "sft_dev", "merge"], "round 2 alone"
+
+@pytest.mark.nightly
+def test_every_round_samples_from_the_model_of_the_one_before_and_none_is_made_twice(project: Path) -> None:
+    assert (made := make_rft(project, 1)).returncode == 0, made.stderr[-4000:]
+    round_1 = file_digests(project / "models/smoke/rft/1")
+
+    before = len(stages_run(project))
+    assert (made := make_rft(project, 2)).returncode == 0, made.stderr[-4000:]
+    assert stages_run(project)[before:] == ROUND, "round 2 alone"
     assert file_digests(project / "models/smoke/rft/1") == round_1
     assert file_digests(project / "models/smoke/rft/2") != round_1
     assert "self: {model: models/smoke/rft/1}" in (project / "profiles/smoke/params.yaml").read_text()
 
-    before = len(times(project))
+    before = len(stages_run(project))
     assert make_rft(project, 2).returncode == 0
-    assert times(project)[before:] == [], "both rounds come from the cache"
+    assert stages_run(project)[before:] == [], "both rounds come from the cache"
 
 
 def test_a_profile_with_another_teacher_is_refused(project: Path) -> None:
