@@ -96,16 +96,24 @@ worker-service: environment  ## write a systemd unit that keeps `make worker` ru
 
 test test-all unit lint: EXTRAS := --all-extras
 # pytest loads the plugins of every folder of PYTHONPATH.
-TESTS := --numprocesses $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder
+PYTEST := env -u PYTHONPATH $(BIN)/python -m pytest --numprocesses $(or $(JOBS),2) --dist loadfile --no-loadscope-reorder
+# The tests wait for servers and processes at times; the checks of the code use these. They speak only of what they find.
+define BESIDE_LINT
+@mkdir -p work; \
+$(MAKE) --no-print-directory lint >work/lint.log 2>&1 & lint=$$!; \
+$(PYTEST) $(1); tests=$$?; \
+wait $$lint || { cat work/lint.log >&2; exit 1; }; \
+exit $$tests
+endef
 
-test: environment lint  ## every check, JOBS (2) test files side by side
-	@env -u PYTHONPATH $(BIN)/python -m pytest $(TESTS)
+test: environment  ## every check, JOBS (2) test files side by side
+	$(call BESIDE_LINT)
 
-test-all: environment lint  ## the same and what a night has time for: kills, many workers, other environments
-	@env -u PYTHONPATH $(BIN)/python -m pytest $(TESTS) -m ""
+test-all: environment  ## the same and what a night has time for: kills, many workers, other environments
+	$(call BESIDE_LINT,-m "")
 
 unit: environment  ## the tests without the slow ones
-	@env -u PYTHONPATH $(BIN)/python -m pytest $(TESTS) -m "not slow and not nightly"
+	@$(PYTEST) -m "not slow and not nightly"
 
 lint: environment  ## ruff, pyright, and whether uv.lock fits pyproject.toml
 	@.venvs/uv/bin/uv lock --quiet --check
