@@ -1,14 +1,12 @@
 """A small real DVC project in a temporary folder, and one real Prefect server for all tests of a process."""
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from prefect.events.worker import EventsWorker
@@ -34,22 +32,11 @@ CHAIN = {
         "outs": ["reports/tiny/f1_table.md"],
     },
 }
-# Each waits for the other one to have started, so they end only if they run side by side.
-MEETING = {
-    name: {
-        "cmd": f"touch {name}.here; until [ -e {other}.here ]; do sleep 0.1; done; echo met > {name}.txt",
-        "outs": [f"{name}.txt"],
-    }
-    for name, other in (("left", "right"), ("right", "left"))
-}
 # mkdir fails if the other one is inside at the same time.
 TAKING_TURNS = {
     name: {"cmd": f"mkdir gpu.lock && sleep 1 && rmdir gpu.lock && echo > {name}.txt", "outs": [f"{name}.txt"]}
     for name in ("sft", "evaluate")
 }
-
-LONG = {"long": {"cmd": "setsid sleep 600 & echo $! $$ > started; wait", "outs": ["never.txt"]}}
-
 
 SEND_LIMIT_S = 20.0
 
@@ -59,22 +46,14 @@ def dvc_status(root: Path) -> str:
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def heed_ctrl_c() -> None:
+def python(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def take_sigint() -> None:
     """A shell starts its background jobs with SIGINT ignored, which they would hand down."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def cancel(project: Path, module: str, environment: Mapping[str, str], how: signal.Signals) -> None:
-    """Run a module in a project of the stage LONG and send it a signal: it fails, and the stage's processes end."""
-    os.mkfifo(project / "started")
-    run = subprocess.Popen([sys.executable, "-m", module], cwd=project, env=environment, preexec_fn=heed_ctrl_c)
-    with (project / "started").open() as pids:  # opens when the stage writes to it
-        processes = [psutil.Process(int(pid)) for pid in pids.read().split()]
-    run.send_signal(how)
-    run.wait(60)
-    _, alive = psutil.wait_procs(processes, timeout=30)
-    assert alive == []
-    assert run.returncode != 0
 
 
 @pytest.fixture(scope="session")

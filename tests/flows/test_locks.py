@@ -2,7 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -49,9 +48,7 @@ def test_who_waits_says_for_whom_and_goes_on_when_the_holder_is_killed(tmp_path:
         def kill_once_said() -> None:
             os.kill(holder.pid, signal.SIGKILL)
 
-        started = time.monotonic()
         with held(lock, "the second run", "uses the GPU", said.append, kill_once_said):
-            assert time.monotonic() - started < 30
             assert holder_of(lock) == "the second run"
     assert first is not None
     assert (first.what, first.pid) == ("the first run", holder.pid)

@@ -1,7 +1,6 @@
 """`make repro`: a real DVC project, without Prefect."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,7 @@ import pytest
 
 from deepsearch_rl.errors import ConfigError
 from flows.repro import repro
-from flows.stage_run import StageFailedError
-from tests.flows.conftest import CHAIN, LONG, MEETING, PROFILE, TAKING_TURNS, MakeProject, cancel, dvc_status
+from tests.flows.conftest import CHAIN, PROFILE, TAKING_TURNS, MakeProject, dvc_status
 
 pytestmark = pytest.mark.slow
 
@@ -47,26 +45,9 @@ def test_an_output_that_is_gone_comes_back(make_project: MakeProject) -> None:
     assert (root / "digit.txt").read_text() == "1\n"
 
 
-def test_independent_stages_run_side_by_side_and_gpu_stages_in_turn(make_project: MakeProject) -> None:
-    settings = "profile: tiny\nflow: {gpu_stages: [sft, evaluate], outside_stages: []}\n"
-    make_project(MEETING | TAKING_TURNS, settings)
-    assert set(repro("tiny").values()) == {"Completed"}
-
-
 def test_one_job_runs_one_stage_at_a_time(make_project: MakeProject) -> None:
     make_project(TAKING_TURNS)
     assert set(repro("tiny", jobs=1).values()) == {"Completed"}
-
-
-def test_after_a_failure_nothing_starts_and_the_error_names_the_stage(make_project: MakeProject) -> None:
-    stages = {
-        "broken": {"cmd": "echo the reason >&2; exit 9", "outs": ["broken.txt"]},
-        "after": {"cmd": "cp broken.txt after.txt", "deps": ["broken.txt"], "outs": ["after.txt"]},
-    }
-    root = make_project(stages)
-    with pytest.raises(StageFailedError, match=r"--single-item broken` ended with status 255(.|\n)*the reason"):
-        repro("tiny")
-    assert not (root / "after.txt").exists()
 
 
 def test_a_conflict_that_git_left_is_named_before_anything_runs(make_project: MakeProject) -> None:
@@ -75,8 +56,3 @@ def test_a_conflict_that_git_left_is_named_before_anything_runs(make_project: Ma
     with pytest.raises(ConfigError, match=r"^dvc\.lock, line 1: git left both sides"):
         repro("tiny")
     assert not (root / "runs.log").exists()
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_cancelling_leaves_no_orphan(make_project: MakeProject, root: Path, how: signal.Signals) -> None:
-    cancel(make_project(LONG), "flows.repro", {**os.environ, "PYTHONPATH": str(root)}, how)

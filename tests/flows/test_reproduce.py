@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from deepsearch_rl.processes import LOOPBACK
 from flows import reproduce as flow_module
 from flows.reproduce import reproduce
 from flows.stage_run import StageFailedError
-from tests.flows.conftest import CHAIN, LONG, MEETING, PROFILE, TAKING_TURNS, MakeProject, cancel, dvc_status
+from tests.flows.conftest import CHAIN, PROFILE, MakeProject, dvc_status
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
@@ -127,16 +126,6 @@ def test_the_stage_with_the_longest_way_to_the_end_starts_first(make_project: Ma
     assert set((root / "started").read_text().split()[:2]) == {"c", "b"}
 
 
-def test_independent_stages_run_side_by_side(make_project: MakeProject) -> None:
-    make_project(MEETING)
-    assert reproduce() == {"left": "Completed", "right": "Completed"}
-
-
-def test_gpu_stages_take_turns(make_project: MakeProject) -> None:
-    make_project(TAKING_TURNS, "profile: tiny\nflow: {gpu_stages: [sft, evaluate], outside_stages: []}\n")
-    assert reproduce() == {"sft": "Completed", "evaluate": "Completed"}
-
-
 def test_a_stage_that_asks_others_is_tried_again(make_project: MakeProject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_module, "RETRY_DELAYS_S", [0.1])
     once = "[ -e tried ] || { touch tried; exit 1; }; echo > data.txt"
@@ -174,21 +163,6 @@ def test_a_block_that_the_environment_names_is_told_how_a_run_ended(
     [message] = Webhook.received
     assert message["subject"] == "tiny: Failed"
     assert "`dvc --wait-for-lock repro --single-item broken` ended with status" in message["body"]
-
-
-def test_a_failure_names_command_status_and_last_lines_and_starts_nothing_more(make_project: MakeProject) -> None:
-    stages = {
-        "broken": {"cmd": "echo the reason >&2; exit 9", "outs": ["broken.txt"]},
-        "after": {"cmd": "cp broken.txt after.txt", "deps": ["broken.txt"], "outs": ["after.txt"]},
-    }
-    root = make_project(stages)
-    with pytest.raises(StageFailedError) as caught:
-        reproduce()
-    message = str(caught.value)
-    assert "`dvc --wait-for-lock repro --single-item broken` ended with status 255" in message
-    assert "the reason" in message
-    assert "exited with 9" in message
-    assert not (root / "after.txt").exists()
 
 
 @pytest.mark.timeout(400)
@@ -236,13 +210,3 @@ def test_a_server_that_was_started_for_the_run_takes_its_last_logs(make_project:
     with sqlite3.connect(project / ".prefect" / "prefect.db") as database:
         logs = [message for (message,) in database.execute("SELECT message FROM log")]
     assert "Finished in state Completed()" in logs
-
-
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_cancelling_the_flow_leaves_no_orphan(make_project: MakeProject, root: Path, how: signal.Signals) -> None:
-    cancel(
-        make_project(LONG),
-        "flows.reproduce",
-        {**os.environ, "PYTHONPATH": str(root), "PREFECT_API_URL": str(PREFECT_API_URL.value())},
-        how,
-    )

@@ -15,7 +15,7 @@ from dvc.cli.parser import get_main_parser
 
 from flows.dvc_calls import find_foreign_run, profiles_of, read_dvc_run, read_stage_call
 from flows.locks import held, run_lock
-from tests.flows.conftest import MakeProject, dvc_status, heed_ctrl_c
+from tests.flows.conftest import MakeProject, dvc_status, take_sigint
 
 STAGE = {"cmd": "echo ran >> runs.log; echo > started; cat go > text.txt", "outs": ["text.txt"]}
 HOOK = """
@@ -62,7 +62,7 @@ def start(project: Path, root: Path) -> Iterator[Start]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                preexec_fn=heed_ctrl_c,
+                preexec_fn=take_sigint,
             )
             opened.callback(process.wait)
             opened.callback(process.kill)
