@@ -96,7 +96,7 @@ def test_parallel_calls_run_at_once_and_are_recorded_in_their_order(chat_server,
     ]
 
 
-@pytest.mark.parametrize("content", ["Mary Moss", "Mary Moss</answer>", "</answer> Mary <answer>", "", None])
+@pytest.mark.parametrize("content", ["Mary Moss", "<answer>Ann</answer> <answer>Mary", None])
 def test_a_last_turn_without_a_pair_of_tags_is_no_answer(chat_server, answer, content):
     chat_server.says(content)
     trajectory = answer()
@@ -242,40 +242,6 @@ def test_a_session_whose_search_was_cut_off_by_the_deadline_still_searches(chat_
     assert asyncio.run(two_rollouts()) == [StopReason.DEADLINE, StopReason.ANSWERED]
 
 
-@pytest.mark.parametrize(
-    ("content", "calls"),
-    [
-        ('<tool_call>\n{"name": "retrieve", "arguments": \n</tool_call>', []),
-        ("", [("retrieve", '{"query": "a')]),
-        ("", [("retrieve", '{"question": "a"}')]),
-        ("", [("search_the_web", '{"query": "a"}')]),
-        ("", [("retr\ud83d", '{"query": "a"}')]),
-        ("", [("retrieve", '{"query": "' + "a" * 40_000 + '"}')]),
-        ("", [("retrieve", '{"query": "\\ud83d"}')]),
-        ("", [("retrieve", "[" * 100_000)]),
-        ("", [("retrieve", '{"query": ' + "1" * 5000 + "}")]),
-    ],
-    ids=[
-        "raw text",
-        "broken JSON",
-        "wrong argument",
-        "unknown tool",
-        "half a pair in a name",
-        "too long",
-        "half a pair",
-        "too deep",
-        "too many digits",
-    ],
-)
-def test_a_call_that_cannot_be_carried_out_is_unparsable(chat_server, searches, answer, content, calls):
-    chat_server.says(content, *calls)
-    trajectory = answer()
-    assert trajectory.stop_reason is StopReason.TOOL_CALL_UNPARSABLE
-    assert trajectory.error
-    assert searches.queries == []
-    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
-
-
 def test_half_a_surrogate_pair_in_an_answer_can_be_stored(chat_server, answer):
     chat_server.says("<answer>caf\ud83d</answer>")
     trajectory = answer()
@@ -317,12 +283,6 @@ def test_a_model_server_that_keeps_failing_is_a_model_error_after_three_retries(
     chat_server.fails(500, "broken")
     assert answer().stop_reason is StopReason.MODEL_ERROR
     assert len(chat_server.requests) == 4
-
-
-@pytest.mark.parametrize("body", ["<html>not a completion</html>", "{}"])
-def test_a_reply_that_is_no_completion_is_a_model_error(chat_server, answer, body):
-    chat_server.fails(200, "", body=body)
-    assert answer().stop_reason is StopReason.MODEL_ERROR
 
 
 def test_a_refused_key_is_not_retried_and_never_quoted(chat_server, answer):

@@ -56,11 +56,13 @@ def test_the_stages_write_the_same_bytes_again_and_chunks_that_fit_a_small_conte
     assert len({chunk.id for chunk in chunks}) == len(chunks)
     questions = list(read_jsonl(tmp_path / "first/data/smoke/questions/multihoprag/val.jsonl", Question))
     facts = [fact for question in questions for fact in question.metadata.evidence_list or ()]
+    assert facts
     assert all(
         any(fact.fact in chunk.text for chunk in chunks if chunk.metadata.doc_id == fact.doc_id) for fact in facts
     )
 
 
+@pytest.mark.slow
 def test_the_tiny_world_is_large_enough_to_measure_on_and_has_few_comparisons() -> None:
     params = load_profile(ROOT / "params.yaml")
     world = params.section("download", DownloadConfig).world

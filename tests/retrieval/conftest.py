@@ -9,7 +9,8 @@ from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.manifest import IndexConfig
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig
+from tests.search_servers import serve_index_here
 from tests.settings import INDEX, RETRIEVAL
 
 PASSAGES = {
@@ -57,5 +58,5 @@ def retrieval_config(tmp_path_factory: pytest.TempPathFactory) -> RetrievalConfi
 
 @pytest.fixture(scope="session")
 def server_url(index_dir: Path, chunks_path: Path, retrieval_config: RetrievalConfig) -> Iterator[str]:
-    with serve_index(index_dir, chunks_path, retrieval_config) as url:
+    with serve_index_here(index_dir, chunks_path, retrieval_config) as url:
         yield url

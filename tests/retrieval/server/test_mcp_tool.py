@@ -1,4 +1,4 @@
-"""The MCP tool through the clients that agents use, against a real server process."""
+"""The MCP tool through its own client; ``test_conformance.py`` has the clients that agents use."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -6,9 +6,6 @@ from pathlib import Path
 
 import mcp
 import pytest
-from agents import RunContextWrapper
-from agents.mcp import MCPServerStreamableHttp, MCPUtil
-from mcp.client.sse import sse_client
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.retrieval.passages import NO_PASSAGES, format_passages
@@ -25,15 +22,6 @@ def expected_hits(index_dir: Path, chunks_path: Path) -> list[Hit]:
     return hits
 
 
-def test_the_agents_sdk_hands_the_model_exactly_the_passages(server_url: str, expected_hits: list[Hit]) -> None:
-    async def call():
-        async with MCPServerStreamableHttp({"url": f"{server_url}/mcp"}, cache_tools_list=True) as server:
-            [tool] = await server.list_tools()
-            return await MCPUtil.invoke_mcp_tool(server, tool, RunContextWrapper(None), '{"query": "lander comet"}')
-
-    assert asyncio.run(call()) == {"type": "text", "text": format_passages([hit.chunk for hit in expected_hits])}
-
-
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_the_structured_content_holds_what_the_model_was_shown(
     server_url: str, expected_hits: list[Hit], mode: str
@@ -47,15 +35,6 @@ def test_the_structured_content_holds_what_the_model_was_shown(
     assert result.structured_content == {
         "result": [{"chunk": hit.chunk.contents, "chunk_id": hit.chunk.id, "score": hit.score} for hit in expected_hits]
     }
-
-
-def test_metadata_come_with_the_hits_on_request(server_url: str) -> None:
-    async def call():
-        async with mcp.Client(f"{server_url}/mcp") as client:
-            return await client.call_tool("retrieve", {"query": "Austria", "with_meta": True})
-
-    [hit] = asyncio.run(call()).structured_content["result"]
-    assert hit["metadata"] == {"doc_id": "vienna", "doc_chunks": 1, "doc_chunk_id": 0}
 
 
 def test_a_search_that_finds_nothing_says_so_and_is_no_error(server_url: str) -> None:
@@ -131,18 +110,6 @@ def test_the_filtered_search_is_offered_where_the_corpus_has_something_to_filter
             return [tool.name for tool in (await client.list_tools()).tools]
 
     assert asyncio.run(listed()) == ["retrieve", "retrieve_filtered"][: 1 + filters]
-
-
-def test_a_client_of_the_sse_transport_gets_the_same_answer(server_url: str, expected_hits: list[Hit]) -> None:
-    async def call():
-        async with (
-            sse_client(f"{server_url}/sse") as streams,
-            mcp.ClientSession(*streams) as session,
-        ):
-            await session.initialize()
-            return await session.call_tool("retrieve", {"query": "lander comet"})
-
-    assert asyncio.run(call()).content[0].text == format_passages([hit.chunk for hit in expected_hits])
 
 
 def test_many_agents_at_once_get_their_own_answers(server_url: str) -> None:

@@ -211,7 +211,7 @@ def test_a_damaged_index_is_refused(tmp_path: Path, name: str) -> None:
     Bm25Index.build(make_chunks(TEXTS), tmp_path / "bm25", CONFIG)
     path = tmp_path / "bm25" / name
     os.truncate(path, path.stat().st_size - 4)
-    with pytest.raises(ArtifactError):
+    with pytest.raises(ArtifactError, match=name):
         Bm25Index.open(tmp_path / "bm25")
     path.unlink()
     with pytest.raises(ArtifactError, match=name):
