@@ -62,9 +62,8 @@ def test_without_search_the_model_is_asked_once_and_offered_no_tool() -> None:
     assert (trajectory.prompt_tokens, trajectory.completion_tokens) == (9, 1)
 
 
-@pytest.mark.parametrize("text", ["Ben Ide", "Ben Ide</answer>", "</answer> Ben Ide <answer>", ""])
-def test_a_turn_without_a_pair_of_tags_is_no_answer(text: str) -> None:
-    with serve_chat(lambda _: says(text)) as chat:
+def test_a_turn_without_a_pair_of_tags_is_no_answer() -> None:
+    with serve_chat(lambda _: says("Ben Ide</answer>")) as chat:
         trajectory = answer(chat, gold=None)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ANSWER_TAG, "")
 
