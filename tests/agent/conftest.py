@@ -18,6 +18,7 @@ from mcp_types import CallToolResult, TextContent
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
+from tests.settings import AGENT
 
 KEY = "sk-very-secret-key"
 
@@ -173,20 +174,8 @@ def agent_config() -> Callable[..., AgentConfig]:
     """Makes an agent section with some of its values replaced."""
 
     def make(**changes: Any) -> AgentConfig:
-        values = {
-            "protocol": "function_calling",
-            "prompt": "tiny",
-            "history_reasoning": False,
-            "max_searches": 3,
-            "max_turns": 6,
-            "max_tokens": 64,
-            "answer_tokens": 16,
-            "max_observation_tokens": None,
-            "context_tokens": 1024,
-            "timeout_s": 20.0,
-            "call_timeout_s": 20.0,
-            "concurrency": 4,
-        }
+        values = AGENT.model_dump() | {"max_searches": 3, "max_turns": 6, "max_tokens": 64, "answer_tokens": 16}
+        values["context_tokens"] = 1024
         changes.setdefault("call_timeout_s", min(20.0, changes.get("timeout_s", 20.0)))
         return AgentConfig(**(values | changes))
 

@@ -9,24 +9,12 @@ from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
 from deepsearch_rl.retrieval.server.service import SearchEngine
+from tests.settings import RETRIEVAL
 
 
 def service_config(**changes: object) -> RetrievalConfig:
     """A server's settings with changes."""
-    settings = {
-        "retriever": "bm25",
-        "top_k": 3,
-        "window_ms": 0,
-        "max_batch": 32,
-        "max_pending": 64,
-        "cache_entries": 100,
-        "pages": None,
-        "reranker": None,
-        "online": None,
-        "startup_timeout_s": 60,
-        "dataset_retrievers": {},
-    }
-    return RetrievalConfig.model_validate(settings | changes)
+    return RetrievalConfig.model_validate(RETRIEVAL.model_dump() | {"top_k": 3} | changes)
 
 
 def hit(text: str) -> Hit:

@@ -270,3 +270,13 @@ def test_the_figures_add_up() -> None:
     assert samples["deepsearch_search_seconds_count",] == samples["deepsearch_batch_queries_count",] > 0
     assert samples["deepsearch_search_failures_total",] == 1
     assert samples["deepsearch_queue_queries",] == 0
+
+
+def test_a_server_that_stops_leaves_nothing_running() -> None:
+    async def scenario() -> set[asyncio.Task[object]]:
+        async with RetrievalApp(engine(open_searcher()), service_config(), OPEN).running():
+            assert len(asyncio.all_tasks()) > 1
+        await asyncio.sleep(0)
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(scenario()) == set()
