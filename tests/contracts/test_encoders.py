@@ -6,7 +6,7 @@ import pytest
 from deepsearch_rl.retrieval.encoders.encoder import Encoder
 from deepsearch_rl.retrieval.encoders.encoding import open_encoder, prepare_encoder
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
-from tests.retrieval.encoders.chunks import make_chunks
+from tests.chunks import make_chunks
 from tests.retrieval.encoders.folders import onnx_config, transformers_config, write_bert, write_onnx
 
 TEXTS = ["comet", "a lander on a river on a comet on a river", "river city", "the probes on the city"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import Chunk, ChunkMetadata
+from deepsearch_rl.records import Chunk
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
@@ -15,6 +15,7 @@ from deepsearch_rl.retrieval.manifest import TERMS_FOLDER, IndexConfig, read_man
 from deepsearch_rl.retrieval.ranking import FusionWeights
 from deepsearch_rl.retrieval.rows import ChunkStore, Filter
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
+from tests.chunks import make_chunk
 from tests.settings import INDEX
 
 WORDS = ["comet", "lander", "probe", "river", "city", "capital", "country", "moon", "orbit", "ship", "island", "port"]
@@ -37,9 +38,8 @@ def text(row: int) -> str:
 
 def chunk(row: int) -> Chunk:
     """Every third chunk is of another source; all but every fifth have a day of May."""
-    known = {"doc_id": "d", "doc_chunks": 1, "doc_chunk_id": 0, "source": f"paper {row % 3}"}
     dated = {"published_at": f"2024-05-{row + 1:02}"} if row % 5 else {}
-    return Chunk(id=f"c{row}", contents=f"T{row}\n{text(row)}", metadata=ChunkMetadata.model_validate(known | dated))
+    return make_chunk(f"T{row}\n{text(row)}", f"c{row}", source=f"paper {row % 3}", **dated)
 
 
 @pytest.fixture(

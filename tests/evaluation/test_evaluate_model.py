@@ -19,7 +19,7 @@ from deepsearch_rl.evaluation.evaluate_model import checkpoint_name, evaluate_mo
 from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation, SetPlan, VariantPlan, plan_runs, settings_of
 from deepsearch_rl.files import read_jsonl, write_json, write_jsonl
 from deepsearch_rl.profile import load_profile
-from deepsearch_rl.records import Chunk, ChunkMetadata, Question, QuestionMetadata, Trajectory
+from deepsearch_rl.records import Question, QuestionMetadata, Trajectory
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.rerank import RerankerConfig
@@ -27,6 +27,7 @@ from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.serving.launch import CpuConfig, ServingConfig
 from deepsearch_rl.serving.trained_with import served_with
 from stages import evaluate as evaluate_stage
+from tests.chunks import make_chunk
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 from tests.policies import policy_folder
 from tests.search_servers import serve_index_here
@@ -47,12 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four passages with an index over them, and two question sets of one question per passage."""
     root = tmp_path_factory.mktemp("data")
     chunks = [
-        Chunk(
-            id=f"d{number}-0",
-            contents=f"{person}\n{fact(person)}",
-            metadata=ChunkMetadata(doc_id=f"d{number}", doc_chunks=1, doc_chunk_id=0),
-        )
-        for number, person in enumerate(TOWNS)
+        make_chunk(f"{person}\n{fact(person)}", f"d{number}-0", f"d{number}") for number, person in enumerate(TOWNS)
     ]
     write_jsonl(root / "chunks" / "world.jsonl", chunks)
     build_index(root / "chunks" / "world.jsonl", root / "index" / "world", INDEX, seed=0)

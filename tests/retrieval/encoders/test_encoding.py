@@ -22,7 +22,7 @@ from deepsearch_rl.retrieval.encoders.encoding import (
     write_rows,
 )
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
-from tests.retrieval.encoders.chunks import make_chunks
+from tests.chunks import make_chunks
 
 CHUNKS = make_chunks([f"comet {'river ' * (row % 9)}lander number{row % 7}" for row in range(50)])
 SVD = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=1000, max_terms=1000)

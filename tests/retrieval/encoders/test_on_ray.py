@@ -12,7 +12,7 @@ from deepsearch_rl.retrieval.encoders import encoding
 from deepsearch_rl.retrieval.encoders.encoding import EncodingConfig, EncodingJob, prepare_encoder
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
 from deepsearch_rl.retrieval.rows import ChunkStore, write_rows
-from tests.retrieval.encoders.chunks import make_chunks
+from tests.chunks import make_chunks
 from tests.retrieval.encoders.folders import transformers_config, write_bert
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

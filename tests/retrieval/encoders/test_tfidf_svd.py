@@ -5,7 +5,7 @@ import pytest
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig, TfidfSvdEncoder, sample_texts
-from tests.retrieval.encoders.chunks import make_chunks
+from tests.chunks import make_chunks
 
 TEXTS = ["a lander on a comet", "the river Danube", "a comet and its probe", "Vienna on the Danube"]
 SVD = TfidfSvdConfig(name="tfidf_svd", dimension=3, fit_rows=100, max_terms=100)

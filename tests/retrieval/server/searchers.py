@@ -4,11 +4,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
 from deepsearch_rl.retrieval.server.service import SearchEngine
+from tests.chunks import make_chunk
 from tests.settings import RETRIEVAL
 
 
@@ -19,8 +19,7 @@ def service_config(**changes: object) -> RetrievalConfig:
 
 def hit(text: str) -> Hit:
     """A hit whose chunk's title and id are ``text``."""
-    where = ChunkMetadata(doc_id=text, doc_chunks=1, doc_chunk_id=0)
-    return Hit(0, 1.0, Chunk(id=text, contents=f"{text}\n.", metadata=where))
+    return Hit(0, 1.0, make_chunk(f"{text}\n.", text, text))
 
 
 @dataclass

@@ -1,7 +1,7 @@
 import pytest
 
 from deepsearch_rl.retrieval.sparse.analysis import analyse, field_text, stem, written_date
-from tests.retrieval.sparse.chunks import make_chunk
+from tests.chunks import make_chunk
 
 CHUNK = make_chunk("Title\nBody text.", source="The Verge", published_at="2023-10-30T12:00:00+00:00")
 

@@ -17,7 +17,7 @@ from deepsearch_rl.retrieval.ranking import Ranking, rank
 from deepsearch_rl.retrieval.sparse.analysis import analyse
 from deepsearch_rl.retrieval.sparse.bm25 import FEW_COLUMNS, LANES, Bm25Config, Bm25Index, top_rows
 from deepsearch_rl.retrieval.sparse.building import RunWriter, merge_runs
-from tests.retrieval.sparse.chunks import make_chunk, make_chunks
+from tests.chunks import make_chunk, make_chunks
 
 CONFIG = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})
 TEXTS = ["lander comet comet", "river country", "comet probe orbit river"]

@@ -13,7 +13,7 @@ import pytest
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
 from deepsearch_rl.retrieval.sparse.lucene import LuceneConfig, LuceneIndex, start_jvm
-from tests.retrieval.sparse.chunks import make_chunks
+from tests.chunks import make_chunks
 
 CONFIG = LuceneConfig(engine="lucene", k1=0.9, b=0.4, heap_mb=256)
 TEXTS = ["lander comet comet", "river country 😀", "comet probe \x00 orbit river", "Füße 東京", "the of"]
