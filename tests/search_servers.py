@@ -1,4 +1,4 @@
-"""A real retrieval server in this process, for tests of what it answers rather than of how its process lives."""
+"""HTTP servers in this process, for tests of what a server answers rather than of how its process lives."""
 
 import contextlib
 import threading
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from deepsearch_rl.processes import LOOPBACK
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
@@ -33,17 +34,15 @@ def serve_index_here(index: Path, chunks: Path, config: RetrievalConfig) -> Iter
 
 
 @contextlib.contextmanager
-def serve_app(app: RetrievalApp) -> Iterator[str]:
-    """Put the application behind a real HTTP server in a thread and yield its URL."""
-    with listen(LOOPBACK, 0) as listener:
-        settings = uvicorn.Config(
-            app, ws="none", lifespan="on", log_config=None, log_level="critical", timeout_graceful_shutdown=1
-        )
+def serve_app(app: ASGIApp, port: int = 0) -> Iterator[str]:
+    """Put an application behind a real HTTP server in a thread and yield its URL; port 0 takes a free one."""
+    with listen(LOOPBACK, port) as listener:
+        settings = uvicorn.Config(app, ws="none", log_config=None, log_level="critical", timeout_graceful_shutdown=1)
         server = uvicorn.Server(settings)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
             yield f"http://{LOOPBACK}:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join()
+            thread.join(timeout=10)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,13 +10,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
+from tests.search_servers import serve_app
 from tests.settings import AGENT
 
 KEY = "sk-very-secret-key"
@@ -149,16 +148,8 @@ def mcp_server() -> Iterator[Searches]:
         found = [{"chunk": f"About {query}\nPart {i}.", "chunk_id": f"{query}-{i}", "score": 1.0} for i in range(2)]
         return CallToolResult(content=[TextContent(text="unread")], structured_content={"result": found})
 
-    app = mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")
-    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
-    thread.start()
-    state.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    yield state
-    server.should_exit = True
-    thread.join(timeout=5)
+    with serve_app(mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")) as state.url:
+        yield state
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@ import asyncio
 import json
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
-import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent
 
@@ -19,6 +17,7 @@ from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.records import Question, StopReason, Trajectory
 from tests.agent.conftest import KEY
+from tests.search_servers import serve_app
 
 QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
 ANSWER = "<answer> Mary Moss</answer>"
@@ -248,19 +247,8 @@ def bad_searches() -> Iterator[str]:
     async def retrieve(query: str) -> CallToolResult:
         return CallToolResult(content=[TextContent(text="[1] About it.")], structured_content=answers[query])
 
-    server = uvicorn.Server(
-        uvicorn.Config(
-            mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1"),
-            log_level="critical",
-            timeout_graceful_shutdown=1,
-        )
-    )
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(timeout=5)
+    with serve_app(mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")) as url:
+        yield url
 
 
 @pytest.mark.parametrize("query", ["nothing", "no list", "no id", "wrong types", "another key", "unknown"])

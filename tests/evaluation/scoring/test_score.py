@@ -149,6 +149,13 @@ def test_a_row_counts_failures_by_kind_and_scores_every_type() -> None:
     assert {kind: score.mean_tool_calls for kind, score in row.types.items()} == {"1_hop": 3.0, "null": 1.0}
 
 
+def test_figures_of_a_row_have_six_decimals() -> None:
+    rollouts = [make_rollout(number, answer="x", gold=gold) for number, gold in enumerate("xyz")]
+    row = build_row(row_key("sft", "musique", "outworld", samples=1), rollouts, generated=True, draws=200)
+    assert {row.f1, row.em, row.acc, row.precision, row.recall} == {0.333333}
+    assert (row.constant.f1, row.constant.em) == (0.333333, 0.333333)
+
+
 def test_a_row_is_made_from_rollouts_that_pass_by_once() -> None:
     rollouts = [make_rollout(question, sample, "Port Vale") for question in (0, 1) for sample in (0, 1)]
     row = build_row(KEY, iter(rollouts), generated=True, draws=200)
