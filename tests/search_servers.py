@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator
+from http.server import HTTPServer
 from pathlib import Path
 
 import uvicorn
@@ -46,3 +47,16 @@ def serve_app(app: ASGIApp, port: int = 0) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(timeout=10)
+
+
+@contextlib.contextmanager
+def in_thread(server: HTTPServer) -> Iterator[None]:
+    """Run a server of the standard library in a thread."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

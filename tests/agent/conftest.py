@@ -16,7 +16,7 @@ from mcp_types import CallToolResult, TextContent
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
-from tests.search_servers import serve_app
+from tests.search_servers import in_thread, serve_app
 from tests.settings import AGENT
 
 KEY = "sk-very-secret-key"
@@ -112,12 +112,10 @@ def chat_server() -> Iterator[ChatServer]:
             """Stay quiet."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     state.url = f"http://127.0.0.1:{server.server_port}/v1"
-    yield state
-    state.finish.set()
-    server.shutdown()
-    server.server_close()
+    with in_thread(server):
+        yield state
+        state.finish.set()
 
 
 @dataclass
