@@ -44,13 +44,6 @@ async def test_a_search_that_finds_nothing_says_so_and_is_no_error(server_url: s
     assert result.structured_content == {"result": []}
 
 
-async def test_a_call_without_query_is_an_error(server_url: str) -> None:
-    async with mcp.Client(f"{server_url}/mcp") as client:
-        result = await client.call_tool("retrieve", {"q": "comet"})
-    assert result.is_error
-    assert "query" in result.content[0].text
-
-
 async def called(tool: str, arguments: dict[str, object], filters: bool = True) -> mcp.types.CallToolResult:
     """The result of one call of a tool over a searcher whose answers are known."""
     queue = SearchQueue(open_searcher(), service_config(), Metrics())
@@ -82,6 +75,7 @@ async def test_a_filtered_search_without_filters_is_a_search() -> None:
         ("retrieve_filtered", {"query": "a", "after": "2024-01-02", "before": "2024-01-01"}),
         ("retrieve", {"query": "a" * (MAX_QUERY_CHARS + 1)}),
         ("retrieve", {"query": 7}),
+        ("retrieve", {"q": "a"}),
         ("nonexistent", {}),
     ],
 )
