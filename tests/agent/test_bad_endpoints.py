@@ -187,6 +187,11 @@ def test_a_call_that_is_no_search_is_unparsable_and_kept_as_written(
     assert searches.queries == []
 
 
+def test_an_argument_that_does_not_fit_is_named(chat_server: Any, rollout: Callable[..., Trajectory]) -> None:
+    chat_server.script.append(called({"name": "retrieve", "arguments": '{"query": 7}'}))
+    assert "query: " in (rollout().error or "")
+
+
 def test_a_call_that_is_written_as_text_is_unparsable(
     chat_server: Any, searches: Any, rollout: Callable[..., Trajectory]
 ) -> None:

@@ -54,7 +54,7 @@ def test_an_answered_question_is_recorded_with_every_message_search_and_token(ch
 
 
 def test_requests_carry_the_frozen_schema_and_the_recorded_conversation(chat_server, answer):
-    chat_server.says('<tool_call>\n{"name": "retrieve"}\n</tool_call>', "a")
+    chat_server.says('<tool_call>\n{"name": "retrieve"}\n</tool_call>', "Zoë")
     chat_server.says(ANSWER)
     answer()
     first, second = chat_server.requests
@@ -62,7 +62,7 @@ def test_requests_carry_the_frozen_schema_and_the_recorded_conversation(chat_ser
     assert (first["temperature"], first["max_tokens"]) == (0.7, 64)
     assert not {"stream", "logprobs", "seed"} & set(first)
     call = second["messages"][2]
-    assert (call["content"], json.loads(call["tool_calls"][0]["function"]["arguments"])) == ("", {"query": "a"})
+    assert (call["content"], call["tool_calls"][0]["function"]["arguments"]) == ("", '{"query": "Zoë"}')
     assert second["messages"][3]["tool_call_id"] == call["tool_calls"][0]["id"]
     assert second["messages"][:2] == first["messages"]
 

@@ -237,7 +237,7 @@ def test_a_missing_or_damaged_file_is_refused(folder: Path, kind: str, tmp_path:
     ("kind", "changes", "complaint"),
     [
         ("ivf_pq", {"m": 3}, "does not divide"),
-        ("ivf_pq_refine", {"nbits": 11}, "too few"),
+        ("ivf_pq_refine", {"nbits": 11}, "too few for 2048 codes"),
         ("ivf_flat", {"nlist": 1501}, "too few"),
     ],
 )
