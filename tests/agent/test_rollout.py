@@ -96,24 +96,21 @@ def test_parallel_calls_run_at_once_and_are_recorded_in_their_order(chat_server,
     ]
 
 
-@pytest.mark.parametrize("content", ["Mary Moss", "<answer>Ann</answer> <answer>Mary", None])
-def test_a_last_turn_without_a_pair_of_tags_is_no_answer(chat_server, answer, content):
+@pytest.mark.parametrize(
+    ("content", "stop_reason"),
+    [
+        ("<answer></answer>", StopReason.ANSWERED),
+        ("Mary Moss", StopReason.NO_ANSWER_TAG),
+        ("<answer>Ann</answer> <answer>Mary", StopReason.NO_ANSWER_TAG),
+        (None, StopReason.NO_ANSWER_TAG),
+        ("<think>\nPerhaps <answer>Ann Moss</answer>?\n</think>\n\nI cannot tell.", StopReason.NO_ANSWER_TAG),
+        ("<think>\nPerhaps <tool_call>?\n</think>\n\nI cannot tell.", StopReason.NO_ANSWER_TAG),
+    ],
+)
+def test_a_last_turn_is_an_answer_where_its_text_holds_a_pair_of_tags(chat_server, answer, content, stop_reason):
     chat_server.says(content)
     trajectory = answer()
-    assert (trajectory.stop_reason, trajectory.rounds) == (StopReason.NO_ANSWER_TAG, 1)
-
-
-@pytest.mark.parametrize("draft", ["<answer>Ann Moss</answer>", "<tool_call>"])
-def test_what_stands_in_a_thought_inside_the_text_is_neither_answer_nor_call(chat_server, answer, draft):
-    chat_server.says(f"<think>\nPerhaps {draft}?\n</think>\n\nI cannot tell.")
-    trajectory = answer()
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ANSWER_TAG, "")
-
-
-def test_a_blank_answer_between_the_tags_is_an_answer(chat_server, answer):
-    chat_server.says("<answer></answer>")
-    trajectory = answer()
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWERED, "")
+    assert (trajectory.stop_reason, trajectory.answer, trajectory.rounds) == (stop_reason, "", 1)
 
 
 def test_a_model_told_that_its_searches_are_used_up_can_still_answer(chat_server, searches, answer):
