@@ -103,7 +103,17 @@ def test_a_request_that_does_not_fit_is_answered_422_and_names_the_field(body: o
 
 
 @pytest.mark.parametrize("path", ["/retrieve", "/access", "/mcp", "/messages/?session_id=0"])
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'"\\ud800"', b"[" * 100_000, b'{"a": NaN}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"jsonrpc": "2.0", "id": "\\ud800", "method": "ping"}',
+        b'{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"_meta": {"a": NaN}}}',
+    ],
+)
 def test_a_body_that_is_not_json_is_the_clients_fault(path: str, body: bytes) -> None:
     with serving(open_searcher(), pages=None) as client:
         answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
