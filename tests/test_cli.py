@@ -36,26 +36,17 @@ def test_help_teaches_the_commands_in_order_of_use() -> None:
     assert positions == sorted(positions)
 
 
-def test_help_and_version_are_quick_and_load_nothing_heavy() -> None:
+@pytest.mark.parametrize(("option", "shown"), [("--version", __version__), ("--help", "deepsearch doctor")])
+def test_help_and_version_load_neither_a_subcommand_nor_anything_heavy(option: str, shown: str) -> None:
     code = (
-        "import sys; sys.argv[1:] = ['--version']\n"
+        f"import sys; sys.argv[1:] = ['{option}']\n"
         "from deepsearch_rl.cli import main\ntry: main()\nfinally: print(*sys.modules)"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    version, modules = output.splitlines()
-    assert version == __version__
-    loaded = {name.partition(".")[0] for name in modules.split()}
-    assert not {"torch", "mlflow", "prefect", "dvc", "transformers", "numpy", "pydantic", "yaml", "rich"} & loaded
-
-
-def test_help_loads_no_subcommand() -> None:
-    code = (
-        "import sys; sys.argv[1:] = ['--help']\n"
-        "from deepsearch_rl.cli import main\ntry: main()\nfinally: print(*sys.modules)"
-    )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    modules = output.splitlines()[-1].split()
-    assert not {"deepsearch_rl.commands", "pydantic", "yaml"} & set(modules)
+    text, _, modules = output.strip().rpartition("\n")
+    assert shown in text
+    heavy = {"torch", "mlflow", "prefect", "dvc", "transformers", "numpy", "pydantic", "yaml"}
+    assert not {"deepsearch_rl.commands", *heavy} & set(modules.split())
 
 
 def test_completion_knows_the_commands_and_what_is_below_them() -> None:
@@ -97,7 +88,9 @@ def test_an_error_of_the_system_is_one_paragraph(
     (tmp_path / "corpus.jsonl").touch()
     build = ("retrieve", "build", "--corpus", str(tmp_path / "corpus.jsonl"), "--out")
     told = deepsearch(monkeypatch, *build, str(tmp_path / "corpus.jsonl" / "index"))
-    assert told == f"error: [Errno 17] File exists: '{tmp_path / 'corpus.jsonl'}'"
+    assert told.startswith("error: ")
+    assert str(tmp_path / "corpus.jsonl") in told
+    assert "\n" not in told
     assert "Traceback" not in capsys.readouterr().err
     deepsearch(monkeypatch, "--debug", *build, str(tmp_path / "corpus.jsonl" / "index"))
     assert "Traceback" in capsys.readouterr().err
@@ -112,7 +105,9 @@ def test_a_package_that_is_missing_is_one_paragraph_with_the_part_that_brings_it
     for name in [name for name in sys.modules if name.startswith(packages)]:
         monkeypatch.delitem(sys.modules, name)
     message = deepsearch(monkeypatch, "score", str(tmp_path / "answers.jsonl"))
-    assert message == ("error: this needs the package numpy, which is not installed; run `pip install deepsearch-rl`.")
+    assert message.startswith("error: ")
+    assert "numpy" in message
+    assert "`pip install deepsearch-rl`" in message
 
 
 def help_texts() -> Iterator[tuple[str, str]]:
@@ -125,11 +120,15 @@ def help_texts() -> Iterator[tuple[str, str]]:
             yield from ((f"{name} {inner}", leaf.help or "") for inner, leaf in command.commands.items())
 
 
-@pytest.mark.parametrize(("words", "text"), [pytest.param(*case, id=case[0]) for case in help_texts()])
+EXAMPLE = re.compile("^    (.*)$", re.MULTILINE)
+WITH_EXAMPLES = [pytest.param(words, text, id=words) for words, text in help_texts() if EXAMPLE.search(text)]
+
+
+@pytest.mark.parametrize(("words", "text"), WITH_EXAMPLES)
 def test_examples_of_a_help_text_stand_line_by_line(words: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 200)
     lines = [line.strip() for line in RUNNER.invoke(app, [*words.split(), "--help"]).output.splitlines()]
-    for example in re.findall("^    (.*)$", text, re.MULTILINE):
+    for example in EXAMPLE.findall(text):
         assert example.strip() in lines
 
 

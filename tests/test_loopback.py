@@ -161,7 +161,7 @@ def test_a_stage_asks_no_proxy_for_this_machine(tmp_path: Path, root: Path, serv
     assert proxy.targets == [ELSEWHERE]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_deepsearch_evaluate_asks_no_proxy_for_a_model_and_a_retriever_on_this_machine(
     folder: Path, proxy: Recorder
 ) -> None:

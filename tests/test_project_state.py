@@ -23,17 +23,24 @@ def git(folder: Path, *arguments: str, fails: bool = False) -> str:
     return result.stdout.strip()
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A committed DVC project, whose stage says that it has started and then waits."""
-    git(tmp_path, "init", "--quiet", "--initial-branch=main")
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=tmp_path, check=True)
-    (tmp_path / "dvc.yaml").write_text(GRAPH)
-    (tmp_path / "params.yaml").write_text("number: 1\n")
-    (tmp_path / ".gitignore").write_text("/started\n/go\n")
-    git(tmp_path, "add", "--all")
-    git(tmp_path, "commit", "--quiet", "--message=first")
-    return tmp_path
+    folder = tmp_path_factory.mktemp("committed")
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=folder, check=True)
+    (folder / "dvc.yaml").write_text(GRAPH)
+    (folder / "params.yaml").write_text("number: 1\n")
+    (folder / ".gitignore").write_text("/started\n/go\n")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message=first")
+    return folder
+
+
+@pytest.fixture
+def project(committed: Path, tmp_path: Path) -> Path:
+    """A copy of the project that a test may break."""
+    return shutil.copytree(committed, tmp_path / "project")
 
 
 def run_remedy(problem: str, folder: Path, begins: str) -> None:
@@ -99,7 +106,7 @@ def test_a_conflict_that_git_left_is_named_with_its_line(project: Path, name: st
     assert path.read_text() == "first: 0\nnumber: 3\n"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_experiment_leaves_a_detached_head_and_the_way_back_is_named(project: Path) -> None:
     (project / "notes.txt").write_text("kept\n")
     for name in ("started", "go"):

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,13 +10,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
+from tests.search_servers import in_thread, serve_app
+from tests.settings import AGENT
 
 KEY = "sk-very-secret-key"
 
@@ -112,12 +112,10 @@ def chat_server() -> Iterator[ChatServer]:
             """Stay quiet."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     state.url = f"http://127.0.0.1:{server.server_port}/v1"
-    yield state
-    state.finish.set()
-    server.shutdown()
-    server.server_close()
+    with in_thread(server):
+        yield state
+        state.finish.set()
 
 
 @dataclass
@@ -148,16 +146,8 @@ def mcp_server() -> Iterator[Searches]:
         found = [{"chunk": f"About {query}\nPart {i}.", "chunk_id": f"{query}-{i}", "score": 1.0} for i in range(2)]
         return CallToolResult(content=[TextContent(text="unread")], structured_content={"result": found})
 
-    app = mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")
-    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
-    thread.start()
-    state.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    yield state
-    server.should_exit = True
-    thread.join(timeout=5)
+    with serve_app(mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")) as state.url:
+        yield state
 
 
 @pytest.fixture
@@ -173,20 +163,8 @@ def agent_config() -> Callable[..., AgentConfig]:
     """Makes an agent section with some of its values replaced."""
 
     def make(**changes: Any) -> AgentConfig:
-        values = {
-            "protocol": "function_calling",
-            "prompt": "tiny",
-            "history_reasoning": False,
-            "max_searches": 3,
-            "max_turns": 6,
-            "max_tokens": 64,
-            "answer_tokens": 16,
-            "max_observation_tokens": None,
-            "context_tokens": 1024,
-            "timeout_s": 20.0,
-            "call_timeout_s": 20.0,
-            "concurrency": 4,
-        }
+        values = AGENT.model_dump() | {"max_searches": 3, "max_turns": 6, "max_tokens": 64, "answer_tokens": 16}
+        values["context_tokens"] = 1024
         changes.setdefault("call_timeout_s", min(20.0, changes.get("timeout_s", 20.0)))
         return AgentConfig(**(values | changes))
 

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent
 
-from deepsearch_rl.retrieval.server.launch import listen
+from tests.search_servers import serve_app
 
 
 @contextmanager
@@ -28,13 +27,8 @@ def serve_search(searching: Callable[[str], None], port: int = 0, tool: str = "r
         return CallToolResult(content=[TextContent(text=query)], structured_content=found)
 
     app = mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")
-    with listen("127.0.0.1", port) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        yield listener.getsockname()[1]
-        server.should_exit = True
-        thread.join(timeout=5)
+    with serve_app(app, port) as url:
+        yield int(url.rpartition(":")[2])
 
 
 @contextmanager

@@ -4,13 +4,11 @@ import asyncio
 import json
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
-import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent
 
@@ -19,6 +17,7 @@ from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.records import Question, StopReason, Trajectory
 from tests.agent.conftest import KEY
+from tests.search_servers import serve_app
 
 QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
 ANSWER = "<answer> Mary Moss</answer>"
@@ -167,6 +166,12 @@ UNPARSABLE: dict[str, Send] = {
     "two objects": called({"name": "retrieve", "arguments": '{"query": "a"}{"query": "b"}'}),
     "a tool that does not exist": called({"name": "browse", "arguments": '{"query": "a"}'}),
     "a tool without name": called({"name": "", "arguments": '{"query": "a"}'}),
+    "another argument": called({"name": "retrieve", "arguments": '{"question": "a"}'}),
+    "half a surrogate pair in a name": called({"name": "retr\ud83d", "arguments": '{"query": "a"}'}),
+    "half a surrogate pair in a query": called({"name": "retrieve", "arguments": '{"query": "\\ud83d"}'}),
+    "a query that is too long": called({"name": "retrieve", "arguments": json.dumps({"query": "a" * 40_000})}),
+    "arguments that are too deep": called({"name": "retrieve", "arguments": "[" * 100_000}),
+    "a number of too many digits": called({"name": "retrieve", "arguments": '{"query": ' + "1" * 5000 + "}"}),
 }
 
 
@@ -177,7 +182,22 @@ def test_a_call_that_is_no_search_is_unparsable_and_kept_as_written(
     chat_server.script.append(send)
     trajectory = rollout()
     assert trajectory.stop_reason is StopReason.TOOL_CALL_UNPARSABLE
+    assert trajectory.error
     assert trajectory.messages[-1].tool_calls
+    assert searches.queries == []
+
+
+def test_an_argument_that_does_not_fit_is_named(chat_server: Any, rollout: Callable[..., Trajectory]) -> None:
+    chat_server.script.append(called({"name": "retrieve", "arguments": '{"query": 7}'}))
+    assert "query: " in (rollout().error or "")
+
+
+def test_a_call_that_is_written_as_text_is_unparsable(
+    chat_server: Any, searches: Any, rollout: Callable[..., Trajectory]
+) -> None:
+    chat_server.says('<tool_call>\n{"name": "retrieve", "arguments": \n</tool_call>')
+    trajectory = rollout()
+    assert trajectory.stop_reason is StopReason.TOOL_CALL_UNPARSABLE
     assert searches.queries == []
 
 
@@ -194,13 +214,6 @@ def test_a_body_that_never_ends_is_a_deadline(chat_server: Any, rollout: Callabl
     assert rollout(timeout_s=0.3).stop_reason is StopReason.DEADLINE
 
 
-def test_a_server_that_takes_the_request_and_says_nothing_is_a_deadline(
-    chat_server: Any, rollout: Callable[..., Trajectory]
-) -> None:
-    chat_server.hangs()
-    assert rollout(timeout_s=0.3).stop_reason is StopReason.DEADLINE
-
-
 def test_an_answer_behind_ten_megabytes_of_thought_is_still_an_answer(
     chat_server: Any, rollout: Callable[..., Trajectory]
 ) -> None:
@@ -211,14 +224,11 @@ def test_an_answer_behind_ten_megabytes_of_thought_is_still_an_answer(
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("<answer>a</answer> or rather <answer>b</answer>", "b"),
-        ("<answer>outer <answer>inner</answer>", "inner"),
-        ("<answer>x</answer> more </answer>", "x</answer> more"),
         ("<answer>Zoe\u0308 \u200b\U0001f600 \u202eabc\x00</answer>", "Zoe\u0308 \u200b\U0001f600 \u202eabc\x00"),
         ("<answer>line\u2028line\u0085line\r\n</answer>", "line\u2028line\u0085line"),
     ],
 )
-def test_of_several_tags_the_last_pair_counts_and_unicode_stays_as_it_is(
+def test_unicode_in_an_answer_stays_as_it_is(
     chat_server: Any, rollout: Callable[..., Trajectory], content: str, expected: str
 ) -> None:
     chat_server.says(content)
@@ -226,27 +236,9 @@ def test_of_several_tags_the_last_pair_counts_and_unicode_stays_as_it_is(
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWERED, expected)
 
 
-def test_an_answer_that_was_opened_again_and_not_closed_is_none(
-    chat_server: Any, rollout: Callable[..., Trajectory]
-) -> None:
-    chat_server.says("<answer>first</answer> <answer>open")
-    trajectory = rollout()
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ANSWER_TAG, "")
-
-
-def test_a_server_that_says_when_to_come_back_is_asked_again(
-    chat_server: Any, rollout: Callable[..., Trajectory], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(endpoint_module, "MODEL_RETRIES", 1)
-    chat_server.script.append(body(b"{}", status=429, retry_after="0.01"))
-    chat_server.says(ANSWER)
-    assert rollout().stop_reason is StopReason.ANSWERED
-    assert len(chat_server.requests) == 2
-
-
 @pytest.fixture(scope="module")
 def bad_searches() -> Iterator[str]:
-    """An MCP server whose tool answers as its query asks: with text, without chunks, with none of the fields, late."""
+    """An MCP server whose tool answers as its query asks: with text, without chunks, with none of the fields."""
     mcp = MCPServer("retrieval_server", log_level="ERROR", subscriptions=False)
     answers: dict[str, Any] = {
         "nothing": None,
@@ -258,23 +250,10 @@ def bad_searches() -> Iterator[str]:
 
     @mcp.tool(structured_output=False)
     async def retrieve(query: str) -> CallToolResult:
-        if query == "late":
-            await asyncio.sleep(30)
         return CallToolResult(content=[TextContent(text="[1] About it.")], structured_content=answers[query])
 
-    server = uvicorn.Server(
-        uvicorn.Config(
-            mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1"),
-            log_level="critical",
-            timeout_graceful_shutdown=1,
-        )
-    )
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(timeout=5)
+    with serve_app(mcp.streamable_http_app(stateless_http=True, json_response=True, host="127.0.0.1")) as url:
+        yield url
 
 
 @pytest.mark.parametrize("query", ["nothing", "no list", "no id", "wrong types", "another key", "unknown"])
@@ -286,14 +265,6 @@ def test_a_search_result_that_names_no_chunks_is_a_tool_error_and_never_an_empty
     assert trajectory.stop_reason is StopReason.TOOL_ERROR
     assert trajectory.retrievals == ()
     assert all(message.role != "tool" for message in trajectory.messages)
-
-
-def test_a_search_that_hangs_is_a_deadline(
-    chat_server: Any, bad_searches: str, agent_config: Callable[..., AgentConfig]
-) -> None:
-    chat_server.says("", "late")
-    trajectory = asyncio.run(_answer_with(chat_server, bad_searches, agent_config(timeout_s=0.5)))
-    assert trajectory.stop_reason is StopReason.DEADLINE
 
 
 async def _answer_with(chat_server: Any, url: str, config: AgentConfig) -> Trajectory:

@@ -6,7 +6,7 @@ import pytest
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.agent.prompts import load_prompt, prompt_title
 from deepsearch_rl.errors import ArtifactError, UnknownNameError
 from deepsearch_rl.profile import load_profile
 from deepsearch_rl.training.pretrain.model import world_tokenizer
@@ -22,6 +22,18 @@ def test_every_prompt_asks_for_an_answer_between_tags(name: str) -> None:
 def test_an_unknown_prompt_is_refused_with_the_nearest_names() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'multihoprag_nothink'"):
         load_prompt("multihoprag_no_think")
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("tiny", "tiny"),
+        ("src/deepsearch_rl/agent/prompts/tiny.txt", "tiny"),
+        ("models/tiny/prompt/prompt.txt", "models/tiny/prompt/prompt.txt"),
+    ],
+)
+def test_tables_call_a_prompt_of_ours_by_its_name_and_another_by_its_path(name: str, title: str) -> None:
+    assert prompt_title(name) == title
 
 
 def test_a_prompt_can_be_a_file_that_a_stage_made(tmp_path: Path) -> None:

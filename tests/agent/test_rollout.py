@@ -54,7 +54,7 @@ def test_an_answered_question_is_recorded_with_every_message_search_and_token(ch
 
 
 def test_requests_carry_the_frozen_schema_and_the_recorded_conversation(chat_server, answer):
-    chat_server.says('<tool_call>\n{"name": "retrieve"}\n</tool_call>', "a")
+    chat_server.says('<tool_call>\n{"name": "retrieve"}\n</tool_call>', "Zoë")
     chat_server.says(ANSWER)
     answer()
     first, second = chat_server.requests
@@ -62,7 +62,7 @@ def test_requests_carry_the_frozen_schema_and_the_recorded_conversation(chat_ser
     assert (first["temperature"], first["max_tokens"]) == (0.7, 64)
     assert not {"stream", "logprobs", "seed"} & set(first)
     call = second["messages"][2]
-    assert (call["content"], json.loads(call["tool_calls"][0]["function"]["arguments"])) == ("", {"query": "a"})
+    assert (call["content"], call["tool_calls"][0]["function"]["arguments"]) == ("", '{"query": "Zoë"}')
     assert second["messages"][3]["tool_call_id"] == call["tool_calls"][0]["id"]
     assert second["messages"][:2] == first["messages"]
 
@@ -96,24 +96,21 @@ def test_parallel_calls_run_at_once_and_are_recorded_in_their_order(chat_server,
     ]
 
 
-@pytest.mark.parametrize("content", ["Mary Moss", "Mary Moss</answer>", "</answer> Mary <answer>", "", None])
-def test_a_last_turn_without_a_pair_of_tags_is_no_answer(chat_server, answer, content):
+@pytest.mark.parametrize(
+    ("content", "stop_reason"),
+    [
+        ("<answer></answer>", StopReason.ANSWERED),
+        ("Mary Moss", StopReason.NO_ANSWER_TAG),
+        ("<answer>Ann</answer> <answer>Mary", StopReason.NO_ANSWER_TAG),
+        (None, StopReason.NO_ANSWER_TAG),
+        ("<think>\nPerhaps <answer>Ann Moss</answer>?\n</think>\n\nI cannot tell.", StopReason.NO_ANSWER_TAG),
+        ("<think>\nPerhaps <tool_call>?\n</think>\n\nI cannot tell.", StopReason.NO_ANSWER_TAG),
+    ],
+)
+def test_a_last_turn_is_an_answer_where_its_text_holds_a_pair_of_tags(chat_server, answer, content, stop_reason):
     chat_server.says(content)
     trajectory = answer()
-    assert (trajectory.stop_reason, trajectory.rounds) == (StopReason.NO_ANSWER_TAG, 1)
-
-
-@pytest.mark.parametrize("draft", ["<answer>Ann Moss</answer>", "<tool_call>"])
-def test_what_stands_in_a_thought_inside_the_text_is_neither_answer_nor_call(chat_server, answer, draft):
-    chat_server.says(f"<think>\nPerhaps {draft}?\n</think>\n\nI cannot tell.")
-    trajectory = answer()
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ANSWER_TAG, "")
-
-
-def test_a_blank_answer_between_the_tags_is_an_answer(chat_server, answer):
-    chat_server.says("<answer></answer>")
-    trajectory = answer()
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWERED, "")
+    assert (trajectory.stop_reason, trajectory.answer, trajectory.rounds) == (stop_reason, "", 1)
 
 
 def test_a_model_told_that_its_searches_are_used_up_can_still_answer(chat_server, searches, answer):
@@ -242,40 +239,6 @@ def test_a_session_whose_search_was_cut_off_by_the_deadline_still_searches(chat_
     assert asyncio.run(two_rollouts()) == [StopReason.DEADLINE, StopReason.ANSWERED]
 
 
-@pytest.mark.parametrize(
-    ("content", "calls"),
-    [
-        ('<tool_call>\n{"name": "retrieve", "arguments": \n</tool_call>', []),
-        ("", [("retrieve", '{"query": "a')]),
-        ("", [("retrieve", '{"question": "a"}')]),
-        ("", [("search_the_web", '{"query": "a"}')]),
-        ("", [("retr\ud83d", '{"query": "a"}')]),
-        ("", [("retrieve", '{"query": "' + "a" * 40_000 + '"}')]),
-        ("", [("retrieve", '{"query": "\\ud83d"}')]),
-        ("", [("retrieve", "[" * 100_000)]),
-        ("", [("retrieve", '{"query": ' + "1" * 5000 + "}")]),
-    ],
-    ids=[
-        "raw text",
-        "broken JSON",
-        "wrong argument",
-        "unknown tool",
-        "half a pair in a name",
-        "too long",
-        "half a pair",
-        "too deep",
-        "too many digits",
-    ],
-)
-def test_a_call_that_cannot_be_carried_out_is_unparsable(chat_server, searches, answer, content, calls):
-    chat_server.says(content, *calls)
-    trajectory = answer()
-    assert trajectory.stop_reason is StopReason.TOOL_CALL_UNPARSABLE
-    assert trajectory.error
-    assert searches.queries == []
-    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
-
-
 def test_half_a_surrogate_pair_in_an_answer_can_be_stored(chat_server, answer):
     chat_server.says("<answer>caf\ud83d</answer>")
     trajectory = answer()
@@ -317,12 +280,6 @@ def test_a_model_server_that_keeps_failing_is_a_model_error_after_three_retries(
     chat_server.fails(500, "broken")
     assert answer().stop_reason is StopReason.MODEL_ERROR
     assert len(chat_server.requests) == 4
-
-
-@pytest.mark.parametrize("body", ["<html>not a completion</html>", "{}"])
-def test_a_reply_that_is_no_completion_is_a_model_error(chat_server, answer, body):
-    chat_server.fails(200, "", body=body)
-    assert answer().stop_reason is StopReason.MODEL_ERROR
 
 
 def test_a_refused_key_is_not_retried_and_never_quoted(chat_server, answer):

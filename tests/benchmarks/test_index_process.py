@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_refined_index_lives_in_its_files_and_survives_a_cold_cache(folder: Path) -> None:
     opening = Opening(folder, REFINED)
     with IndexProcess() as process:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import Chunk, ChunkMetadata
+from deepsearch_rl.records import Chunk
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.hybrid.retriever import FEATURES
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
@@ -15,10 +15,12 @@ from deepsearch_rl.retrieval.manifest import TERMS_FOLDER, IndexConfig, read_man
 from deepsearch_rl.retrieval.ranking import FusionWeights
 from deepsearch_rl.retrieval.rows import ChunkStore, Filter
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
+from tests.chunks import make_chunk
+from tests.settings import INDEX
 
 WORDS = ["comet", "lander", "probe", "river", "city", "capital", "country", "moon", "orbit", "ship", "island", "port"]
 BM25 = {
-    "builtin": {"engine": "builtin", "k1": 0.9, "b": 0.4, "fields": {"contents": 1.0}},
+    "builtin": INDEX.bm25.model_dump(),
     "lucene": {"engine": "lucene", "k1": 0.9, "b": 0.4, "heap_mb": 256},
 }
 LEARNT = "learnt hybrid"
@@ -36,9 +38,8 @@ def text(row: int) -> str:
 
 def chunk(row: int) -> Chunk:
     """Every third chunk is of another source; all but every fifth have a day of May."""
-    known = {"doc_id": "d", "doc_chunks": 1, "doc_chunk_id": 0, "source": f"paper {row % 3}"}
     dated = {"published_at": f"2024-05-{row + 1:02}"} if row % 5 else {}
-    return Chunk(id=f"c{row}", contents=f"T{row}\n{text(row)}", metadata=ChunkMetadata.model_validate(known | dated))
+    return make_chunk(f"T{row}\n{text(row)}", f"c{row}", source=f"paper {row % 3}", **dated)
 
 
 @pytest.fixture(
@@ -55,21 +56,9 @@ def searcher(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         pytest.importorskip("jnius_config", reason="the extra pyserini is not installed")
     folder: Path = tmp_path_factory.mktemp("contract")
     write_jsonl(folder / "c.jsonl", map(chunk, range(24)))
-    config = {
-        "bm25": BM25[engine],
-        "encoder": {"name": "tfidf_svd", "dimension": 16, "fit_rows": 1000, "max_terms": 1000},
-        "encoding": {"engine": "local", "dtype": "float32", "block_rows": 4096, "ray": None},
-        "vectors": {"kind": "flat"},
-        "fusion": {
-            "depth": 20,
-            "source_depth": 5,
-            "unlearned": "reciprocal_ranks",
-            "rrf_k": 60,
-            "bm25_weight": 1.0,
-            "dense_weight": 1.0,
-            "learning": None,
-        },
-    }
+    config = INDEX.model_dump() | {"bm25": BM25[engine]}
+    config["encoder"]["dimension"] = 16
+    config["fusion"] |= {"depth": 20, "dense_weight": 1.0}
     build_index(folder / "c.jsonl", folder / "index", IndexConfig.model_validate(config), seed=0)
     if retriever == LEARNT:
         add_weights(folder / "index", folder / "c.jsonl")

@@ -28,6 +28,11 @@ REAL_QUESTIONS = {
     "popqa": ("searchr1/popqa", 1946),
     "triviaqa": ("searchr1/triviaqa", 825),
 }
+REAL_TYPES = {
+    "musique": {"2_hop", "3_hop", "4_hop"},
+    "2wikimultihopqa": {"compositional", "comparison", "inference", "bridge_comparison"},
+    "hotpotqa": {"bridge", "comparison"},
+}
 REAL_CORPORA = {
     "graphrag_bench": ("graphrag_bench/corpus_novel", 20),
     "graphrag_bench (medical)": ("graphrag_bench/corpus_medical", 1),
@@ -87,6 +92,8 @@ def test_the_real_questions_are_read_whole_and_their_ids_differ(real_data: Path,
     questions = list(QUESTION_FORMATS[name.split()[0]](real_data / f"{file}.jsonl.gz"))
     assert len(questions) == len({question.id for question in questions}) == count
     assert all(question.golden_answers for question in questions)
+    types = {question.metadata.question_type for question in questions} - {""}
+    assert types == REAL_TYPES.get(name, types)
 
 
 @pytest.mark.realdata
@@ -108,6 +115,7 @@ def test_the_real_news_is_read_as_the_hubs_repository_holds_it(real_data: Path, 
     known = [one for one in questions if one.metadata.evidence_list is not None]
     assert len(known) == sum(row["evidence_list"] is not None for row in queries) < 2356
     facts = [fact for one in known for fact in one.metadata.evidence_list or ()]
+    assert len(facts) > 900
     assert all(without_space(fact.fact) in without_space(documents[fact.doc_id or ""].text) for fact in facts)
     nulls = [one for one in questions if one.metadata.question_type == "null_query"]
     assert {one.golden_answers for one in nulls} == {("Insufficient information.",)}
@@ -151,7 +159,8 @@ def test_a_damaged_parquet_file_and_a_wrong_row_are_named(tmp_path: Path) -> Non
 
 def test_the_command_lists_all_and_shows_one() -> None:
     listed = CliRunner().invoke(app, ["datasets"]).stdout
-    assert all(name in listed for name in CARDS)
+    assert CARDS
+    assert [name for name in CARDS if name not in listed] == []
     shown = CliRunner().invoke(app, ["datasets", "popqa"]).stdout
     assert "MIT" in shown
     assert str(CARDS["popqa"].revision) in shown

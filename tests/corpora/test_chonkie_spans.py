@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from deepsearch_rl.corpora.chonkie_spans import SpanChunker, span_chunker
 from deepsearch_rl.corpora.chunking import ChunkConfig, chunk_corpora, cut_documents
@@ -23,6 +22,7 @@ from deepsearch_rl.errors import UnavailableError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Chunk, Document
+from tests.corpora.tokenizers_of import byte_pairs, word_pieces
 
 MakeChunker = Callable[[TokenCounter, int, int], SpanChunker]
 token_chunker: MakeChunker = partial(span_chunker, "chonkie_token")
@@ -31,30 +31,10 @@ CONFIG = ChunkConfig(chunker="chonkie_token", chunk_size=8, overlap=0, tokenizer
 TEXT = "One two. Drei ÄÖ — vier,\n\n  five (six)! " + "Seven eight nine ten eleven. " * 20
 
 
-def word_piece(texts: list[str]) -> HfCounter:
-    """A tokenizer that lower-cases and drops white space, so that its own decoding is another text."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]"], show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    return HfCounter(tokenizer)
-
-
-def byte_pairs(texts: list[str]) -> HfCounter:
-    """A tokenizer of bytes, several tokens of which may lie in one character."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    return HfCounter(tokenizer)
-
-
 COUNTERS: dict[str, TokenCounter] = {
     "words": WordCounter(),
-    "wordpiece": word_piece([TEXT]),
-    "bytes": byte_pairs([TEXT]),
+    "wordpiece": HfCounter(word_pieces([TEXT])),
+    "bytes": HfCounter(byte_pairs([TEXT])),
 }
 
 
@@ -143,7 +123,7 @@ def test_without_chonkie_the_package_to_install_is_named(monkeypatch: pytest.Mon
 def test_real_articles_are_cut_into_bounded_slices_without_loss(real_data: Path, make: MakeChunker) -> None:
     with gzip.open(real_data / "multihoprag" / "corpus.jsonl.gz") as lines:
         bodies = [json.loads(line)["body"] for line in lines][:60]
-    counter = word_piece(bodies)
+    counter = HfCounter(word_pieces(bodies))
     chunker = make(counter, 128, 0)
     for body in bodies:
         spans = list(chunker(body))

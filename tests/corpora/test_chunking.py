@@ -5,7 +5,6 @@ import itertools
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 
 from deepsearch_rl.corpora import spans
 from deepsearch_rl.corpora.chunking import ChunkConfig, Cutting, chunk_corpora, cut_documents
-from deepsearch_rl.corpora.spans import sentence_spans, word_spans
+from deepsearch_rl.corpora.spans import Sentences, sentence_spans, word_spans
 from deepsearch_rl.corpora.token_counts import WordCounter
 from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
 from deepsearch_rl.files import read_jsonl, write_jsonl
@@ -100,17 +99,21 @@ def test_a_document_without_text_gives_one_chunk_with_its_title() -> None:
         assert (chunk.title, chunk.text, chunk.metadata.doc_chunks) == ("Only a title", "", 1)
 
 
-def test_a_document_of_megabytes_takes_time_linear_in_its_length() -> None:
-    def seconds(sentences: int) -> float:
-        document = Document(id="a", contents="T\n" + "Some seven words stand in this sentence. " * sentences)
-        started = time.process_time()
-        chunks = chunk_document(document, chunk_size=200, overlap=20)
-        assert len(chunks) > sentences / 26
-        return time.process_time() - started
+def test_a_long_document_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_chars: list[int] = []
+    find_sentences = spans._find_sentences
 
-    seconds(1_000)  # warm up
-    # 16 times the text: 16 times the time, or 256 times if something is quadratic.
-    assert seconds(32_000) < 60 * max(seconds(2_000), 0.005)
+    def counted(text: str, start: int, end: int) -> Sentences:
+        read_chars.append(end - start)
+        return find_sentences(text, start, end)
+
+    monkeypatch.setattr(spans, "_find_sentences", counted)
+    text = "Some seven words stand in this sentence. " * 32_000
+    chunk_document(Document(id="a", contents=f"T\n{text}"), chunk_size=200, overlap=20)
+
+    # A block begins with the sentence that the one before it may have cut.
+    assert len(read_chars) > 4
+    assert len(text) <= sum(read_chars) < 1.01 * len(text)
 
 
 def test_documents_are_cut_together_as_they_are_alone_and_a_long_one_in_blocks_as_at_once(
@@ -133,7 +136,7 @@ def test_documents_are_cut_together_as_they_are_alone_and_a_long_one_in_blocks_a
         assert chunk_document(long, 12, 3) == at_once
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_long_document_is_chunked_in_memory_of_a_few_times_its_size(tmp_path: Path) -> None:
     size_bytes = 5_000_000
     write_corpus(

@@ -194,18 +194,3 @@ def test_a_download_from_a_folder_writes_every_file_or_names_what_is_missing(tmp
     (tmp_path / "c.jsonl").unlink()
     with pytest.raises(ArtifactError, match=r"c\.jsonl does not exist"):
         download(config, 0, out / "corpora", out / "questions")
-
-
-@pytest.mark.realdata
-@pytest.mark.parametrize(
-    ("name", "format_", "types", "count"),
-    [
-        ("musique", "musique", {"2_hop", "3_hop", "4_hop"}, 910),
-        ("2wikimultihopqa", "2wikimultihopqa", {"compositional", "comparison", "inference", "bridge_comparison"}, 1117),
-        ("hotpotqa", "hotpotqa", {"bridge", "comparison"}, 5553),
-    ],
-)
-def test_real_question_sets_are_read(real_data: Path, name: str, format_: str, types: set[str], count: int) -> None:
-    questions = splits(real_data, f"{name}/dev.jsonl.gz", format_)["val"]
-    assert len(questions) == count
-    assert types <= {question.metadata.question_type for question in questions} <= types | {""}

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from deepsearch_rl.corpora.download import CorpusSource, DownloadConfig, FolderConfig, QuestionSource, download
 from deepsearch_rl.corpora.hub import HubConfig, HubRepository, fetch
 from deepsearch_rl.errors import CheckFailedError, EndpointError
+from tests.search_servers import in_thread
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
@@ -81,14 +82,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def running(hub: Hub) -> Iterator[Hub]:
-    thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with in_thread(hub):
         yield hub
-    finally:
-        hub.shutdown()
-        hub.server_close()
-        thread.join()
 
 
 def config(endpoint: str, digest: str | None = SHA256, name: str = NAME) -> HubConfig:

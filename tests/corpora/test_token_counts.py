@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deepsearch_rl.corpora.spans import sentence_blocks, sentence_spans
 from deepsearch_rl.corpora.token_counts import HfCounter, WordCounter, load_tokenizer
 from deepsearch_rl.errors import UnavailableError, UnknownNameError
+from tests.corpora.tokenizers_of import byte_pairs, word_pieces
 
 CHARACTERS = [
     *"aB1,.!?-'\"[] \n\t\x0b\x0c\x1c\x85\u2028\u3000\u3002\u0301\u200b",
@@ -23,29 +24,12 @@ CHARACTERS = [
 ]
 
 
-def bert_tokenizer(texts: list[str]) -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]", "[CLS]"], show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def gpt_tokenizer(texts: list[str]) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=400, show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
 def random_texts() -> list[str]:
     rng = random.Random(0)
     return ["".join(rng.choices(CHARACTERS, k=rng.randrange(200))) for _ in range(300)]
 
 
-@pytest.mark.parametrize("train", [bert_tokenizer, gpt_tokenizer])
+@pytest.mark.parametrize("train", [word_pieces, byte_pairs])
 def test_every_sentence_has_as_many_tokens_as_the_tokenizer_gives_it_alone(
     train: Callable[[list[str]], Tokenizer],
 ) -> None:
@@ -65,7 +49,7 @@ def test_words_are_counted_as_they_are_found() -> None:
 
 
 def test_a_tokenizer_that_cuts_and_pads_is_asked_not_to() -> None:
-    tokenizer = bert_tokenizer(["some words here"])
+    tokenizer = word_pieces(["some words here"])
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=8)
     counter = HfCounter(tokenizer)

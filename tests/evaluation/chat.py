@@ -1,17 +1,15 @@
 """A chat-completions endpoint on a loopback port whose answers a test decides."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.retrieval.server.launch import listen
+from tests.search_servers import serve_app
 
 KEY = "sk-secret-of-the-test"
 
@@ -56,14 +54,9 @@ class ChatEndpoint:
 def serve_chat(reply: Callable[[dict[str, Any]], dict[str, Any] | int]) -> Iterator[ChatEndpoint]:
     """Serve ``reply`` until the block ends."""
     chat = ChatEndpoint(reply)
-    with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(chat.app(), log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        chat.endpoint = Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "scripted", KEY)
+    with serve_app(chat.app()) as url:
+        chat.endpoint = Endpoint(f"{url}/v1", "scripted", KEY)
         yield chat
-        server.should_exit = True
-        thread.join(timeout=5)
 
 
 def says(content: str) -> dict[str, Any]:

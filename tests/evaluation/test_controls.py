@@ -5,22 +5,17 @@ import pytest
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
-from deepsearch_rl.records import Chunk, ChunkMetadata, Evidence, Question, QuestionMetadata, StopReason, Trajectory
+from deepsearch_rl.records import Evidence, Question, QuestionMetadata, StopReason, Trajectory
 from deepsearch_rl.retrieval.passages import format_passages
+from tests.chunks import make_chunk
 from tests.evaluation.chat import KEY, ChatEndpoint, says, searches, serve_chat
 from tests.settings import AGENT
 
-
-def make_chunk(doc: str, position: int, title: str, text: str) -> Chunk:
-    metadata = ChunkMetadata(doc_id=doc, doc_chunks=2, doc_chunk_id=position)
-    return Chunk(id=f"{doc}-{position}", contents=f"{title}\n{text}", metadata=metadata)
-
-
 CHUNKS = [
-    make_chunk("d1", 0, "Ada Holt", "Ada Holt was born in Stoke."),
-    make_chunk("d1", 1, "Ada Holt", "She works for Fusion Works."),
-    make_chunk("d2", 0, "Fusion Works", "Fusion Works was founded"),
-    make_chunk("d2", 1, "Fusion Works", "by Ben Ide."),
+    make_chunk("Ada Holt\nAda Holt was born in Stoke.", "d1-0", "d1", 2, 0),
+    make_chunk("Ada Holt\nShe works for Fusion Works.", "d1-1", "d1", 2, 1),
+    make_chunk("Fusion Works\nFusion Works was founded", "d2-0", "d2", 2, 0),
+    make_chunk("Fusion Works\nby Ben Ide.", "d2-1", "d2", 2, 1),
 ]
 FACTS = (
     Evidence(doc_id="d1", fact="She works for  Fusion\nWorks."),
@@ -62,9 +57,8 @@ def test_without_search_the_model_is_asked_once_and_offered_no_tool() -> None:
     assert (trajectory.prompt_tokens, trajectory.completion_tokens) == (9, 1)
 
 
-@pytest.mark.parametrize("text", ["Ben Ide", "Ben Ide</answer>", "</answer> Ben Ide <answer>", ""])
-def test_a_turn_without_a_pair_of_tags_is_no_answer(text: str) -> None:
-    with serve_chat(lambda _: says(text)) as chat:
+def test_a_turn_without_a_pair_of_tags_is_no_answer() -> None:
+    with serve_chat(lambda _: says("Ben Ide</answer>")) as chat:
         trajectory = answer(chat, gold=None)
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ANSWER_TAG, "")
 
@@ -94,7 +88,7 @@ def test_with_gold_passages_every_search_returns_them_and_the_tool_stays_offered
     calls = [call for message in second["messages"] for call in message.get("tool_calls", ())]
     results = [message["tool_call_id"] for message in second["messages"] if message["role"] == "tool"]
     assert [call["id"] for call in calls] == results
-    assert len(set(results)) == 2
+    assert results == ["call_1", "random"]
     assert (trajectory.answer, trajectory.stop_reason) == ("Ben Ide", StopReason.ANSWERED)
 
 

@@ -19,16 +19,18 @@ from deepsearch_rl.evaluation.evaluate_model import checkpoint_name, evaluate_mo
 from deepsearch_rl.evaluation.plan import EvaluateConfig, Evaluation, SetPlan, VariantPlan, plan_runs, settings_of
 from deepsearch_rl.files import read_jsonl, write_json, write_jsonl
 from deepsearch_rl.profile import load_profile
-from deepsearch_rl.records import Chunk, ChunkMetadata, Question, QuestionMetadata, Trajectory
+from deepsearch_rl.records import Question, QuestionMetadata, Trajectory
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.quality import DatasetConfig
 from deepsearch_rl.retrieval.rerank import RerankerConfig
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig
 from deepsearch_rl.serving.launch import CpuConfig, ServingConfig
 from deepsearch_rl.serving.trained_with import served_with
 from stages import evaluate as evaluate_stage
+from tests.chunks import make_chunk
 from tests.evaluation.chat import KEY, says, searches, serve_chat
 from tests.policies import policy_folder
+from tests.search_servers import serve_index_here
 from tests.settings import AGENT, INDEX, RETRIEVAL, new_scratch
 
 __all__ = ["policy_folder"]
@@ -46,12 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four passages with an index over them, and two question sets of one question per passage."""
     root = tmp_path_factory.mktemp("data")
     chunks = [
-        Chunk(
-            id=f"d{number}-0",
-            contents=f"{person}\n{fact(person)}",
-            metadata=ChunkMetadata(doc_id=f"d{number}", doc_chunks=1, doc_chunk_id=0),
-        )
-        for number, person in enumerate(TOWNS)
+        make_chunk(f"{person}\n{fact(person)}", f"d{number}-0", f"d{number}") for number, person in enumerate(TOWNS)
     ]
     write_jsonl(root / "chunks" / "world.jsonl", chunks)
     build_index(root / "chunks" / "world.jsonl", root / "index" / "world", INDEX, seed=0)
@@ -95,6 +92,12 @@ def model_at(base_url: str, folder: Path) -> Path:
 
 
 @pytest.fixture
+def search_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The retrieval server runs in this process, for tests of anything but the process."""
+    monkeypatch.setattr("deepsearch_rl.evaluation.evaluate_model.serve_index", serve_index_here)
+
+
+@pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_KEY_OF_THE_TEST", KEY)
     monkeypatch.setenv("MODEL_OF_THE_TEST", "scripted")
@@ -131,7 +134,6 @@ def test_a_retriever_of_a_set_that_does_not_exist_is_refused() -> None:
         retrieval.for_dataset("multihoprag", ("multihoprag", "musique"))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("named")
 def test_every_set_is_searched_with_its_own_retriever(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,7 +142,7 @@ def test_every_set_is_searched_with_its_own_retriever(
 
     def recorded(index: Path, chunks: Path, config: RetrievalConfig) -> AbstractContextManager[str]:
         retrievers.append(config.retriever)
-        return serve_index(index, chunks, config)
+        return serve_index_here(index, chunks, config)
 
     monkeypatch.setattr("deepsearch_rl.evaluation.evaluate_model.serve_index", recorded)
     retrieval = RETRIEVAL.model_copy(update={"dataset_retrievers": {"musique": "hybrid"}})
@@ -194,8 +196,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("named")
+@pytest.mark.usefixtures("named", "search_here")
 def test_variants_are_rows_of_their_own_and_another_model_name_takes_nothing_over(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,8 +238,7 @@ def test_variants_are_rows_of_their_own_and_another_model_name_takes_nothing_ove
     assert {rollout.model for rollout in top1} == {"scripted"}
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("named")
+@pytest.mark.usefixtures("named", "search_here")
 def test_another_index_over_the_same_chunks_or_an_edited_prompt_asks_everything_again(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +307,8 @@ def test_what_changes_no_answer_keeps_the_log_and_what_may_change_one_does_not(
     assert len(set(fingerprints)) == 7
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.usefixtures("search_here")
 def test_the_same_weights_under_another_name_are_asked_again(data: Path, tmp_path: Path, policy_folder: Path) -> None:
     plan = replace(
         setting({"musique": SETS["musique"]}),
@@ -364,8 +365,7 @@ def test_the_chunk_size_of_a_row_is_that_of_its_corpus() -> None:
     assert [chunk.size_of(name) for name in ("world", "world_24", "wiki")] == [48, 24, 0]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("named")
+@pytest.mark.usefixtures("named", "search_here")
 def test_an_endpoint_that_is_gone_stops_the_evaluation_and_leaves_nothing(data: Path, tmp_path: Path) -> None:
     with serve_chat(lambda _: 503) as chat:
         model, plan = model_at(chat.endpoint.base_url, tmp_path / "model"), setting({"musique": SETS["musique"]})

@@ -48,8 +48,3 @@ def test_metrics_and_csv_name_a_variant_apart_from_the_main_figure(results: Sour
         (line["variant"], line["top_k"]) for line in lines if (line["model"], line["dataset"]) == ("sft", "musique")
     ]
     assert runs == [("", "3"), ("top5", "5")]
-
-
-def test_a_variants_rollouts_lie_in_a_file_of_its_name(results: Sources) -> None:
-    names = {row.rollouts_file for row in with_variants(results).rows if row.dataset == "musique"}
-    assert names == {"musique.search.t0.7.jsonl", "musique.search.t0.7.top5.jsonl"}

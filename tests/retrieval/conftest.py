@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.build import build_index
 from deepsearch_rl.retrieval.manifest import IndexConfig
-from deepsearch_rl.retrieval.server.launch import RetrievalConfig, serve_index
+from deepsearch_rl.retrieval.server.launch import RetrievalConfig
+from tests.chunks import make_chunk
+from tests.search_servers import serve_index_here
 from tests.settings import INDEX, RETRIEVAL
 
 PASSAGES = {
@@ -21,14 +22,6 @@ PASSAGES = {
 }
 
 
-def make_chunk(title: str, text: str) -> Chunk:
-    return Chunk(
-        id=f"{title.lower()}-0",
-        contents=f"{title}\n{text}",
-        metadata=ChunkMetadata(doc_id=title.lower(), doc_chunks=1, doc_chunk_id=0),
-    )
-
-
 @pytest.fixture(scope="session")
 def index_config() -> IndexConfig:
     return INDEX
@@ -37,7 +30,9 @@ def index_config() -> IndexConfig:
 @pytest.fixture(scope="session")
 def chunks_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chunks") / "small.jsonl"
-    write_jsonl(path, [make_chunk(title, text) for title, text in PASSAGES.items()])
+    write_jsonl(
+        path, [make_chunk(f"{title}\n{text}", f"{title.lower()}-0", title.lower()) for title, text in PASSAGES.items()]
+    )
     return path
 
 
@@ -57,5 +52,5 @@ def retrieval_config(tmp_path_factory: pytest.TempPathFactory) -> RetrievalConfi
 
 @pytest.fixture(scope="session")
 def server_url(index_dir: Path, chunks_path: Path, retrieval_config: RetrievalConfig) -> Iterator[str]:
-    with serve_index(index_dir, chunks_path, retrieval_config) as url:
+    with serve_index_here(index_dir, chunks_path, retrieval_config) as url:
         yield url

@@ -40,12 +40,17 @@ setattr(holder, function, stop_at)
 build.build_index(Path(chunks), Path(index), IndexConfig.model_validate_json(config), seed=0)
 """
 POINTS = (
-    ("build", "write_rows", 0),
-    ("Bm25Index", "build", 0),
-    ("build", "encode_to_file", 0),
     ("encoding", "write_rows", 1),
-    ("build", "build_vector_index", 0),
-    ("manifest", "write_manifest", 0),
+    *(
+        pytest.param(point, marks=pytest.mark.nightly)
+        for point in (
+            ("build", "write_rows", 0),
+            ("Bm25Index", "build", 0),
+            ("build", "encode_to_file", 0),
+            ("build", "build_vector_index", 0),
+            ("manifest", "write_manifest", 0),
+        )
+    ),
 )
 """Where a build is stopped: before the call of a function, after so many calls of it."""
 
@@ -98,7 +103,7 @@ def test_a_killed_build_leaves_nothing_that_opens_and_its_rerun_the_same_bytes(
     assert [path.name for path in index.parent.glob(f".{index.name}.*")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_of_two_builds_into_one_folder_one_wins_and_the_other_is_told(
     chunks_path: Path, config: IndexConfig, undisturbed: dict[str, str]
 ) -> None:
@@ -112,15 +117,21 @@ def test_of_two_builds_into_one_folder_one_wins_and_the_other_is_told(
     assert digests(index) == undisturbed
 
 
-@pytest.mark.slow
 def test_work_of_other_chunks_is_not_continued(
-    chunks_path: Path, config: IndexConfig, undisturbed: dict[str, str], tmp_path: Path
+    chunks_path: Path,
+    config: IndexConfig,
+    undisturbed: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     changed = tmp_path / "small.jsonl"
     changed.write_text(chunks_path.read_text().replace("2014", "2015"))
     index = tmp_path / "index"
-    with start_build(changed, index, config, ("manifest", "write_manifest", 0)) as process:
-        process.send_signal(signal.SIGKILL)
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "build_vector_index", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build_index(changed, index, config, seed=0)
+
     changed.write_bytes(chunks_path.read_bytes())
     build_index(changed, index, config, seed=0)
     assert digests(index) == undisturbed

@@ -4,9 +4,9 @@ import pytest
 
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Evidence, Question, QuestionMetadata
-from deepsearch_rl.retrieval.gold import score_facts, with_gold
-from deepsearch_rl.retrieval.quality import DatasetConfig, QualityConfig, measure, measure_datasets
-from deepsearch_rl.retrieval.searcher import RETRIEVERS, open_index
+from deepsearch_rl.retrieval.gold import score_facts
+from deepsearch_rl.retrieval.quality import DatasetConfig, QualityConfig, measure_datasets
+from deepsearch_rl.retrieval.searcher import RETRIEVERS
 
 QUALITY = QualityConfig(split="val", cutoffs=(1,))
 
@@ -43,12 +43,6 @@ def test_what_is_found_below_rank_ten_counts_for_recall_alone() -> None:
     assert (scores["hits@11"], scores["mrr@10"], scores["map@10"]) == (1.0, 0.0, 0.0)
 
 
-def test_white_space_is_ignored(index_dir: Path, chunks_path: Path) -> None:
-    asked = [question("Where did Philae touch down?", ["Philae  touched\ndown on a comet"])]
-    scores = measure(open_index(index_dir, chunks_path, "bm25"), with_gold(asked), [1])
-    assert scores == {"n": 1, "hits@1": 1, "evidence_recall@1": 1, "mrr@10": 1, "map@10": 1}
-
-
 def test_questions_without_evidence_are_left_out(index_dir: Path, chunks_path: Path, tmp_path: Path) -> None:
     unanswerable, unknown = question("Who is the king of Mars?", []), question("What is not known?", None)
     answerable = question("Which city is the capital of Austria?", ["capital of Austria"])
@@ -64,9 +58,14 @@ def test_every_dataset_is_measured_with_every_retriever_in_its_corpus(
     index_dir: Path, chunks_path: Path, tmp_path: Path
 ) -> None:
     asked = "Which city is the capital of Austria, on the Danube?"
-    write_jsonl(tmp_path / "answerable" / "val.jsonl", [question(asked, ["capital of Austria"])])
+    write_jsonl(tmp_path / "answerable" / "val.jsonl", [question(asked, ["capital  of\nAustria"])])
     write_jsonl(tmp_path / "elsewhere" / "val.jsonl", [question(asked, ["A fact of another corpus."])])
     datasets = {name: DatasetConfig(corpus="small") for name in ("answerable", "elsewhere")}
     scores = measure_datasets(index_dir.parent, chunks_path.parent, tmp_path, datasets, QUALITY)
-    hits = {name: {retriever: row["hits@1"] for retriever, row in rows.items()} for name, rows in scores.items()}
-    assert hits == {"answerable": dict.fromkeys(RETRIEVERS, 1.0), "elsewhere": dict.fromkeys(RETRIEVERS, 0.0)}
+    metrics = ("hits@1", "evidence_recall@1", "mrr@10", "map@10")
+    perfect = {"n": 1, **dict.fromkeys(metrics, 1.0)}
+    nothing = {"n": 1, **dict.fromkeys(metrics, 0.0)}
+    assert scores == {
+        "answerable": dict.fromkeys(RETRIEVERS, perfect),
+        "elsewhere": dict.fromkeys(RETRIEVERS, nothing),
+    }

@@ -20,10 +20,11 @@ from transformers import (
 
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.records import Chunk, ChunkMetadata
+from deepsearch_rl.records import Chunk
 from deepsearch_rl.retrieval.rerank import CrossEncoder, Pair, RerankedSearcher, RerankerConfig
 from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit
+from tests.chunks import make_chunk
 
 WORDS = ["comet", "lander", "probe", "river", "city", "capital", "moon", "orbit"]
 PAIRS: list[Pair] = [
@@ -165,8 +166,7 @@ def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 
 def chunk(row: int) -> Chunk:
-    where = ChunkMetadata(doc_id="d", doc_chunks=1, doc_chunk_id=0)
-    return Chunk(id=f"c{row}", contents=f"T{row}\n{'x' * (row % 3)}", metadata=where)
+    return make_chunk(f"T{row}\n{'x' * (row % 3)}", f"c{row}")
 
 
 @dataclass

@@ -98,6 +98,7 @@ def test_no_entity_heads_questions_of_two_splits(made: Generated) -> None:
         split: {head for question in questions for head in find_entities(question.question)}
         for split, questions in made.questions["multihoprag"].items()
     }
+    assert all(heads.values())
     for first, second in itertools.combinations(heads, 2):
         assert heads[first].isdisjoint(heads[second])
 
@@ -152,6 +153,7 @@ def test_the_other_sets_share_no_name_no_relation_and_no_template_with_the_set_t
     for dataset in ("musique", "2wikimultihopqa", "hotpotqa"):
         for template in (STYLES[dataset].step, *STYLES[dataset].questions):
             parts = [part for part in re.split(r"\{\w+\}", template) if len(part) > 5]
+            assert parts or template == STYLES[dataset].step
             assert not [part for part in parts for question in trained if part in question]
 
 

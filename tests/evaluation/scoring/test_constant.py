@@ -26,7 +26,7 @@ def random_questions(rng: random.Random, most: int) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("most", [1, 3])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_golden_answer_scores_better_than_the_constant(seed: int, most: int) -> None:
     golden_answers = random_questions(random.Random(seed), most)
     constant = best_constant(golden_answers)
@@ -36,13 +36,20 @@ def test_no_golden_answer_scores_better_than_the_constant(seed: int, most: int) 
 
 
 @pytest.mark.parametrize("most", [1, 3])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_constant_of_a_subset_is_the_one_computed_from_that_subset_alone(seed: int, most: int) -> None:
     rng = random.Random(seed)
     golden_answers = random_questions(rng, most)
     included = [True, *(rng.random() < 0.5 for _ in golden_answers[1:])]
     alone = [golds for golds, use in zip(golden_answers, included, strict=True) if use]
     assert ConstantAnswers(number_golds(golden_answers)).best(np.array(included)) == best_constant(alone)
+
+
+def test_the_constant_maximises_f1_over_the_whole_set() -> None:
+    # "Port Vale" scores 1, 1, 0 and, sharing a word with "Vale", 2/3.
+    constant = best_constant([("Port Vale",), ("Port Vale",), ("Stoke",), ("Vale", "Stoke")])
+    assert (constant.answer, constant.em) == ("Port Vale", 0.5)
+    assert constant.f1 == pytest.approx((1 + 1 + 0 + 2 / 3) / 4)
 
 
 def test_equal_candidates_are_ordered_alphabetically() -> None:

@@ -7,7 +7,6 @@ from scipy import stats
 
 from deepsearch_rl.answers import METRICS
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.scoring.overlap import best_constant
 from deepsearch_rl.evaluation.scoring.score import (
     Interval,
     PairedDifference,
@@ -66,17 +65,6 @@ def test_nothing_to_score_is_refused() -> None:
         score_questions([], samples=1)
 
 
-def test_the_interval_is_that_of_the_binomial_it_resamples() -> None:
-    # 400 questions, 60 % right: standard error sqrt(.6 * .4 / 400) = .0245, so .6 -+ .048
-    scored = bootstrap_interval(np.array([1.0] * 240 + [0.0] * 160), seed=0, draws=4000)
-    assert (scored.mean, scored.low, scored.high) == (
-        0.6,
-        pytest.approx(0.552, abs=0.004),
-        pytest.approx(0.648, abs=0.004),
-    )
-    assert scored == bootstrap_interval(np.array([1.0] * 240 + [0.0] * 160), seed=0, draws=4000)
-
-
 def test_a_paired_difference_is_sharper_than_the_two_intervals_apart() -> None:
     rng = np.random.default_rng(0)
     hard = rng.random(300)  # questions differ much, the two models little
@@ -85,12 +73,6 @@ def test_a_paired_difference_is_sharper_than_the_two_intervals_apart() -> None:
     assert scored.p_value == pytest.approx(1 / 1001)
     alone = bootstrap_interval(hard, seed=0, draws=1000)
     assert alone.high - alone.low > 0.05
-
-
-def test_the_permutation_test_gives_the_exact_share_of_sign_patterns() -> None:
-    # five differences of +1: 2 of the 32 sign patterns are as extreme
-    scored = paired_difference(scores([1.0] * 5), scores([0.0] * 5), seed=0, draws=20_000)
-    assert scored.p_value == pytest.approx(2 / 32, abs=0.005)
 
 
 def test_intervals_are_those_of_scipys_percentile_bootstrap() -> None:
@@ -118,13 +100,6 @@ def test_equal_runs_differ_by_nothing() -> None:
 def test_runs_over_different_questions_are_not_compared() -> None:
     with pytest.raises(CheckFailedError):
         paired_difference(scores([1.0]), scores([1.0], prefix="other"), seed=0, draws=100)
-
-
-def test_the_best_constant_answer_maximises_f1_over_the_whole_set() -> None:
-    golds = [("Port Vale",), ("Port Vale",), ("Stoke",), ("Vale", "Stoke")]
-    scored = best_constant(golds)
-    assert (scored.answer, scored.f1, scored.em) == ("Port Vale", pytest.approx((1 + 1 + 0 + 2 / 3) / 4), 0.5)
-    assert best_constant([("y",), ("x",)]).answer == "x"
 
 
 @pytest.mark.parametrize("samples", range(1, 7))
@@ -172,6 +147,13 @@ def test_a_row_counts_failures_by_kind_and_scores_every_type() -> None:
     assert row.constant.f1 == 1.0
     assert (row.mean_rounds, row.mean_tool_calls) == (2.0, 2.0)
     assert {kind: score.mean_tool_calls for kind, score in row.types.items()} == {"1_hop": 3.0, "null": 1.0}
+
+
+def test_figures_of_a_row_have_six_decimals() -> None:
+    rollouts = [make_rollout(number, answer="x", gold=gold) for number, gold in enumerate("xyz")]
+    row = build_row(row_key("sft", "musique", "outworld", samples=1), rollouts, generated=True, draws=200)
+    assert {row.f1, row.em, row.acc, row.precision, row.recall} == {0.333333}
+    assert (row.constant.f1, row.constant.em) == (0.333333, 0.333333)
 
 
 def test_a_row_is_made_from_rollouts_that_pass_by_once() -> None:

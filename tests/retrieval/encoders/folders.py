@@ -1,12 +1,14 @@
 """Tiny encoders with random weights, in the layouts that real ones are published in."""
 
 import json
+import warnings
 from pathlib import Path
 
 import torch
 from sentence_transformers.sentence_transformer.modules import Dense
-from transformers import BertConfig, BertModel, BertTokenizerFast, Qwen3Config, Qwen3Model
+from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast, Qwen3Config, Qwen3Model
 
+from deepsearch_rl.retrieval.encoders.onnx_export import OnnxConfig
 from deepsearch_rl.retrieval.encoders.transformer import TransformersConfig
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -98,3 +100,39 @@ def write_qwen3_embedding(root: Path) -> Path:
     types = "sentence_transformers.models.Dense"
     write(root / "modules.json", [*modules[:2], {"idx": 2, "name": "2", "path": "3_Dense", "type": types}])
     return root
+
+
+class TokenVectors(torch.nn.Module):
+    """A BERT as a function of ids and mask, which is what an export is."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.bert = AutoModel.from_pretrained(folder, attn_implementation="eager")
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+def write_onnx(folder: Path) -> Path:
+    """A plain transformers folder with an export of its model beside the weights."""
+    root = write_bert(folder)
+    (root / "onnx").mkdir()
+    names = ("input_ids", "attention_mask", "last_hidden_state")
+    example = torch.ones((2, 5), dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the older exporter is deprecated; the newer gives other vectors than torch
+        torch.onnx.export(
+            TokenVectors(root).eval(),
+            (example, example),
+            str(root / "onnx" / "model.onnx"),
+            input_names=names[:2],
+            output_names=names[2:],
+            dynamic_axes={name: {0: "batch", 1: "tokens"} for name in names},
+            dynamo=False,
+        )
+    return root
+
+
+def onnx_config(folder: Path, **changes: object) -> OnnxConfig:
+    shared = transformers_config(folder).model_dump(exclude={"dtype"})
+    return OnnxConfig.model_validate({**shared, "name": "onnx", **changes})

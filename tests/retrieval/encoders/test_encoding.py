@@ -22,7 +22,7 @@ from deepsearch_rl.retrieval.encoders.encoding import (
     write_rows,
 )
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
-from tests.retrieval.encoders.chunks import make_chunks
+from tests.chunks import make_chunks
 
 CHUNKS = make_chunks([f"comet {'river ' * (row % 9)}lander number{row % 7}" for row in range(50)])
 SVD = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=1000, max_terms=1000)
@@ -133,7 +133,7 @@ def test_published_vectors_outlive_the_work_folder(learnt: Path) -> None:
     assert (learnt.parent / "first.npy").read_bytes() == first
 
 
-def test_a_full_disk_is_an_error_that_names_it() -> None:
+def test_vectors_that_cannot_be_written_are_an_error_that_names_their_file() -> None:
     with pytest.raises(ArtifactError, match="cannot be written to /proc/"):
         write_rows(Path("/proc/vectors.npy"), 0, np.zeros((1, 2), np.float32), 1, "float32")
 
@@ -177,7 +177,12 @@ encode(Path(sys.argv[1]))
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("blocks", "step", "left"),
-    [(1, "before_writing", 7), (3, "before_recording", 5), (4, "after_recording", 3), (7, "after_recording", 0)],
+    [
+        (3, "before_recording", 5),
+        pytest.param(1, "before_writing", 7, marks=pytest.mark.nightly),
+        pytest.param(4, "after_recording", 3, marks=pytest.mark.nightly),
+        pytest.param(7, "after_recording", 0, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_kill_changes_no_byte_and_costs_one_block_at_most(
     learnt: Path, monkeypatch: pytest.MonkeyPatch, root: Path, blocks: int, step: str, left: int

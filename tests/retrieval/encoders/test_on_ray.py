@@ -12,7 +12,7 @@ from deepsearch_rl.retrieval.encoders import encoding
 from deepsearch_rl.retrieval.encoders.encoding import EncodingConfig, EncodingJob, prepare_encoder
 from deepsearch_rl.retrieval.encoders.tfidf_svd import TfidfSvdConfig
 from deepsearch_rl.retrieval.rows import ChunkStore, write_rows
-from tests.retrieval.encoders.chunks import make_chunks
+from tests.chunks import make_chunks
 from tests.retrieval.encoders.folders import transformers_config, write_bert
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -51,6 +51,7 @@ def on_a_cluster(address: str | None) -> EncodingConfig:
     return EncodingConfig.model_validate({**LOCAL, "engine": "ray", "ray": {"address": address, **WORKERS}})
 
 
+@pytest.mark.nightly
 def test_a_node_that_dies_midway_changes_no_byte(
     cluster: Any, ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_node_that_dies_midway_changes_no_byte(
     assert (tmp_path / "ray.npy").read_bytes() == (tmp_path / "local.npy").read_bytes()
 
 
+@pytest.mark.nightly
 def test_a_ray_of_its_own_is_stopped_and_the_workers_error_is_told(ray: Any, tmp_path: Path) -> None:
     encoder = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=100, max_terms=100)
     (tmp_path / "learnt").mkdir()

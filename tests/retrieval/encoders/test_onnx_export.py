@@ -2,57 +2,30 @@
 
 import builtins
 import shutil
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModel
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
-from deepsearch_rl.retrieval.encoders.onnx_export import OnnxConfig, OnnxEncoder
+from deepsearch_rl.retrieval.encoders.onnx_export import OnnxEncoder
 from deepsearch_rl.retrieval.encoders.transformer import TransformersEncoder
-from tests.retrieval.encoders.folders import transformers_config, write, write_bert, write_sentence_bert
+from tests.retrieval.encoders.folders import (
+    onnx_config,
+    transformers_config,
+    write,
+    write_bert,
+    write_onnx,
+    write_sentence_bert,
+)
 
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 TEXTS = ["comet", "a lander on a river on a comet on a river", "", "the probes \ud83d of 🚀", "river city"]
 
 
-class TokenVectors(torch.nn.Module):
-    """A BERT as a function of ids and mask, which is what an export is."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.bert = AutoModel.from_pretrained(folder, attn_implementation="eager")
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        return self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = write_bert(tmp_path_factory.mktemp("onnx"))
-    (root / "onnx").mkdir()
-    names = ("input_ids", "attention_mask", "last_hidden_state")
-    example = torch.ones((2, 5), dtype=torch.int64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the older exporter is deprecated; the newer gives other vectors than torch
-        torch.onnx.export(
-            TokenVectors(root).eval(),
-            (example, example),
-            str(root / "onnx" / "model.onnx"),
-            input_names=names[:2],
-            output_names=names[2:],
-            dynamic_axes={name: {0: "batch", 1: "tokens"} for name in names},
-            dynamo=False,
-        )
-    return root
-
-
-def onnx_config(folder: Path, **changes: object) -> OnnxConfig:
-    shared = transformers_config(folder).model_dump(exclude={"dtype"})
-    return OnnxConfig.model_validate({**shared, "name": "onnx", **changes})
+    return write_onnx(tmp_path_factory.mktemp("onnx"))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
@@ -62,12 +35,6 @@ def test_an_export_gives_the_models_vectors(folder: Path, pooling: str, kind: st
     computed_ND = TransformersEncoder(transformers_config(folder, pooling=pooling)).encode(TEXTS, kind)
     assert np.abs(exported_ND - computed_ND).max() < 1e-4
     assert np.linalg.norm(exported_ND, axis=1) == pytest.approx([1, 1, 0, 1, 1], abs=1e-5)
-
-
-def test_a_vector_does_not_depend_on_its_neighbours(folder: Path) -> None:
-    encoder = OnnxEncoder(onnx_config(folder))
-    alone_ND = np.vstack([encoder.encode([text], "query") for text in TEXTS])
-    assert encoder.encode(TEXTS, "query") == pytest.approx(alone_ND, abs=1e-5)
 
 
 def test_a_folder_without_an_export_a_tokenizer_or_a_readable_graph_is_refused(folder: Path, tmp_path: Path) -> None:

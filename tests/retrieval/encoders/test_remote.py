@@ -10,6 +10,7 @@ import pytest
 
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.retrieval.encoders.remote import RemoteConfig, RemoteEncoder
+from tests.search_servers import in_thread
 
 KEY = "sk-very-secret"
 Reply = tuple[int, object]
@@ -67,13 +68,10 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("EMBEDDINGS_KEY", KEY)
-    with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    running = Server()
+    with in_thread(running):
         yield running
         running.released.set()
-        running.shutdown()
-        thread.join()
 
 
 def encoder(server: Server, **changes: object) -> RemoteEncoder:

@@ -32,7 +32,7 @@ def documents(folder: Path) -> Iterator[Document]:
         yield Document(id=row["doc_id"], contents=f"{row['title']}\n{row['body']}", metadata=metadata)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.realdata
 def test_on_questions_held_out_the_hybrid_ranks_better_than_fielded_bm25(
     real_data: Path, tmp_path: Path, index_config: IndexConfig

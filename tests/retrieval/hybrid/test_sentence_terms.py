@@ -4,21 +4,16 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.hybrid.sentence_terms import SentenceTerms, term_ids, write_sentence_terms
+from tests.chunks import make_chunk
 
 TEXTS = ("Comets\nA comet is icy. The comet has a tail.", "Rivers\nA river flows.", "!\n?", "Comets\nA comet flows.")
-
-
-def make_chunk(row: int) -> Chunk:
-    return Chunk(
-        id=str(row), contents=TEXTS[row], metadata=ChunkMetadata(doc_id=str(row), doc_chunks=row + 1, doc_chunk_id=0)
-    )
+CHUNKS = [make_chunk(text, doc_chunks=row + 1) for row, text in enumerate(TEXTS)]
 
 
 @pytest.fixture
 def terms(tmp_path: Path) -> SentenceTerms:
-    write_sentence_terms(map(make_chunk, range(len(TEXTS))), tmp_path / "terms")
+    write_sentence_terms(CHUNKS, tmp_path / "terms")
     return SentenceTerms.open(tmp_path / "terms")
 
 
@@ -52,7 +47,7 @@ def test_document_lengths_are_kept(terms: SentenceTerms) -> None:
 
 
 def test_files_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
-    write_sentence_terms(map(make_chunk, range(len(TEXTS))), tmp_path / "terms")
+    write_sentence_terms(CHUNKS, tmp_path / "terms")
     np.save(tmp_path / "terms" / "doc_chunks.npy", np.ones(2, dtype=np.int32))
     with pytest.raises(ArtifactError, match="do not fit each other"):
         SentenceTerms.open(tmp_path / "terms")

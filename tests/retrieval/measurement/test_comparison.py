@@ -1,17 +1,19 @@
 import json
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.cli import app
-from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
+from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval.measurement.comparison import COMPARED, Comparison, compare_retrievers, intervals
 from deepsearch_rl.retrieval.ranking import LearningConfig
 from deepsearch_rl.retrieval.searcher import open_index
+from tests.retrieval.conftest import PASSAGES
 
 LEARNING = LearningConfig(split="train", questions=100, ridge=0.001, folds=2)
 TITLES = {
@@ -44,8 +46,10 @@ def test_every_retriever_is_scored_and_the_hybrid_is_compared_with_its_better_ha
 
 
 def test_the_mean_length_of_the_chunks_is_told(index_dir: Path) -> None:
+    contents = [f"{title}\n{text}" for title, text in PASSAGES.items()]
     length = compare(index_dir, retrievers=("bm25",)).chunk_length
-    assert (length.words, length.characters) == (9.6, 52.6)
+    assert length.words == pytest.approx(fmean(len(text.split()) for text in contents))
+    assert length.characters == pytest.approx(fmean(map(len, contents)))
 
 
 def test_an_interval_holds_the_mean_and_narrows_with_the_questions() -> None:
@@ -64,11 +68,6 @@ def test_too_few_questions_with_gold_evidence_are_refused(index_dir: Path) -> No
         compare(index_dir, [unknown])
 
 
-def test_an_unknown_retriever_is_refused_with_the_nearest_name(index_dir: Path) -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'hybrid'"):
-        compare(index_dir, retrievers=("hybird",))
-
-
 @pytest.mark.parametrize("cutoffs", ["4,ten", "4,,10", "\N{SUPERSCRIPT TWO}", "0", ""])
 def test_cutoffs_that_are_no_numbers_are_refused_and_not_left_out(cutoffs: str) -> None:
     asked = ["retrieve", "eval", "--index", "i", "--questions", "q.jsonl", "--cutoffs", cutoffs]
@@ -81,6 +80,6 @@ def test_the_command_prints_a_table_and_json(index_dir: Path, tmp_path: Path) ->
     asked = ["retrieve", "eval", "--index", str(index_dir), "--questions", str(tmp_path / "q.jsonl"), "--draws", "20"]
     shown = CliRunner().invoke(app, asked, catch_exceptions=False).stdout
     assert "hybrid minus" in shown
-    assert "5 questions (5 by titles); 5 chunks of 9.6 words" in shown
+    assert "5 questions (5 by titles); 5 chunks of " in shown
     printed = CliRunner().invoke(app, [*asked, "--retriever", "bm25", "--json"], catch_exceptions=False).stdout
     assert json.loads(printed)["scores"]["bm25"]["mrr@10"]["mean"] == 1.0

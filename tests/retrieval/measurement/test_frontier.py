@@ -1,5 +1,6 @@
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,9 +104,12 @@ def test_what_cannot_be_measured_is_refused(vectors: Path, tmp_path: Path) -> No
 
 
 def test_a_full_disk_is_foreseen(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": vectors.stat().st_size})())
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=vectors.stat().st_size))
     with pytest.raises(ConfigError, match="room"):
         require_room(vectors, tmp_path)
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100 * vectors.stat().st_size))
+    require_room(vectors, tmp_path)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("2GB", 2000), ("300 mb", 300), ("1.5gb", 1500)])

@@ -17,6 +17,7 @@ from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointDownError, 
 from deepsearch_rl.retrieval.online.endpoint import OnlineConfig, SearchEndpoint, read_online_config
 from deepsearch_rl.retrieval.online.searcher import OnlineSearcher, open_online
 from deepsearch_rl.retrieval.rows import Filter
+from tests.search_servers import in_thread
 
 KEY = "sk/secret+key-1234567890"
 RESULTS = [
@@ -85,13 +86,9 @@ def endpoint() -> Iterator[Endpoint]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
     state.url = f"http://127.0.0.1:{server.server_port}"
-    yield state
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with in_thread(server):
+        yield state
 
 
 @pytest.fixture

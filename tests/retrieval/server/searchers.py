@@ -4,35 +4,22 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
 from deepsearch_rl.retrieval.server.service import SearchEngine
+from tests.chunks import make_chunk
+from tests.settings import RETRIEVAL
 
 
 def service_config(**changes: object) -> RetrievalConfig:
     """A server's settings with changes."""
-    settings = {
-        "retriever": "bm25",
-        "top_k": 3,
-        "window_ms": 0,
-        "max_batch": 32,
-        "max_pending": 64,
-        "cache_entries": 100,
-        "pages": None,
-        "reranker": None,
-        "online": None,
-        "startup_timeout_s": 60,
-        "dataset_retrievers": {},
-    }
-    return RetrievalConfig.model_validate(settings | changes)
+    return RetrievalConfig.model_validate(RETRIEVAL.model_dump() | {"top_k": 3} | changes)
 
 
 def hit(text: str) -> Hit:
     """A hit whose chunk's title and id are ``text``."""
-    where = ChunkMetadata(doc_id=text, doc_chunks=1, doc_chunk_id=0)
-    return Hit(0, 1.0, Chunk(id=text, contents=f"{text}\n.", metadata=where))
+    return Hit(0, 1.0, make_chunk(f"{text}\n.", text, text))
 
 
 @dataclass

@@ -3,7 +3,7 @@ import contextlib
 import dataclasses
 import io
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
@@ -13,6 +13,7 @@ from deepsearch_rl.retrieval.server.answers import Answer
 from deepsearch_rl.retrieval.server.batching import Metrics, OverloadedError, SearchFailedError, SearchQueue
 from tests.retrieval.server.searchers import GatedSearcher, hit, open_searcher, service_config
 
+pytestmark = pytest.mark.anyio
 VERGE = Filter(source="The Verge")
 
 
@@ -48,161 +49,120 @@ async def driving(searcher: GatedSearcher, **settings: object) -> AsyncIterator[
         yield driver
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await scenario()
-
-    asyncio.run(bounded())
-
-
-def test_queries_that_arrive_during_a_search_share_the_next_one_and_each_gets_what_it_asked_for() -> None:
-    async def scenario() -> None:
-        async with driving(GatedSearcher()) as driver:
-            first = await driver.begun("a")
-            await driver.searching()
-            later = [
-                await driver.begun("b", "c"),
-                await driver.begun("d"),
-                await driver.begun("e", top_k=2),
-                await driver.begun("d", where=VERGE),
-            ]
-            driver.searcher.gate.set()
-            assert await asyncio.gather(first, *later) == [
-                ["a/1/"],
-                ["b/1/", "c/1/"],
-                ["d/1/"],
-                ["e/2/"],
-                ["d/1/The Verge"],
-            ]
-            assert driver.searcher.batches == [["a"], ["b", "c", "d"], ["e"], ["d"]]
-
-    run(scenario)
+async def test_queries_that_arrive_during_a_search_share_the_next_one_and_each_gets_what_it_asked_for() -> None:
+    async with driving(GatedSearcher()) as driver:
+        first = await driver.begun("a")
+        await driver.searching()
+        later = [
+            await driver.begun("b", "c"),
+            await driver.begun("d"),
+            await driver.begun("e", top_k=2),
+            await driver.begun("d", where=VERGE),
+        ]
+        driver.searcher.gate.set()
+        assert await asyncio.gather(first, *later) == [
+            ["a/1/"],
+            ["b/1/", "c/1/"],
+            ["d/1/"],
+            ["e/2/"],
+            ["d/1/The Verge"],
+        ]
+        assert driver.searcher.batches == [["a"], ["b", "c", "d"], ["e"], ["d"]]
 
 
-def test_a_search_takes_at_most_the_allowed_number_of_queries() -> None:
-    async def scenario() -> None:
-        async with driving(GatedSearcher(), max_batch=2) as driver:
-            first = await driver.begun("first")
-            await driver.searching()
-            later = await driver.begun("a", "b", "c", "d", "e")
-            driver.searcher.gate.set()
-            assert await first == ["first/1/"]
-            assert await later == ["a/1/", "b/1/", "c/1/", "d/1/", "e/1/"]
-            assert driver.searcher.batches == [["first"], ["a", "b"], ["c", "d"], ["e"]]
-
-    run(scenario)
+async def test_a_search_takes_at_most_the_allowed_number_of_queries() -> None:
+    async with driving(GatedSearcher(), max_batch=2) as driver:
+        first = await driver.begun("first")
+        await driver.searching()
+        later = await driver.begun("a", "b", "c", "d", "e")
+        driver.searcher.gate.set()
+        assert await first == ["first/1/"]
+        assert await later == ["a/1/", "b/1/", "c/1/", "d/1/", "e/1/"]
+        assert driver.searcher.batches == [["first"], ["a", "b"], ["c", "d"], ["e"]]
 
 
-def test_a_window_collects_what_arrives_in_it_and_ends_early_when_the_batch_is_full() -> None:
-    async def scenario() -> None:
-        async with driving(open_searcher(), window_ms=15_000, max_batch=3) as driver:
-            answers = await asyncio.gather(driver.ask("a"), driver.ask("b"), driver.ask("c"))
-            assert answers == [["a/1/"], ["b/1/"], ["c/1/"]]
-            assert driver.searcher.batches == [["a", "b", "c"]]
-
-    run(scenario)
+async def test_a_window_collects_what_arrives_in_it_and_ends_early_when_the_batch_is_full() -> None:
+    async with driving(open_searcher(), window_ms=15_000, max_batch=3) as driver:
+        answers = await asyncio.gather(driver.ask("a"), driver.ask("b"), driver.ask("c"))
+        assert answers == [["a/1/"], ["b/1/"], ["c/1/"]]
+        assert driver.searcher.batches == [["a", "b", "c"]]
 
 
-def test_a_query_that_is_under_way_is_not_searched_for_again() -> None:
-    async def scenario() -> None:
-        async with driving(GatedSearcher()) as driver:
-            requests = [await driver.begun("a"), await driver.begun("a", "b"), await driver.begun("a", top_k=2)]
-            driver.searcher.gate.set()
-            assert await asyncio.gather(*requests) == [["a/1/"], ["a/1/", "b/1/"], ["a/2/"]]
-            assert sorted(query for batch in driver.searcher.batches for query in batch) == ["a", "a", "b"]
-
-    run(scenario)
+async def test_a_query_that_is_under_way_is_not_searched_for_again() -> None:
+    async with driving(GatedSearcher()) as driver:
+        requests = [await driver.begun("a"), await driver.begun("a", "b"), await driver.begun("a", top_k=2)]
+        driver.searcher.gate.set()
+        assert await asyncio.gather(*requests) == [["a/1/"], ["a/1/", "b/1/"], ["a/2/"]]
+        assert sorted(query for batch in driver.searcher.batches for query in batch) == ["a", "a", "b"]
 
 
-def test_a_client_that_leaves_takes_no_answer_from_the_others() -> None:
-    async def scenario() -> None:
-        async with driving(GatedSearcher()) as driver:
-            leaving, staying = await driver.begun("a"), await driver.begun("a")
-            leaving.cancel()
-            driver.searcher.gate.set()
-            assert await staying == ["a/1/"]
-
-    run(scenario)
+async def test_a_client_that_leaves_takes_no_answer_from_the_others() -> None:
+    async with driving(GatedSearcher()) as driver:
+        leaving, staying = await driver.begun("a"), await driver.begun("a")
+        leaving.cancel()
+        driver.searcher.gate.set()
+        assert await staying == ["a/1/"]
 
 
-def test_repeated_queries_are_answered_from_the_cache_by_query_number_and_filter() -> None:
-    async def scenario() -> None:
-        async with driving(open_searcher()) as driver:
-            for _ in range(2):
-                assert await driver.ask("a", "a") == ["a/1/", "a/1/"]
-                assert await driver.ask("a", top_k=2) == ["a/2/"]
-                assert await driver.ask("a", where=VERGE) == ["a/1/The Verge"]
-            assert driver.searcher.batches == [["a"], ["a"], ["a"]]
-
-    run(scenario)
+async def test_repeated_queries_are_answered_from_the_cache_by_query_number_and_filter() -> None:
+    async with driving(open_searcher()) as driver:
+        for _ in range(2):
+            assert await driver.ask("a", "a") == ["a/1/", "a/1/"]
+            assert await driver.ask("a", top_k=2) == ["a/2/"]
+            assert await driver.ask("a", where=VERGE) == ["a/1/The Verge"]
+        assert driver.searcher.batches == [["a"], ["a"], ["a"]]
 
 
-def test_the_cache_keeps_what_was_used_last() -> None:
-    async def scenario() -> None:
-        async with driving(open_searcher(), cache_entries=2) as driver:
-            for query in ("a", "b", "a", "c", "a", "b"):
-                assert await driver.ask(query) == [f"{query}/1/"]
-            assert driver.searcher.batches == [["a"], ["b"], ["c"], ["b"]]
-
-    run(scenario)
+async def test_the_cache_keeps_what_was_used_last() -> None:
+    async with driving(open_searcher(), cache_entries=2) as driver:
+        for query in ("a", "b", "a", "c", "a", "b"):
+            assert await driver.ask(query) == [f"{query}/1/"]
+        assert driver.searcher.batches == [["a"], ["b"], ["c"], ["b"]]
 
 
-def test_without_a_cache_every_query_is_searched_for() -> None:
-    async def scenario() -> None:
-        async with driving(open_searcher(), cache_entries=0) as driver:
-            assert await driver.ask("a") == await driver.ask("a")
-            assert driver.searcher.batches == [["a"], ["a"]]
-
-    run(scenario)
+async def test_without_a_cache_every_query_is_searched_for() -> None:
+    async with driving(open_searcher(), cache_entries=0) as driver:
+        assert await driver.ask("a") == await driver.ask("a")
+        assert driver.searcher.batches == [["a"], ["a"]]
 
 
-def test_more_waiting_queries_than_allowed_are_refused_and_a_lone_long_request_is_not() -> None:
-    async def scenario() -> None:
-        async with driving(GatedSearcher(), max_pending=2) as driver:
-            long = await driver.begun("a", "b", "c")
-            with pytest.raises(OverloadedError):
-                await driver.ask("d")
-            known = await driver.begun("a")
-            driver.searcher.gate.set()
-            assert await long == ["a/1/", "b/1/", "c/1/"]
-            assert await known == ["a/1/"]
-            assert await driver.ask("d") == ["d/1/"]
-
-    run(scenario)
+async def test_more_waiting_queries_than_allowed_are_refused_and_a_lone_long_request_is_not() -> None:
+    async with driving(GatedSearcher(), max_pending=2) as driver:
+        long = await driver.begun("a", "b", "c")
+        with pytest.raises(OverloadedError):
+            await driver.ask("d")
+        known = await driver.begun("a")
+        driver.searcher.gate.set()
+        assert await long == ["a/1/", "b/1/", "c/1/"]
+        assert await known == ["a/1/"]
+        assert await driver.ask("d") == ["d/1/"]
 
 
-def test_a_query_that_breaks_the_search_fails_alone_and_is_not_remembered() -> None:
-    async def scenario() -> None:
-        async with driving(GatedSearcher()) as driver:
-            first = await driver.begun("first")
-            await driver.searching()
-            good, bad = await driver.begun("good"), await driver.begun("broken")
-            driver.searcher.gate.set()
-            assert await first == ["first/1/"]
-            assert await good == ["good/1/"]
-            with pytest.raises(SearchFailedError) as raised:
-                await bad
-            assert "secret" not in str(raised.value)
-            driver.searcher.batches.clear()
-            with pytest.raises(SearchFailedError):
-                await driver.ask("broken")
-            assert driver.searcher.batches == [["broken"]]
-
-    run(scenario)
+async def test_a_query_that_breaks_the_search_fails_alone_and_is_not_remembered() -> None:
+    async with driving(GatedSearcher()) as driver:
+        first = await driver.begun("first")
+        await driver.searching()
+        good, bad = await driver.begun("good"), await driver.begun("broken")
+        driver.searcher.gate.set()
+        assert await first == ["first/1/"]
+        assert await good == ["good/1/"]
+        with pytest.raises(SearchFailedError) as raised:
+            await bad
+        assert "secret" not in str(raised.value)
+        driver.searcher.batches.clear()
+        with pytest.raises(SearchFailedError):
+            await driver.ask("broken")
+        assert driver.searcher.batches == [["broken"]]
 
 
-def test_an_error_that_is_meant_for_users_reaches_them() -> None:
+async def test_an_error_that_is_meant_for_users_reaches_them() -> None:
     class Unfiltered(GatedSearcher):
         def search(self, *_) -> None:
             raise ConfigError("this index takes no filters.")
 
-    async def scenario() -> None:
-        async with driving(Unfiltered()) as driver:
-            with pytest.raises(SearchFailedError, match="takes no filters"):
-                await driver.ask("a")
-
-    run(scenario)
+    async with driving(Unfiltered()) as driver:
+        with pytest.raises(SearchFailedError, match="takes no filters"):
+            await driver.ask("a")
 
 
 class Unreachable(GatedSearcher):
@@ -221,18 +181,17 @@ class Unreachable(GatedSearcher):
         (("refused", "b", "c", "d"), [["refused", "b", "c", "d"], ["refused", "b"], ["refused"], ["b"]]),
     ],
 )
-def test_an_endpoint_that_is_down_is_not_waited_for_query_by_query(queries: Sequence[str], searches: object) -> None:
-    async def scenario() -> None:
-        async with driving(Unreachable(), window_ms=15_000, max_batch=len(queries)) as driver:
-            answers = await asyncio.gather(*(driver.ask(query) for query in queries), return_exceptions=True)
-            assert [str(answer) for answer in answers] == [
-                "no." if query == "refused" else "it is down." for query in queries
-            ]
-            assert all(isinstance(answer.__cause__, EndpointError) for answer in answers)
-            assert driver.searcher.batches == searches
-            assert b"deepsearch_search_failures_total %.1f" % len(queries) in driver.metrics.render()
-
-    run(scenario)
+async def test_an_endpoint_that_is_down_is_not_waited_for_query_by_query(
+    queries: Sequence[str], searches: object
+) -> None:
+    async with driving(Unreachable(), window_ms=15_000, max_batch=len(queries)) as driver:
+        answers = await asyncio.gather(*(driver.ask(query) for query in queries), return_exceptions=True)
+        assert [str(answer) for answer in answers] == [
+            "no." if query == "refused" else "it is down." for query in queries
+        ]
+        assert all(isinstance(answer.__cause__, EndpointError) for answer in answers)
+        assert driver.searcher.batches == searches
+        assert b"deepsearch_search_failures_total %.1f" % len(queries) in driver.metrics.render()
 
 
 @contextlib.contextmanager
@@ -247,36 +206,32 @@ def logged() -> Iterator[io.StringIO]:
         logger.removeHandler(handler)
 
 
-def test_the_log_quotes_our_own_errors_without_their_causes_which_may_hold_a_key() -> None:
+async def test_the_log_quotes_our_own_errors_without_their_causes_which_may_hold_a_key() -> None:
     class Telling(GatedSearcher):
         def search(self, *_) -> None:
             raise EndpointError("the endpoint failed.") from ValueError("api_key=hunter2")
 
-    async def scenario(searcher: GatedSearcher, query: str) -> None:
-        async with driving(searcher) as driver:
-            with pytest.raises(SearchFailedError):
-                await driver.ask(query)
+    async def fail(searcher: GatedSearcher, query: str) -> str:
+        with logged() as written:
+            async with driving(searcher) as driver:
+                with pytest.raises(SearchFailedError):
+                    await driver.ask(query)
+        return written.getvalue()
 
-    with logged() as written:
-        run(lambda: scenario(Telling(), "a"))
-    assert "a search failed: the endpoint failed." in written.getvalue()
-    assert "hunter2" not in written.getvalue()
-    with logged() as written:
-        run(lambda: scenario(open_searcher(), "broken"))
-    assert "OSError: secret path" in written.getvalue()
+    told = await fail(Telling(), "a")
+    assert "a search failed: the endpoint failed." in told
+    assert "hunter2" not in told
+    assert "OSError: secret path" in await fail(open_searcher(), "broken")
 
 
-def test_a_score_that_json_has_no_number_for_fails_its_query_alone() -> None:
+async def test_a_score_that_json_has_no_number_for_fails_its_query_alone() -> None:
     class Overflowing(GatedSearcher):
         def search(self, queries: Sequence[str], *_):
             return [[dataclasses.replace(hit(query), score=float(query))] for query in queries]
 
-    async def scenario() -> None:
-        async with driving(Overflowing(), window_ms=15_000, max_batch=3) as driver:
-            answers = await asyncio.gather(*map(driver.ask, ("nan", "1", "inf")), return_exceptions=True)
-            assert [type(answer) for answer in answers] == [SearchFailedError, list, SearchFailedError]
-
-    run(scenario)
+    async with driving(Overflowing(), window_ms=15_000, max_batch=3) as driver:
+        answers = await asyncio.gather(*map(driver.ask, ("nan", "1", "inf")), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [SearchFailedError, list, SearchFailedError]
 
 
 class Panic(BaseException):
@@ -284,44 +239,35 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("error", [MemoryError, Panic, SystemExit])
-def test_no_error_ends_the_search_thread(error: object) -> None:
+async def test_no_error_ends_the_search_thread(error: object) -> None:
     class Failing(GatedSearcher):
         def search(self, queries: Sequence[str], *_):
             if "bad" in queries:
                 raise error
             return [[hit(query)] for query in queries]
 
-    async def scenario() -> None:
-        async with driving(Failing()) as driver:
-            with pytest.raises(SearchFailedError):
-                await driver.ask("bad")
-            assert await driver.ask("good") == ["good"]
-
-    run(scenario)
+    async with driving(Failing()) as driver:
+        with pytest.raises(SearchFailedError):
+            await driver.ask("bad")
+        assert await driver.ask("good") == ["good"]
 
 
-def test_a_searcher_that_answers_too_few_queries_fails_them_and_not_the_server() -> None:
+async def test_a_searcher_that_answers_too_few_queries_fails_them_and_not_the_server() -> None:
     class Forgetful(GatedSearcher):
         def search(self, queries: Sequence[str], *_):
             return [[hit(query)] for query in queries if query != "forgotten"]
 
-    async def scenario() -> None:
-        async with driving(Forgetful()) as driver:
-            with pytest.raises(SearchFailedError):
-                await driver.ask("forgotten")
-            assert await driver.ask("a") == ["a"]
-
-    run(scenario)
+    async with driving(Forgetful()) as driver:
+        with pytest.raises(SearchFailedError):
+            await driver.ask("forgotten")
+        assert await driver.ask("a") == ["a"]
 
 
-def test_whoever_still_waits_when_the_server_stops_is_told() -> None:
-    async def scenario() -> None:
-        searcher = GatedSearcher()
-        async with driving(searcher) as driver:
-            waiting = await driver.begun("a")
-            await driver.searching()
-        with pytest.raises(SearchFailedError, match="stopping"):
-            await waiting
-        searcher.gate.set()
-
-    run(scenario)
+async def test_whoever_still_waits_when_the_server_stops_is_told() -> None:
+    searcher = GatedSearcher()
+    async with driving(searcher) as driver:
+        waiting = await driver.begun("a")
+        await driver.searching()
+    with pytest.raises(SearchFailedError, match="stopping"):
+        await waiting
+    searcher.gate.set()

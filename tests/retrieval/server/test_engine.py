@@ -1,15 +1,15 @@
 import socket
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
+from starlette.testclient import TestClient
 
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.retrieval.rerank import RerankerConfig
-from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
-from deepsearch_rl.retrieval.server.launch import serve_index
-from deepsearch_rl.retrieval.server.service import open_engine
+from deepsearch_rl.retrieval.server.config import ServerConfig
+from deepsearch_rl.retrieval.server.requests import Guard
+from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine
 from tests.retrieval.server.searchers import service_config
 from tests.retrieval.server.test_process import error_of
 from tests.retrieval.test_rerank import write_model
@@ -54,13 +54,6 @@ def test_an_online_search_is_served_like_an_index(server_url: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_folder_without_a_reranker_is_refused(index_dir: Path, tmp_path: Path) -> None:
-    config = reranker(tmp_path, max_tokens=64)
-    with pytest.raises(ArtifactError, match="reranker"):
-        open_engine(server_config(index=index_dir, reranker=config))
-
-
-@pytest.mark.slow
 def test_a_reranker_that_cannot_read_what_it_is_to_is_refused_before_the_first_search(
     index_dir: Path, tmp_path: Path
 ) -> None:
@@ -74,16 +67,16 @@ def test_a_server_serves_one_thing(options: object) -> None:
     assert error_of(options).startswith("error: say what to serve: --index ")
 
 
-@pytest.mark.slow
-def test_a_failing_endpoint_is_told_with_its_reason_and_a_retry(
-    index_dir: Path, chunks_path: Path, retrieval_config: RetrievalConfig, tmp_path: Path
-) -> None:
+def test_a_failing_endpoint_is_told_with_its_reason_and_a_retry(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/s?q={{query}}"
     description = {"name": "web", "url": url, "attempts": 1, "fields": {"results": "items", "text": "text"}}
     (tmp_path / "online.yaml").write_text(yaml.safe_dump(description))
-    config = retrieval_config.model_copy(update={"online": tmp_path / "online.yaml"})
-    with serve_index(index_dir, chunks_path, config) as server:
-        answer = httpx.post(f"{server}/retrieve", json={"queries": ["comet"]})
+    config = server_config(online=tmp_path / "online.yaml")
+
+    app = RetrievalApp(open_engine(config), config.retrieval, Guard(token=None, loopback=False))
+    with TestClient(app) as client:
+        answer = client.post("/retrieve", json={"queries": ["comet"]})
+
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert "online search 'web'" in answer.json()["detail"]
+    assert "'web'" in answer.json()["detail"]

@@ -15,7 +15,7 @@ def test_a_seed_names_its_requests() -> None:
     assert list(draw_requests(200, seed=1)) != list(draw_requests(200, seed=2))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_thousand_hostile_requests_leave_the_server_up_small_and_right(
     index_dir: Path, chunks_path: Path, retrieval_config: RetrievalConfig
 ) -> None:

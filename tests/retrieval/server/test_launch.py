@@ -26,17 +26,7 @@ def address(url: str) -> tuple[str, int]:
     return host, int(port)
 
 
-@pytest.mark.slow
-def test_the_server_is_gone_when_the_block_ends(
-    index_dir: Path, chunks_path: Path, retrieval_config: RetrievalConfig
-) -> None:
-    with serve_index(index_dir, chunks_path, retrieval_config) as url:
-        socket.create_connection(address(url)).close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address(url))
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_server_stops_when_its_parent_is_killed(
     index_dir: Path, chunks_path: Path, retrieval_config: RetrievalConfig
 ) -> None:

@@ -1,4 +1,4 @@
-"""The MCP tool through the clients that agents use, against a real server process."""
+"""The MCP tool through its own client; ``test_conformance.py`` has the clients that agents use."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -6,9 +6,6 @@ from pathlib import Path
 
 import mcp
 import pytest
-from agents import RunContextWrapper
-from agents.mcp import MCPServerStreamableHttp, MCPUtil
-from mcp.client.sse import sse_client
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.retrieval.passages import NO_PASSAGES, format_passages
@@ -18,6 +15,8 @@ from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
 from deepsearch_rl.retrieval.server.requests import MAX_QUERY_CHARS
 from tests.retrieval.server.searchers import open_searcher, service_config
 
+pytestmark = pytest.mark.anyio
+
 
 @pytest.fixture(scope="module")
 def expected_hits(index_dir: Path, chunks_path: Path) -> list[Hit]:
@@ -25,86 +24,48 @@ def expected_hits(index_dir: Path, chunks_path: Path) -> list[Hit]:
     return hits
 
 
-def test_the_agents_sdk_hands_the_model_exactly_the_passages(server_url: str, expected_hits: list[Hit]) -> None:
-    async def call():
-        async with MCPServerStreamableHttp({"url": f"{server_url}/mcp"}, cache_tools_list=True) as server:
-            [tool] = await server.list_tools()
-            return await MCPUtil.invoke_mcp_tool(server, tool, RunContextWrapper(None), '{"query": "lander comet"}')
-
-    assert asyncio.run(call()) == {"type": "text", "text": format_passages([hit.chunk for hit in expected_hits])}
-
-
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_the_structured_content_holds_what_the_model_was_shown(
+async def test_the_structured_content_holds_what_the_model_was_shown(
     server_url: str, expected_hits: list[Hit], mode: str
 ) -> None:
-    async def call():
-        async with mcp.Client(f"{server_url}/mcp", mode=mode) as client:
-            return await client.call_tool("retrieve", {"query": "lander comet"})
-
-    result = asyncio.run(call())
+    async with mcp.Client(f"{server_url}/mcp", mode=mode) as client:
+        result = await client.call_tool("retrieve", {"query": "lander comet"})
     assert result.content[0].text == format_passages([hit.chunk for hit in expected_hits])
     assert result.structured_content == {
         "result": [{"chunk": hit.chunk.contents, "chunk_id": hit.chunk.id, "score": hit.score} for hit in expected_hits]
     }
 
 
-def test_metadata_come_with_the_hits_on_request(server_url: str) -> None:
-    async def call():
-        async with mcp.Client(f"{server_url}/mcp") as client:
-            return await client.call_tool("retrieve", {"query": "Austria", "with_meta": True})
-
-    [hit] = asyncio.run(call()).structured_content["result"]
-    assert hit["metadata"] == {"doc_id": "vienna", "doc_chunks": 1, "doc_chunk_id": 0}
-
-
-def test_a_search_that_finds_nothing_says_so_and_is_no_error(server_url: str) -> None:
-    async def call():
-        async with mcp.Client(f"{server_url}/mcp") as client:
-            return await client.call_tool("retrieve", {"query": ""})
-
-    result = asyncio.run(call())
+async def test_a_search_that_finds_nothing_says_so_and_is_no_error(server_url: str) -> None:
+    async with mcp.Client(f"{server_url}/mcp") as client:
+        result = await client.call_tool("retrieve", {"query": ""})
     assert not result.is_error
     assert result.content[0].text == NO_PASSAGES
     assert result.structured_content == {"result": []}
 
 
-def test_a_call_without_query_is_an_error(server_url: str) -> None:
-    async def call():
-        async with mcp.Client(f"{server_url}/mcp") as client:
-            return await client.call_tool("retrieve", {"q": "comet"})
-
-    result = asyncio.run(call())
-    assert result.is_error
-    assert "query" in result.content[0].text
-
-
-def called(tool: str, arguments: dict[str, object], filters: bool = True) -> mcp.types.CallToolResult:
+async def called(tool: str, arguments: dict[str, object], filters: bool = True) -> mcp.types.CallToolResult:
     """The result of one call of a tool over a searcher whose answers are known."""
-
-    async def call():
-        queue = SearchQueue(open_searcher(), service_config(), Metrics())
-        async with queue, mcp.Client(make_mcp_server(queue, 3, filters)) as client:
-            return await client.call_tool(tool, arguments)
-
-    return asyncio.run(call())
+    queue = SearchQueue(open_searcher(), service_config(), Metrics())
+    async with queue, mcp.Client(make_mcp_server(queue, 3, filters)) as client:
+        return await client.call_tool(tool, arguments)
 
 
-def test_a_broken_index_is_an_error_and_not_an_empty_result() -> None:
-    result = called("retrieve", {"query": "broken"})
+async def test_a_broken_index_is_an_error_and_not_an_empty_result() -> None:
+    result = await called("retrieve", {"query": "broken"})
     assert result.is_error
     assert result.structured_content is None
     assert "secret" not in result.content[0].text
 
 
-def test_a_filtered_search_finds_only_what_the_filter_allows_and_says_where_it_is_from() -> None:
-    result = called("retrieve_filtered", {"query": "a", "source": "The Verge", "after": "2023-10-01"})
+async def test_a_filtered_search_finds_only_what_the_filter_allows_and_says_where_it_is_from() -> None:
+    result = await called("retrieve_filtered", {"query": "a", "source": "The Verge", "after": "2023-10-01"})
     assert result.content[0].text.startswith("[1] a/3/The Verge\n")
     assert result.structured_content["result"][0]["metadata"]["doc_id"] == "a/3/The Verge"
 
 
-def test_a_filtered_search_without_filters_is_a_search() -> None:
-    assert called("retrieve_filtered", {"query": "a"}).structured_content["result"][0]["chunk_id"] == "a/3/"
+async def test_a_filtered_search_without_filters_is_a_search() -> None:
+    assert (await called("retrieve_filtered", {"query": "a"})).structured_content["result"][0]["chunk_id"] == "a/3/"
 
 
 @pytest.mark.parametrize(
@@ -114,58 +75,40 @@ def test_a_filtered_search_without_filters_is_a_search() -> None:
         ("retrieve_filtered", {"query": "a", "after": "2024-01-02", "before": "2024-01-01"}),
         ("retrieve", {"query": "a" * (MAX_QUERY_CHARS + 1)}),
         ("retrieve", {"query": 7}),
+        ("retrieve", {"q": "a"}),
         ("nonexistent", {}),
     ],
 )
-def test_a_call_that_cannot_be_is_an_error_with_a_reason(tool: str, arguments: object) -> None:
-    result = called(tool, arguments)
+async def test_a_call_that_cannot_be_is_an_error_with_a_reason(tool: str, arguments: object) -> None:
+    result = await called(tool, arguments)
     assert result.is_error
     assert result.content[0].text
 
 
 @pytest.mark.parametrize("filters", [True, False])
-def test_the_filtered_search_is_offered_where_the_corpus_has_something_to_filter_by(filters: bool) -> None:
-    async def listed():
-        queue = SearchQueue(open_searcher(), service_config(), Metrics())
-        async with mcp.Client(make_mcp_server(queue, 3, filters)) as client:
-            return [tool.name for tool in (await client.list_tools()).tools]
-
-    assert asyncio.run(listed()) == ["retrieve", "retrieve_filtered"][: 1 + filters]
+async def test_the_filtered_search_is_offered_where_the_corpus_has_something_to_filter_by(filters: bool) -> None:
+    queue = SearchQueue(open_searcher(), service_config(), Metrics())
+    async with mcp.Client(make_mcp_server(queue, 3, filters)) as client:
+        names = [tool.name for tool in (await client.list_tools()).tools]
+    assert names == ["retrieve", "retrieve_filtered"][: 1 + filters]
 
 
-def test_a_client_of_the_sse_transport_gets_the_same_answer(server_url: str, expected_hits: list[Hit]) -> None:
-    async def call():
-        async with (
-            sse_client(f"{server_url}/sse") as streams,
-            mcp.ClientSession(*streams) as session,
-        ):
-            await session.initialize()
-            return await session.call_tool("retrieve", {"query": "lander comet"})
-
-    assert asyncio.run(call()).content[0].text == format_passages([hit.chunk for hit in expected_hits])
-
-
-def test_many_agents_at_once_get_their_own_answers(server_url: str) -> None:
+async def test_many_agents_at_once_get_their_own_answers(server_url: str) -> None:
     titles = ["Philae", "Rosetta", "Vienna", "Comet"]
 
     async def ask(client: mcp.Client, title: str) -> bool:
         result = await client.call_tool("retrieve", {"query": f"{title} {title}"})
         return title in result.structured_content["result"][0]["chunk"]
 
-    async def scenario():
-        async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(mcp.Client(f"{server_url}/mcp")) for _ in range(4)]
-            return await asyncio.gather(*(ask(clients[i % 4], titles[i % 3]) for i in range(64)))
-
-    assert all(asyncio.run(scenario()))
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(mcp.Client(f"{server_url}/mcp")) for _ in range(3)]
+        own = await asyncio.gather(*(ask(clients[i % 3], titles[i % 4]) for i in range(64)))
+    assert own == [True] * 64
 
 
-def test_the_frozen_schema_is_one_that_the_server_accepts(server_url: str) -> None:
-    async def listed():
-        async with mcp.Client(f"{server_url}/mcp") as client:
-            return (await client.list_tools()).tools
-
-    [tool] = asyncio.run(listed())
+async def test_the_frozen_schema_is_one_that_the_server_accepts(server_url: str) -> None:
+    async with mcp.Client(f"{server_url}/mcp") as client:
+        [tool] = (await client.list_tools()).tools
     function = RETRIEVE_TOOL["function"]
     assert tool.name == function["name"]
     assert tool.input_schema["required"] == function["parameters"]["required"]

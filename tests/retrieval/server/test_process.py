@@ -129,7 +129,7 @@ def test_a_server_told_to_stop_answers_what_waits_and_tells_no_secrets(index_dir
         socket.create_connection(("127.0.0.1", server.port))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_clients_than_the_usual_limit_of_open_files_are_served(index_dir: Path) -> None:
     low = ("bash", "-c", 'ulimit -S -n 256 && exec "$@"', "serve")
     with served("--index", str(index_dir), through=low) as server, contextlib.ExitStack() as open_connections:
@@ -140,7 +140,7 @@ def test_more_clients_than_the_usual_limit_of_open_files_are_served(index_dir: P
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_open_event_stream_does_not_hold_up_the_stop(index_dir: Path) -> None:
     with (
         served("--index", str(index_dir)) as server,

@@ -1,7 +1,7 @@
 import pytest
 
-from deepsearch_rl.retrieval.sparse.analysis import CACHED_STEMS, analyse, field_text, stem, written_date
-from tests.retrieval.sparse.chunks import make_chunk
+from deepsearch_rl.retrieval.sparse.analysis import analyse, field_text, stem, written_date
+from tests.chunks import make_chunk
 
 CHUNK = make_chunk("Title\nBody text.", source="The Verge", published_at="2023-10-30T12:00:00+00:00")
 
@@ -22,7 +22,7 @@ def test_text_becomes_lower_case_stems_without_stop_words(text: str, terms: obje
 
 
 def test_the_cache_of_stems_is_bounded() -> None:
-    assert stem.cache_info().maxsize == CACHED_STEMS
+    assert stem.cache_info().maxsize is not None
 
 
 @pytest.mark.parametrize(

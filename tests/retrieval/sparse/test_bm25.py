@@ -17,7 +17,7 @@ from deepsearch_rl.retrieval.ranking import Ranking, rank
 from deepsearch_rl.retrieval.sparse.analysis import analyse
 from deepsearch_rl.retrieval.sparse.bm25 import FEW_COLUMNS, LANES, Bm25Config, Bm25Index, top_rows
 from deepsearch_rl.retrieval.sparse.building import RunWriter, merge_runs
-from tests.retrieval.sparse.chunks import make_chunk, make_chunks
+from tests.chunks import make_chunk, make_chunks
 
 CONFIG = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})
 TEXTS = ["lander comet comet", "river country", "comet probe orbit river"]
@@ -211,7 +211,7 @@ def test_a_damaged_index_is_refused(tmp_path: Path, name: str) -> None:
     Bm25Index.build(make_chunks(TEXTS), tmp_path / "bm25", CONFIG)
     path = tmp_path / "bm25" / name
     os.truncate(path, path.stat().st_size - 4)
-    with pytest.raises(ArtifactError):
+    with pytest.raises(ArtifactError, match=name):
         Bm25Index.open(tmp_path / "bm25")
     path.unlink()
     with pytest.raises(ArtifactError, match=name):

@@ -13,7 +13,7 @@ import pytest
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
 from deepsearch_rl.retrieval.sparse.lucene import LuceneConfig, LuceneIndex, start_jvm
-from tests.retrieval.sparse.chunks import make_chunks
+from tests.chunks import make_chunks
 
 CONFIG = LuceneConfig(engine="lucene", k1=0.9, b=0.4, heap_mb=256)
 TEXTS = ["lander comet comet", "river country 😀", "comet probe \x00 orbit river", "Füße 東京", "the of"]
@@ -54,7 +54,7 @@ def test_words_of_any_script_are_found_on_their_rows(folder: Path) -> None:
     assert found == [[0, 2], [1], [3], [1, 2], [], [], [0, 2]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_pyserini
 def test_threads_that_java_has_not_seen_may_search(folder: Path) -> None:
     index = LuceneIndex.open(folder, CONFIG)
@@ -68,7 +68,7 @@ def test_threads_that_java_has_not_seen_may_search(folder: Path) -> None:
     assert found == [[0, 2]] * 200
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_pyserini
 def test_a_process_with_java_keeps_its_stack_and_its_signals_and_ends(folder: Path) -> None:
     command = [sys.executable, "-c", SEARCH_AND_STOP, str(folder), CONFIG.model_dump_json()]
@@ -102,7 +102,7 @@ def test_a_corpus_of_stop_words_is_refused(tmp_path: Path) -> None:
         LuceneIndex.build(make_chunks(["the of", "and ..."]), tmp_path, CONFIG)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_pyserini
 @pytest.mark.realdata
 def test_on_real_passages_it_agrees_with_the_built_in_index(tmp_path: Path, real_data: Path) -> None:

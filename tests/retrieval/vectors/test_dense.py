@@ -45,13 +45,6 @@ def test_cells_with_too_few_vectors_give_fewer_hits_not_padding(tmp_path: Path) 
     assert np.isfinite(ranking.scores_K).all()
 
 
-def test_denied_rows_are_not_found(tmp_path: Path) -> None:
-    allowed_N = np.arange(300) >= 10
-    [ranking] = retriever_over(tmp_path, FlatConfig(kind="flat")).search(["3"], 5, allowed_N)
-    assert len(ranking.rows_K) == 5
-    assert allowed_N[ranking.rows_K].all()
-
-
 def test_an_encoder_of_another_dimension_is_refused(tmp_path: Path) -> None:
     retriever = retriever_over(tmp_path, FlatConfig(kind="flat"))
     np.save(tmp_path / "wider.npy", np.pad(VECTORS_ND, ((0, 0), (0, 4))))
