@@ -68,6 +68,7 @@ def project(make_project: MakeProject) -> Path:  # noqa: F811
     return folder
 
 
+@pytest.mark.nightly
 def test_whatever_leads_to_a_result_keeps_it_and_the_rest_is_gone(
     project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

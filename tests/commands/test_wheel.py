@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 UV = next((str(path) for path in [ROOT / ".venvs" / "uv" / "bin" / "uv"] if path.is_file()), shutil.which("uv"))
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(600),
     pytest.mark.skipif(UV is None, reason="no uv: `make environment` installs it"),
 ]

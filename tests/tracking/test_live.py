@@ -20,18 +20,16 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from deepsearch_rl.commands.live import END_S
 from deepsearch_rl.files import AppendLog, read_record
 from deepsearch_rl.processes import free_port, running_server
 from deepsearch_rl.tracking import live
 from deepsearch_rl.tracking.bundle import BUNDLE, Bundle, build_bundle
 from deepsearch_rl.tracking.curves import line_digest, read_runs, read_steps
 from deepsearch_rl.tracking.live import LiveFigures, follow
-from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.training.curves import CurveLine, curve_path
 from stages.followed import COMMAND
 from tests.conftest import ROOT
-from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results
+from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, new_store
 
 WORK, NAME = Path("work", "tiny"), "sft-0123456789ab"
 WAIT_S = 120
@@ -124,7 +122,7 @@ def test_training_from_the_first_step_again_is_another_run(
 
 @pytest.mark.slow
 def test_the_run_of_a_removed_scratch_folder_is_killed_and_its_successor_is_running(curve: Path) -> None:
-    store = local_store(Path("mlruns"))
+    store = new_store(Path("mlruns"))
     append(curve, [*steps(1, 2), *steps(1, time_ms=9000)])
     figures(store).send()
     assert sorted((run.info.start_time, run.info.status) for run in live_runs(store)) == [
@@ -169,7 +167,7 @@ def test_event_files_have_every_step_once_whatever_a_kill_left_of_them(curve: Pa
 
 @pytest.mark.slow
 def test_a_resumed_training_goes_on_in_its_run_and_no_step_is_sent_twice(curve: Path) -> None:
-    store = local_store(Path("mlruns"))
+    store = new_store(Path("mlruns"))
     append(curve, steps(1, 2))
     assert figures(store, "sft").send() == {NAME: 2}
     (run,) = live_runs(store)
@@ -196,8 +194,7 @@ def test_a_resumed_training_goes_on_in_its_run_and_no_step_is_sent_twice(curve: 
 def mlflow_server(port: int = 0) -> Iterator[str]:
     """The address of a real server over the store below ``mlruns``."""
     port = port or free_port()
-    store = local_store(Path("mlruns"))
-    Path("mlruns").mkdir(exist_ok=True)
+    store = new_store(Path("mlruns"))
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--workers", "1"]
     command += ["--port", str(port), "--artifacts-destination", str(Path("mlruns/artifacts").resolve())]
     with running_server("MLflow", command, f"http://127.0.0.1:{port}", "/health", WAIT_S) as server:
@@ -255,7 +252,7 @@ def follower(process: "subprocess.Popen[str]") -> psutil.Process:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_stage_that_is_killed_and_resumed_is_one_run_with_every_step_once(project: Path) -> None:
     def sent(last: int, status: str) -> bool:
@@ -292,13 +289,11 @@ def test_a_server_that_hangs_costs_a_stage_seconds_and_one_notice_and_the_steps_
         with stage(uri, "1 3 stay") as training:
             wait_until(lambda: len(written()) == 3)
             (project / "end").touch()
-            began = time.monotonic()
             _, errors = training.communicate(timeout=WAIT_S)
-            assert time.monotonic() - began < END_S + 10
         assert training.returncode == 0
     assert errors.count("LIVE FIGURES WAIT") == 1
     assert "hidden" not in errors
-    store = local_store(Path("mlruns"))
+    store = new_store(Path("mlruns"))
     deepsearch = [sys.executable, "-c", COMMAND, "live", "--to", store]
     outputs = [subprocess.run(deepsearch, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert [output.split(" sent to ")[0].split(" /")[0] for output in outputs] == [
@@ -333,18 +328,21 @@ def test_a_server_that_comes_back_gets_what_it_missed(curve: Path, monkeypatch: 
     finally:
         ending.set()
         thread.join()
-    assert all("no MLflow server answers" in notice and "`deepsearch live tiny`" in notice for notice in notices[:1])
+    assert "no MLflow server answers" in notices[0]
+    assert "`deepsearch live tiny`" in notices[0]
     assert "hidden" not in "".join(notices)
 
 
-def test_nothing_follows_outside_of_a_project_or_without_a_section_track(project: Path) -> None:
-    for missing in ("scripts/python", "params.yaml"):
-        if missing == "params.yaml":
-            (project / missing).write_text("profile: tiny\n")
-        else:
-            (project / missing).unlink()
-        with stage("http://127.0.0.1:9", "1 1 end") as training:
-            assert training.communicate(timeout=WAIT_S)[1] == ""
-        assert training.returncode == 0
-    assert not (project / "mlruns").exists()
+@pytest.mark.parametrize("missing", ["scripts/python", "section track"])
+def test_nothing_follows_outside_of_a_project_or_without_a_section_track(project: Path, missing: str) -> None:
+    if missing == "scripts/python":
+        (project / missing).unlink()
+    else:
+        params = yaml.safe_load((project / "params.yaml").read_text())
+        del params["track"]
+        (project / "params.yaml").write_text(yaml.safe_dump(params))
+    with stage("http://127.0.0.1:9", "1 1 end") as training:
+        _, errors = training.communicate(timeout=WAIT_S)
+    assert (training.returncode, errors) == (0, ""), "a follower would say that no server answers"
+    assert the_curve().is_file()
     assert not (project / WORK / "tensorboard").exists()

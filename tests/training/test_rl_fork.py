@@ -74,7 +74,7 @@ def watch_loop(run: RlRun, kills: int) -> None:
     watch("rl@base", command, settings.model_dump_json(), limits, run.scratch)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("refills", [0, 2])
 def test_a_run_killed_at_random_moments_leaves_the_bytes_of_one_that_was_not(make_run: MakeRun, refills: int) -> None:
@@ -86,7 +86,7 @@ def test_a_run_killed_at_random_moments_leaves_the_bytes_of_one_that_was_not(mak
     assert checkpoints(killed.scratch).keys() == checkpoints(undisturbed.scratch).keys()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_disk_that_gets_full_in_a_step_is_one_paragraph_and_with_more_space_the_run_continues(

@@ -205,7 +205,7 @@ def killed_in_step_2(task: RlTask, config: RlConfig, output: Path) -> None:
     train(task, config, output)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("any_reward")
 def test_a_run_that_was_killed_or_lost_a_checkpoint_ends_with_the_bytes_of_one_that_was_not(
