@@ -137,6 +137,21 @@ def test_whatever_leads_to_a_result_keeps_it_and_the_rest_is_gone(
     assert weights(project) == "4"
 
 
+def test_a_result_that_nothing_leads_to_goes_only_with_yes_and_the_committed_one_stays(project: Path) -> None:
+    cache = project / ".dvc" / "cache"
+    committed = list_objects(cache).keys()
+    set_number(project, 2)
+    dvc(project, "repro")
+    git(project, "restore", ".")
+    given_up = list_objects(cache).keys() - committed
+    gc()
+    assert list_objects(cache).keys() == committed | given_up
+    gc("--yes")
+    assert list_objects(cache).keys() == committed
+    dvc(project, "checkout")
+    assert weights(project) == "1"
+
+
 def test_the_remote_keeps_the_same_also_what_this_machine_never_had(
     project: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
