@@ -103,6 +103,7 @@ def test_steps_repeated_by_a_resume_count_once_and_a_step_after_the_end_begins_a
     assert [line.step for line in first.steps()] == [1, 2, 3, 4, 3]
     assert [line.time_ms for line in first.steps()] == [1001, 1002, 1003, 2004, 70]
     assert [line.step for line in first.steps(sent=6)] == [4, 3]
+    assert [line.step for line in first.steps(sent=7)] == [3], "step 4 is in line 7"
     assert (first.end, first.last, second.end, second.last) == ("FINISHED", 9, None, 11)
     assert (first.identity, second.identity) == (f"{NAME}/1001", f"{NAME}/9001")
 

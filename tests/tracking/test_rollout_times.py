@@ -25,7 +25,7 @@ from tests.agent.search_server import serve_search
 from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, new_store, traces_experiment
 
 __all__ = ["agent_config", "chat_server"]
-SEARCH_S = 0.2
+SEARCH_S = 0.05
 QUESTIONS = [Question(id=f"q{number}", question="Which port?", golden_answers=("Port Vale",)) for number in range(3)]
 Answer = Callable[[list[Question], Path, Path], None]
 

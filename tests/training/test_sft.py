@@ -269,7 +269,7 @@ def test_the_curve_is_read_from_what_swift_prints_and_a_summary_is_no_step() -> 
         assert logged_metrics(line) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_failing_swift_publishes_nothing(config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path) -> None:
     config = config.model_copy(update={"model_type": "no_such_type"})
     with pytest.raises(CommandError, match=r"`swift sft` ended with exit code 1"):
