@@ -152,6 +152,7 @@ def test_a_result_that_nothing_leads_to_goes_only_with_yes_and_the_committed_one
     assert weights(project) == "1"
 
 
+@pytest.mark.nightly
 def test_the_remote_keeps_the_same_also_what_this_machine_never_had(
     project: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

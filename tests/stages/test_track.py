@@ -271,7 +271,7 @@ def test_the_report_of_an_experiment_whose_folder_is_gone_waits_in_the_project(
     assert deepsearch().count(": sent to ") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_a_report_whose_stage_dvc_restores_reaches_the_store_all_the_same_and_once(
     dvc_project: Path, monkeypatch: pytest.MonkeyPatch

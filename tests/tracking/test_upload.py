@@ -9,7 +9,7 @@ from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.files import read_json
 from deepsearch_rl.tracking.bundle import TrackedReport, build_bundle
-from deepsearch_rl.tracking.local_store import local_store
+from deepsearch_rl.tracking.local_store import database_file, has_report, local_store
 from deepsearch_rl.tracking.upload import describe_report, upload
 from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results, new_store, traces_experiment
 
@@ -216,9 +216,14 @@ def test_what_a_kill_left_half_sent_is_replaced_with_its_traces_and_models(
         patch.setattr(MlflowClient, "log_artifact", killed_at_the_end)
         with pytest.raises(KeyboardInterrupt):
             upload(bundle, store, TIMEOUT_S)
+    database = database_file(store)
+    assert database is not None
+    assert not has_report(database.with_name("none.db"), report.digest)
+    assert not has_report(database, report.digest), "half of it does not count"
     half = runs_of(store, report)
     assert traces_of(store, half["sft"])
     assert upload(bundle, store, TIMEOUT_S)
+    assert has_report(database, report.digest)
     runs = runs_of(store, report)
     assert len(runs) == 4
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
@@ -232,6 +237,7 @@ def test_what_a_kill_left_half_sent_is_replaced_with_its_traces_and_models(
     assert sources.isdisjoint(run.info.run_id for run in half.values())
 
 
+@pytest.mark.nightly
 def test_two_processes_may_make_the_store_and_send_the_same_report_at_once(tmp_path: Path) -> None:
     bundle, report = built(tmp_path, 5)
     store = local_store(tmp_path / "mlruns")

@@ -186,9 +186,10 @@ def test_rollouts_ahead_are_one_step_off_policy_and_only_the_first_step_is_check
 ) -> None:
     ahead = config.model_copy(update={"rollouts_ahead": True, "learning_rate": 0.05, "steps": {"base": 3}})
     lines = train(task, ahead.model_copy(update={"epochs": 2.0}), tmp_path / "adapter")
-    first, *lagging = [line.metrics["mismatch_median"] for line in lines[1:]]
+    first, second, third = [line.metrics["mismatch_median"] for line in lines[1:]]
     assert first < 1e-4
-    assert all(median > config.max_mismatch for median in lagging)
+    assert second > config.max_mismatch
+    assert third > config.max_mismatch
 
 
 def killed_in_step_2(task: RlTask, config: RlConfig, output: Path) -> None:
@@ -255,7 +256,7 @@ class RecordedSampler(EngineSampler):
         (self.start_folder / "closed").touch()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_sampler_is_closed_in_the_process_of_its_service(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
     service = OwnService("policy", str(tmp_path), task, config)
     service.__dict__["_sampler"] = RecordedSampler(tmp_path, 2, CONTEXT_TOKENS)
@@ -270,14 +271,14 @@ def test_a_damaged_checkpoint_is_named_with_what_to_do(task: RlTask, config: RlC
         make_own_trainer(task, config, in_process=True).require_whole(3)
 
 
-def choice(text: str) -> Choice:
-    return Choice.model_validate(
-        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-    )
+def choice(text: str, *calls: dict[str, object]) -> Choice:
+    message = {"role": "assistant", "content": text, "tool_calls": calls or None}
+    return Choice.model_validate({"index": 0, "finish_reason": "stop", "message": message})
 
 
 def test_a_rollout_that_was_captured_in_pieces_becomes_one_conversation_of_sampled_turns() -> None:
-    first, second = choice("call"), choice("answer")
+    call = {"id": "1", "type": "function", "function": {"name": "retrieve", "arguments": "{}"}}
+    first, second = choice("", call), choice("answer")
     question = {"role": "user", "content": "q"}
     captured = art.Trajectory(messages_and_choices=[question, first])
     result = {"role": "tool", "content": "r", "tool_call_id": "1"}
@@ -285,7 +286,8 @@ def test_a_rollout_that_was_captured_in_pieces_becomes_one_conversation_of_sampl
     captured.additional_histories.append(art.trajectories.History(messages_and_choices=longer))
     messages = conversation(captured)
     assert [type(message).__name__ for message in messages] == ["dict", "Choice", "dict", "Choice"]
-    assert all(not message.message.tool_calls for message in messages if isinstance(message, Choice))
+    sampled = [message.message.tool_calls for message in messages if isinstance(message, Choice)]
+    assert sampled == [None, None], "the sampled tokens hold the call already"
 
 
 def test_an_unknown_engine_is_answered_with_the_nearest_name() -> None:
