@@ -2,8 +2,6 @@
 
 import json
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -160,36 +158,6 @@ def test_a_missing_variable_and_a_server_that_is_away_are_named(folder: Path, mo
     assert "http://127.0.0.1:9/v1" in failure(away, EndpointError)
     monkeypatch.delenv("OPENAI_API_KEY")
     assert "OPENAI_API_KEY" in failure(evaluate(None, folder, "--base-url", "http://127.0.0.1:9/v1"), ConfigError)
-
-
-@pytest.mark.nightly
-def test_a_killed_run_goes_on_where_it_was(folder: Path) -> None:
-    """The endpoint kills the command at its fifth request, when two of four questions have been answered."""
-    child: list[subprocess.Popen[bytes]] = []
-
-    def kills(body: dict[str, Any]) -> dict[str, Any]:
-        if len(chat.requests) == 5:
-            child[0].kill()
-        return reads(body)
-
-    with serve_chat(kills) as chat:
-        command = [
-            str(Path(sys.executable).with_name("deepsearch")),
-            "evaluate",
-            "--model",
-            "m",
-            "--dataset",
-            "musique",
-        ]
-        command += ["--retriever", "bm25", "--concurrency", "1", "--data", str(folder)]
-        command += ["--base-url", chat.endpoint.base_url]
-        for status in (-signal.SIGKILL, 0):
-            child[:] = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)]
-            _, errors = child[0].communicate()
-            assert child[0].returncode == status, errors.decode()
-    assert len(chat.requests) == 5 + 2 * 2
-    [rows] = Path("work/evaluate/results").glob("m-musique-*/rows.json")
-    assert read_json(rows)["rows"][0]["f1"] == 1.0
 
 
 @pytest.mark.slow

@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import multiprocessing
-import os
 import random
-import signal
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +19,7 @@ from transformers import PreTrainedModel
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import ArtifactError, StalePolicyError, UnknownNameError
-from deepsearch_rl.files import file_digests, read_jsonl
+from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.training.backends.art.policy import Policy
@@ -190,46 +187,6 @@ def test_rollouts_ahead_are_one_step_off_policy_and_only_the_first_step_is_check
     assert first < 1e-4
     assert second > config.max_mismatch
     assert third > config.max_mismatch
-
-
-def killed_in_step_2(task: RlTask, config: RlConfig, output: Path) -> None:
-    """Train in a process of its own until it is killed while it saves the checkpoint of step 2."""
-    save = Policy.save
-
-    def die(policy: Policy, folder: Path, start: str) -> None:
-        if folder.name == "0002":
-            os.kill(os.getpid(), signal.SIGKILL)
-        save(policy, folder, start)
-
-    setattr(loop, "reward_parts", letters)  # noqa: B010 - a type checker knows the function as constant
-    Policy.save = die
-    train(task, config, output)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(400)
-@pytest.mark.usefixtures("any_reward")
-def test_a_run_that_was_killed_or_lost_a_checkpoint_ends_with_the_bytes_of_one_that_was_not(
-    task: RlTask, config: RlConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    dev = config.dev.model_copy(update={"every": 9})
-    optimizer = config.optimizer.model_copy(update={"warmup_steps": 1, "schedule": "linear"})
-    update = {"dev": dev, "concurrency": 1, "max_refills": 1, "epochs": 2.0, "update_epochs": 2, "optimizer": optimizer}
-    config = config.model_copy(update=update)
-    train(task, config, tmp_path / "undisturbed")
-    again = replace(task, scratch=tmp_path / "killed")
-    child = multiprocessing.get_context("spawn").Process(target=killed_in_step_2, args=(again, config, tmp_path / "x"))
-    child.start()
-    child.join(300)
-    assert child.exitcode == -signal.SIGKILL
-    assert len((again.scratch / "train_log.jsonl").read_text().splitlines()) == 2
-    train(again, config, tmp_path / "resumed")
-    assert file_digests(tmp_path / "resumed") == file_digests(tmp_path / "undisturbed")
-    newest = next(again.scratch.rglob("0002"))
-    (newest / "optimizer.pt").write_bytes(b"")
-    train(again, config, tmp_path / "damaged")
-    assert f"{newest} is damaged; rl goes on from the checkpoint before it" in caplog.text
-    assert file_digests(tmp_path / "damaged") == file_digests(tmp_path / "undisturbed")
 
 
 @pytest.mark.slow
