@@ -190,11 +190,17 @@ def test_rollouts_ahead_are_one_step_off_policy_and_only_the_first_step_is_check
 
 
 @pytest.mark.slow
-def test_a_scratch_folder_of_another_start_is_refused(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
+def test_a_scratch_folder_of_another_start_is_refused_and_a_damaged_checkpoint_is_passed_over(
+    task: RlTask, config: RlConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = config.model_copy(update={"steps": {"base": 0}})
     train(task, config, tmp_path / "adapter")
     with pytest.raises(ArtifactError, match="was trained from other weights"):
         train(replace(task, weights="another"), config, tmp_path / "adapter")
+    checkpoint = next(task.scratch.rglob("0000"))
+    (checkpoint / "optimizer.pt").write_bytes(b"")
+    train(task, config, tmp_path / "again")
+    assert f"{checkpoint} is damaged" in caplog.text
 
 
 @pytest.mark.slow
