@@ -1,6 +1,7 @@
 """`deepsearch gc` on a real project of DVC: what anything leads to can be checked out afterwards, the rest is gone."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,7 @@ def test_a_result_that_nothing_leads_to_goes_only_with_yes_and_the_committed_one
     assert list_objects(cache).keys() == committed | given_up
     gc("--yes")
     assert list_objects(cache).keys() == committed
+    shutil.rmtree(project / "model")
     dvc(project, "checkout")
     assert weights(project) == "1"
 

@@ -77,6 +77,7 @@ def watch_loop(run: RlRun, kills: int, seconds: float = 0.3) -> None:
 NIGHT = pytest.mark.nightly
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("steps", "kills", "refills"),
