@@ -6,7 +6,7 @@ import random
 import types
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import art
 import pytest
@@ -18,7 +18,7 @@ from openai.types.chat.chat_completion import Choice
 from transformers import PreTrainedModel
 
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.errors import ArtifactError, StalePolicyError, UnknownNameError
+from deepsearch_rl.errors import ArtifactError, StalePolicyError, UnavailableError, UnknownNameError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, Trajectory
@@ -256,3 +256,15 @@ def test_a_rollout_that_was_captured_in_pieces_becomes_one_conversation_of_sampl
 def test_an_unknown_engine_is_answered_with_the_nearest_name() -> None:
     with pytest.raises(UnknownNameError, match=r"rl\.backend\.engine 'arts'.*'art'"):
         open_engine(BackendConfig(engine="arts", service="own", device="cpu"))
+
+
+def test_a_service_on_a_cpu_is_opened_anywhere() -> None:
+    assert callable(open_engine(BackendConfig(engine="art", service="own", device="cpu")))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@pytest.mark.parametrize("service", ["own", "unsloth"])
+def test_a_service_on_a_gpu_that_is_not_there_is_refused_by_its_setting(service: Literal["own", "unsloth"]) -> None:
+    setting = "device: cuda" if service == "own" else "service: unsloth"
+    with pytest.raises(UnavailableError, match=setting):
+        open_engine(BackendConfig(engine="art", service=service, device="cuda"))
