@@ -326,18 +326,3 @@ def test_a_store_that_was_out_of_reach_gets_what_it_missed(curve: Path, monkeypa
     (run,) = live_runs(store)
     assert run.info.status == "KILLED", "training ended without an end of its run"
     assert "`deepsearch live tiny`" in notices[0]
-
-
-@pytest.mark.parametrize("missing", ["scripts/python", "section track"])
-def test_nothing_follows_outside_of_a_project_or_without_a_section_track(project: Path, missing: str) -> None:
-    if missing == "scripts/python":
-        (project / missing).unlink()
-    else:
-        params = yaml.safe_load((project / "params.yaml").read_text())
-        del params["track"]
-        (project / "params.yaml").write_text(yaml.safe_dump(params))
-    with stage("http://127.0.0.1:9", "1 1 end") as training:
-        _, errors = training.communicate(timeout=WAIT_S)
-    assert (training.returncode, errors) == (0, ""), "a follower would say that no server answers"
-    assert the_curve().is_file()
-    assert not (project / WORK / "tensorboard").exists()
