@@ -72,18 +72,6 @@ def test_a_key_that_the_server_refuses_and_repeats_is_not_shown(chat: ChatEndpoi
     assert KEY not in f"{found.output}{found.exception}"
 
 
-def test_a_password_in_an_address_that_cannot_be_read_is_not_shown(
-    chat: ChatEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("URL_OF_THE_TEST", chat.endpoint.base_url.replace("//", "//user:hid/den@"))
-    model = {"base_url": "$URL_OF_THE_TEST", "model": "scripted", "api_key_variable": "KEY_OF_THE_TEST"}
-    Path("model", "endpoint.json").write_text(json.dumps(model))
-    found = ask()
-    assert isinstance(found.exception, ConfigError)
-    assert "URL_OF_THE_TEST" in str(found.exception)
-    assert "hid" not in f"{found.output}{found.exception}"
-
-
 def test_where_there_is_no_answer_the_reason_is_shown_and_the_status_is_one(chat: ChatEndpoint) -> None:
     chat.reply = lambda _: says("I do not know.")
     found = ask()

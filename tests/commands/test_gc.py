@@ -1,6 +1,7 @@
 """`deepsearch gc` on a real project of DVC: what anything leads to can be checked out afterwards, the rest is gone."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,7 @@ def project(make_project: MakeProject) -> Path:  # noqa: F811
     return folder
 
 
+@pytest.mark.nightly
 def test_whatever_leads_to_a_result_keeps_it_and_the_rest_is_gone(
     project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -136,6 +138,23 @@ def test_whatever_leads_to_a_result_keeps_it_and_the_rest_is_gone(
     assert weights(project) == "4"
 
 
+def test_a_result_that_nothing_leads_to_goes_only_with_yes_and_the_committed_one_stays(project: Path) -> None:
+    cache = project / ".dvc" / "cache"
+    committed = list_objects(cache).keys()
+    set_number(project, 2)
+    dvc(project, "repro")
+    git(project, "restore", ".")
+    given_up = list_objects(cache).keys() - committed
+    gc()
+    assert list_objects(cache).keys() == committed | given_up
+    gc("--yes")
+    assert list_objects(cache).keys() == committed
+    shutil.rmtree(project / "model")
+    dvc(project, "checkout")
+    assert weights(project) == "1"
+
+
+@pytest.mark.nightly
 def test_the_remote_keeps_the_same_also_what_this_machine_never_had(
     project: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from tests.conftest import ROOT
 
 UV = next((str(path) for path in [ROOT / ".venvs" / "uv" / "bin" / "uv"] if path.is_file()), shutil.which("uv"))
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(UV is None, reason="no uv: `make environment` installs it"),
 ]
@@ -69,6 +69,14 @@ def serve(deepsearch: Path, work: Path) -> Iterator[str]:
         server.wait(timeout=30)
 
 
+def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
+    command = ["git", "ls-files", "deepsearch_rl"]
+    listed = subprocess.run(command, cwd=ROOT / "src", check=True, capture_output=True, text=True).stdout.split("\n")
+    with zipfile.ZipFile(wheel) as archive:
+        assert set(filter(None, listed)) <= set(archive.namelist())
+
+
+@pytest.mark.nightly
 def test_with_retrieval_an_index_is_built_searched_and_served_without_torch(
     wheel: Path, work: Path, tmp_path: Path
 ) -> None:
@@ -81,6 +89,7 @@ def test_with_retrieval_an_index_is_built_searched_and_served_without_torch(
     assert not list((tmp_path / "env").glob("lib/*/site-packages/torch"))
 
 
+@pytest.mark.nightly
 def test_the_base_scores_and_names_the_part_that_builds_indexes(wheel: Path, work: Path, tmp_path: Path) -> None:
     deepsearch = install(wheel, "", tmp_path)
     assert json.loads(run(deepsearch, work, "score", "predictions.jsonl", "--json"))["metrics"]["f1"] == 1.0

@@ -11,7 +11,7 @@ import pytest
 from tests.gpu_profile.check_environment import FAISS_ENVIRONMENT, FAISS_PYTHON
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(not FAISS_PYTHON.exists(), reason=f"{FAISS_ENVIRONMENT} is not built: make check-gpu-calls"),
 ]
 CALLS = """

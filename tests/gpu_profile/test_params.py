@@ -94,12 +94,14 @@ def test_paths_in_params_lie_in_the_profiles_own_folders() -> None:
 
 
 def test_models_without_weights_say_whom_to_ask_and_doctor_asks_for_their_variables() -> None:
+    described = 0
     for path in PROFILES.values():
         params = load_profile(path)
-        described = [read_remote(ROOT / folder) for folder in params.value("models").values()]
-        for remote in filter(None, described):
+        for remote in filter(None, (read_remote(ROOT / folder) for folder in params.value("models").values())):
+            described += 1
             named = [value[1:] for value in (remote.base_url, remote.model) if value.startswith("$")]
             assert {remote.api_key_variable, *named} <= set(params.value("requires")["keys"])
+    assert described, "the profile multihoprag has one"
     for name in ("gpu", "thinking"):
         teacher = load_profile(PROFILES[name]).section("synthesize", SynthesizeConfig).endpoint
         assert read_remote(ROOT / f"profiles/{name}/models/teacher") == teacher
@@ -119,6 +121,7 @@ def test_chunks_are_counted_and_encoded_with_one_revision_of_one_model(profile: 
 
 
 def test_the_gpu_profile_keeps_the_published_reinforcement_settings(gpu: dict[str, Any]) -> None:
+    """The figures are those of docs/contracts.md, section 5."""
     config = RlConfig.model_validate(gpu["rl"])
     arguments = train_arguments(config)
     assert arguments["importance_sampling_level"] == "sequence"

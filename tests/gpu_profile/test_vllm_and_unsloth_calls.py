@@ -23,7 +23,7 @@ from deepsearch_rl.training.rl.trainer import RlConfig
 from tests.gpu_profile.check_environment import ENVIRONMENT, PYTHON
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(not PYTHON.exists(), reason=f"{ENVIRONMENT} is not built; run `make check-gpu-calls`"),
 ]
 READ_SERVE_FLAGS = """

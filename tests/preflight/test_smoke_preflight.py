@@ -8,7 +8,7 @@ import pytest
 
 from scripts.imports import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 
 def test_every_phase_of_the_smoke_profile_passes_and_leaves_its_report_alone() -> None:

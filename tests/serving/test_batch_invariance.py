@@ -124,7 +124,7 @@ def test_sizes_that_round_alike_are_found_by_trying_them() -> None:
     assert not rounds_alike(model, CANDIDATES[0]._replace(tokens=1))  # a row alone is a matrix times a vector
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "environment", [{"OMP_NUM_THREADS": "1", **AVX2}, {"OMP_NUM_THREADS": "1"}], ids=["avx2", "native"]
 )

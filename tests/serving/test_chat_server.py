@@ -1,9 +1,14 @@
+import threading
+from pathlib import Path
+
 import httpx
 import pytest
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.serving.chat_format import assistant_message
+from deepsearch_rl.serving.chat_format import assistant_message, load_chat_format
+from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
+from deepsearch_rl.serving.engine import Engine
 
 QUESTION = [{"role": "user", "content": "Who directed Silent Harbor?"}]
 
@@ -16,7 +21,7 @@ def complete(endpoint: Endpoint, **changes: object) -> httpx.Response:
 def test_every_sampled_token_is_reported_by_its_id_with_a_logprob(endpoint: Endpoint) -> None:
     reply = complete(endpoint, logprobs=True, seed=1).json()
     tokens = reply["choices"][0]["logprobs"]["content"]
-    assert len(tokens) == reply["usage"]["completion_tokens"]
+    assert len(tokens) == reply["usage"]["completion_tokens"] > 0
     assert all(token["token"].startswith("token_id:") and token["logprob"] <= 0 for token in tokens)
 
 
@@ -38,6 +43,13 @@ def test_a_last_message_that_is_to_be_continued_is_neither_closed_nor_followed_b
         )
     )
     assert asked < continued < closed
+
+
+def test_a_server_in_a_thread_has_ended_where_its_block_ends(engine: Engine, policy_folder: Path) -> None:
+    before = set(threading.enumerate())
+    with serve_in_thread(chat_app(engine, load_chat_format(policy_folder), lambda: "policy")):
+        assert "chat-server" in {thread.name for thread in set(threading.enumerate()) - before}
+    assert "chat-server" not in {thread.name for thread in set(threading.enumerate()) - before}
 
 
 @pytest.mark.parametrize(

@@ -48,16 +48,6 @@ def test_reported_logprobs_are_those_of_one_forward_pass_over_the_whole_text(
     assert drawn.logprobs == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_seed_draws_the_same_tokens_whatever_else_is_in_the_batch(engine: Engine) -> None:
-    prompt, *others = prompts(6)
-    sampling = Sampling(temperature=1.0, max_tokens=12, seed=7)
-    alone = answer(engine, prompt, sampling)
-    crowd = [engine.generate(other, Sampling(1.0, 12, seed)) for seed, other in enumerate(others)]
-    together = answer(engine, prompt, sampling)
-    assert alone.token_ids == together.token_ids
-    assert len({request.result(timeout=30).token_ids for request in crowd}) > 1
-
-
 def test_rollouts_of_one_question_differ_by_their_seeds(engine: Engine) -> None:
     running = [engine.generate(prompts(1)[0], Sampling(1.0, 12, seed)) for seed in range(8)]
     assert len({request.result(timeout=30).token_ids for request in running}) > 4
@@ -70,11 +60,6 @@ def test_a_continued_conversation_gets_the_answer_of_one_computed_from_its_first
     for turn in range(3):
         conversation = [*conversation, *answer(engine, conversation, GREEDY).token_ids, *prompts(4)[turn]]
     assert list(answer(engine, conversation, GREEDY).token_ids) == reference(model, conversation, GREEDY.max_tokens)
-
-
-def test_more_requests_than_slots_are_all_answered(engine: Engine) -> None:
-    running = [engine.generate(prompt, GREEDY) for prompt in prompts(40, shared=3)]
-    assert all(request.result(timeout=60).token_ids for request in running)
 
 
 def test_after_forget_nothing_computed_with_old_weights_is_used(engine: Engine, model: PreTrainedModel) -> None:

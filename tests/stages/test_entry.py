@@ -56,7 +56,6 @@ def test_a_finished_stage_notes_its_time_and_memory(params_file: Path, monkeypat
     assert items == ["sft"]
     (noted,) = latest_runs(params_file.parent, "tiny")
     assert noted.stage == "each@sft"
-    assert noted.seconds >= 0
     assert noted.peak_mb > 10
 
 

@@ -21,7 +21,7 @@ from deepsearch_rl.training.curves import TrainingStep, curve_path, record_step,
 from flows.repro import repro
 from stages import track
 from stages.provenance import read_provenance
-from tests.tracking.conftest import CONFIG, make_results
+from tests.tracking.conftest import CONFIG, make_results, new_store
 
 NOBODY = "http://user:hidden@127.0.0.1:9"
 
@@ -135,10 +135,11 @@ def test_the_command_sends_what_waits_once_and_to_any_store(project: Profile, mo
     track.main(project)
     name = read_bundle(Path("data/tiny/track")).name
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    new_store(Path("mlruns"))
     assert deepsearch() == f"{name}: sent to {Path('mlruns/mlflow.db').resolve()}\n"
     assert list(Path("work/tiny/outbox").iterdir()) == []
     assert deepsearch("tiny").startswith(f"{name}: already at ")
-    other = local_store(Path("other"))
+    other = new_store(Path("other"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", other)
     assert deepsearch().startswith(f"{name}: sent to ")
     assert MlflowClient(tracking_uri=other).get_experiment_by_name(CONFIG.experiment) is not None
@@ -149,6 +150,7 @@ def test_a_malformed_bundle_that_waits_is_named_and_the_new_report_is_sent_and_n
     project: Profile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    new_store(Path("mlruns"))
     old = Path("work/tiny/outbox/old")
     old.mkdir(parents=True)
     (old / "bundle.json").write_text("{}")
@@ -170,7 +172,7 @@ def test_a_report_whose_bundle_was_replaced_is_sent_from_where_it_waits(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
     track.main(project)
     Path("data/tiny/track").rename("elsewhere")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(Path("mlruns")))
     assert deepsearch().count(": sent to ") == 1
 
 
@@ -192,11 +194,15 @@ def test_a_curve_that_was_watched_is_named_by_the_report_and_sent_once(
             record_step(line.model_dump())
     with caplog.at_level(logging.WARNING):
         track.main(project)
-    assert ["LIVE FIGURES WAIT" in message for message in caplog.messages if "hidden" not in message] == [True, False]
+    live, report = caplog.messages
+    assert "LIVE FIGURES WAIT" in live
+    assert "NOT SENT" in report
+    assert "hidden" not in live + report
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    store = new_store(Path("mlruns"))
     for _ in range(2):
         track.main(project)
-    client = MlflowClient(tracking_uri=local_store(Path("mlruns")))
+    client = MlflowClient(tracking_uri=store)
     live_id, report_id = (
         experiment.experiment_id
         for name in (f"{CONFIG.experiment}-live", CONFIG.experiment)
@@ -206,11 +212,12 @@ def test_a_curve_that_was_watched_is_named_by_the_report_and_sent_once(
     (run,) = client.search_runs([report_id], "tags.model = 'sft'")
     assert (run.data.tags["live.run"], watched.data.tags["report.run"]) == (watched.info.run_id, run.info.run_id)
     assert watched.info.status == "FINISHED"
-    curves = [client.get_metric_history(found.info.run_id, "train/loss") for found in (run, watched)]
-    assert [[(point.step, point.value, point.timestamp) for point in curve] for curve in curves[:1]] == [
-        [(point.step, point.value, point.timestamp) for point in curves[1]]
-    ]
-    assert len(curves[0]) == 2
+    reported, shown_live = (
+        [(point.step, point.value, point.timestamp) for point in client.get_metric_history(id_, "train/loss")]
+        for id_ in (run.info.run_id, watched.info.run_id)
+    )
+    assert reported == shown_live
+    assert len(reported) == 2
 
 
 @pytest.fixture
@@ -248,7 +255,7 @@ def dvc(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "dvc", *arguments], check=True, capture_output=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_report_of_an_experiment_whose_folder_is_gone_waits_in_the_project(
     dvc_project: Path, monkeypatch: pytest.MonkeyPatch
@@ -264,7 +271,7 @@ def test_the_report_of_an_experiment_whose_folder_is_gone_waits_in_the_project(
     assert deepsearch().count(": sent to ") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_a_report_whose_stage_dvc_restores_reaches_the_store_all_the_same_and_once(
     dvc_project: Path, monkeypatch: pytest.MonkeyPatch
@@ -287,7 +294,7 @@ def test_a_report_whose_stage_dvc_restores_reaches_the_store_all_the_same_and_on
     assert repro("tiny") == {"report": "Cached", "track": "Cached"}
     assert reports(store) == 1
 
-    elsewhere = local_store(dvc_project / "elsewhere")
+    elsewhere = new_store(dvc_project / "elsewhere")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", elsewhere)
     assert set(repro("tiny").values()) == {"Cached"}
     assert reports(elsewhere) == 1

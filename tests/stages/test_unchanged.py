@@ -64,7 +64,7 @@ def test_an_edit_during_the_run_is_an_error_that_names_it(
         Path(path).write_text(text)
 
     error = run_stage(main)
-    assert error.startswith("error: train is not recorded, because its inputs changed while it ran: ")
+    assert error.startswith("error: train is not recorded")
     assert named in error
     assert [(folder / CHANGED_FILE).exists() for folder in unfinished(Path("work", "tiny"))] == [True]
 
@@ -81,7 +81,8 @@ def test_an_edit_that_is_put_back_is_seen_and_told_at_once(
 
     assert "src/loss.py (changed)" in run_stage(main)
     (warning,) = caplog.messages
-    assert warning.startswith("train will not be recorded, because its inputs change while it runs: src/loss.py")
+    assert warning.startswith("train will not be recorded")
+    assert "src/loss.py" in warning
 
 
 def test_what_the_stage_does_not_depend_on_and_a_touched_file_may_change(run_stage: Callable[..., str]) -> None:
@@ -103,10 +104,9 @@ def test_a_source_that_was_written_while_the_process_was_loading_stops_it_before
     def main(profile: Profile) -> None:
         begun.append(profile)
 
-    assert (
-        run_stage(main)
-        == "error: train did not begin: src/loss.py (changed while the stage was starting). Run it again."
-    )
+    error = run_stage(main)
+    assert error.startswith("error: train did not begin")
+    assert "src/loss.py" in error
     assert begun == []
 
 

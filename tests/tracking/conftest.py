@@ -1,6 +1,8 @@
 """A small report as the stages before `track` leave it, and its bundle."""
 
+import functools
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from deepsearch_rl.evaluation.scoring.score import build_row
 from deepsearch_rl.files import write_json, write_jsonl
 from deepsearch_rl.records import Message, Retrieval, StopReason, TokenUsage, ToolCall, Trajectory
 from deepsearch_rl.tracking.bundle import DatasetDigest, Provenance, Results, TrackConfig
+from deepsearch_rl.tracking.local_store import database_file, local_store
 
 MODELS = ("base", "rl", "sft")
 QUESTIONS = 12
@@ -106,6 +109,28 @@ def make_results(root: Path, right: int = 8) -> Results:
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
     return make_results(tmp_path)
+
+
+@functools.cache
+def store_template() -> bytes:
+    """The database of an empty store. MLflow makes its tables in hundreds of small writes: in memory, where that is."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        uri = local_store(Path(folder))
+        MlflowClient(tracking_uri=uri).search_experiments()
+        database = database_file(uri)
+        assert database is not None
+        return database.read_bytes()
+
+
+def new_store(folder: Path) -> str:
+    """The URI of a new empty store in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    uri = local_store(folder)
+    database = database_file(uri)
+    assert database is not None
+    database.write_bytes(store_template())
+    return uri
 
 
 def traces_experiment(client: MlflowClient) -> str:

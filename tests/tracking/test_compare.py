@@ -11,12 +11,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from deepsearch_rl.tracking.bundle import Provenance, build_bundle, read_bundle
-from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.upload import upload
 from scripts.compare_runs import ReportComparison, compare_runs_command
-from tests.tracking.conftest import CONFIG, PROVENANCE, QUESTIONS, SEED, make_results
+from tests.tracking.conftest import CONFIG, PROVENANCE, QUESTIONS, SEED, make_results, new_store
 
-pytestmark = pytest.mark.slow  # every test needs a DVC repository and an MLflow store, which take seconds to make
+pytestmark = pytest.mark.slow  # every test reads a DVC repository, which takes seconds to make
 RIGHT = {"first": 8, "second": 5}
 EDITED: dict[str, object] = {
     "tags": PROVENANCE.tags | {"git.commit": "def"},
@@ -35,6 +34,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command(root, "git", "init", "-q")
     command(root, sys.executable, "-m", "dvc", "init", "-q")
     (root / "params.yaml").write_text("profile: tiny\n")
+    store = new_store(root / "mlruns")
     for name, right in RIGHT.items():
         (made / name).mkdir()
         results = make_results(made / name, right)
@@ -46,7 +46,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command(root, "git", "add", "--all")
         command(root, "git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", name)
         command(root, "git", "tag", name)
-        assert upload(bundle, local_store(root / "mlruns"), 30)
+        assert upload(bundle, store, 30)
     return root
 
 

@@ -14,12 +14,11 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from deepsearch_rl.processes import ProcessGuard, free_port
 from deepsearch_rl.tracking.bundle import build_bundle
-from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.upload import upload
 from flows.server import START_TIMEOUT_S, start_server
 from flows.ui import runs_page
 from tests.browsing import chromium
-from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results, traces_experiment
+from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results, new_store, traces_experiment
 
 __all__ = ["chromium"]
 TIMEOUT_S = 60.0
@@ -37,14 +36,14 @@ return [...cells].sort((one, other) => one[0] - other[0]).map(cell => cell[1]);
 """
 """The texts of a metric's row in the compare page's table from left to right: what stands at the height of its name."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an MLflow server with one report of three models."""
     folder = tmp_path_factory.mktemp("mlflow")
-    store = ["--backend-store-uri", local_store(folder), "--artifacts-destination", str(folder / "artifacts")]
+    store = ["--backend-store-uri", new_store(folder), "--artifacts-destination", str(folder / "artifacts")]
     with ProcessGuard() as guard:
         command = ["mlflow", "server", *store, "--workers", "1"]
         started = start_server(guard, "MLflow-test", free_port(5970), "/health", command, {})

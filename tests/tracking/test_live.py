@@ -20,18 +20,17 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from deepsearch_rl.commands.live import END_S
 from deepsearch_rl.files import AppendLog, read_record
 from deepsearch_rl.processes import free_port, running_server
 from deepsearch_rl.tracking import live
 from deepsearch_rl.tracking.bundle import BUNDLE, Bundle, build_bundle
 from deepsearch_rl.tracking.curves import line_digest, read_runs, read_steps
 from deepsearch_rl.tracking.live import LiveFigures, follow
-from deepsearch_rl.tracking.local_store import local_store
+from deepsearch_rl.tracking.store import held
 from deepsearch_rl.training.curves import CurveLine, curve_path
 from stages.followed import COMMAND
 from tests.conftest import ROOT
-from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results
+from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, new_store
 
 WORK, NAME = Path("work", "tiny"), "sft-0123456789ab"
 WAIT_S = 120
@@ -105,6 +104,7 @@ def test_steps_repeated_by_a_resume_count_once_and_a_step_after_the_end_begins_a
     assert [line.step for line in first.steps()] == [1, 2, 3, 4, 3]
     assert [line.time_ms for line in first.steps()] == [1001, 1002, 1003, 2004, 70]
     assert [line.step for line in first.steps(sent=6)] == [4, 3]
+    assert [line.step for line in first.steps(sent=7)] == [3], "step 4 is in line 7"
     assert (first.end, first.last, second.end, second.last) == ("FINISHED", 9, None, 11)
     assert (first.identity, second.identity) == (f"{NAME}/1001", f"{NAME}/9001")
 
@@ -124,7 +124,7 @@ def test_training_from_the_first_step_again_is_another_run(
 
 @pytest.mark.slow
 def test_the_run_of_a_removed_scratch_folder_is_killed_and_its_successor_is_running(curve: Path) -> None:
-    store = local_store(Path("mlruns"))
+    store = new_store(Path("mlruns"))
     append(curve, [*steps(1, 2), *steps(1, time_ms=9000)])
     figures(store).send()
     assert sorted((run.info.start_time, run.info.status) for run in live_runs(store)) == [
@@ -169,7 +169,7 @@ def test_event_files_have_every_step_once_whatever_a_kill_left_of_them(curve: Pa
 
 @pytest.mark.slow
 def test_a_resumed_training_goes_on_in_its_run_and_no_step_is_sent_twice(curve: Path) -> None:
-    store = local_store(Path("mlruns"))
+    store = new_store(Path("mlruns"))
     append(curve, steps(1, 2))
     assert figures(store, "sft").send() == {NAME: 2}
     (run,) = live_runs(store)
@@ -193,11 +193,10 @@ def test_a_resumed_training_goes_on_in_its_run_and_no_step_is_sent_twice(curve: 
 
 
 @contextlib.contextmanager
-def mlflow_server(port: int = 0) -> Iterator[str]:
+def mlflow_server() -> Iterator[str]:
     """The address of a real server over the store below ``mlruns``."""
-    port = port or free_port()
-    store = local_store(Path("mlruns"))
-    Path("mlruns").mkdir(exist_ok=True)
+    port = free_port()
+    store = new_store(Path("mlruns"))
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--workers", "1"]
     command += ["--port", str(port), "--artifacts-destination", str(Path("mlruns/artifacts").resolve())]
     with running_server("MLflow", command, f"http://127.0.0.1:{port}", "/health", WAIT_S) as server:
@@ -255,7 +254,7 @@ def follower(process: "subprocess.Popen[str]") -> psutil.Process:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_stage_that_is_killed_and_resumed_is_one_run_with_every_step_once(project: Path) -> None:
     def sent(last: int, status: str) -> bool:
@@ -292,13 +291,11 @@ def test_a_server_that_hangs_costs_a_stage_seconds_and_one_notice_and_the_steps_
         with stage(uri, "1 3 stay") as training:
             wait_until(lambda: len(written()) == 3)
             (project / "end").touch()
-            began = time.monotonic()
             _, errors = training.communicate(timeout=WAIT_S)
-            assert time.monotonic() - began < END_S + 10
         assert training.returncode == 0
     assert errors.count("LIVE FIGURES WAIT") == 1
     assert "hidden" not in errors
-    store = local_store(Path("mlruns"))
+    store = new_store(Path("mlruns"))
     deepsearch = [sys.executable, "-c", COMMAND, "live", "--to", store]
     outputs = [subprocess.run(deepsearch, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert [output.split(" sent to ")[0].split(" /")[0] for output in outputs] == [
@@ -310,41 +307,22 @@ def test_a_server_that_hangs_costs_a_stage_seconds_and_one_notice_and_the_steps_
     assert run.info.status == "FINISHED"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_server_that_comes_back_gets_what_it_missed(curve: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_was_out_of_reach_gets_what_it_missed(curve: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "POLL_S", 0.05)
     monkeypatch.setattr(live, "RETRY_S", 0.05)
-    port, ending, notices = free_port(), threading.Event(), list[str]()
-    uri = f"http://user:hidden@127.0.0.1:{port}"
-    thread = threading.Thread(target=follow, args=(figures(uri, "sft"), ending, notices.append))
+    store, ending, notices = new_store(Path("mlruns")), threading.Event(), list[str]()
+    thread = threading.Thread(target=follow, args=(figures(store, "sft", timeout_s=0.2), ending, notices.append))
     append(curve, steps(1, 2))
-    thread.start()
     try:
-        wait_until(lambda: len(notices) > 1)
-        assert written(), "TensorBoard does not wait for MLflow"
-        append(curve, steps(3))
-        with mlflow_server(port) as url:
-            wait_until(lambda: any(len(points(url, run)) == 3 for run in live_runs(url)))
-            ending.set()
-            thread.join()
-            (run,) = live_runs(url)
-            assert run.info.status == "KILLED", "training ended without an end of its run"
+        with held(Path("mlruns/mlflow.db").resolve(), WAIT_S, "the store"):
+            thread.start()
+            wait_until(lambda: bool(notices))
+            assert written(), "TensorBoard does not wait for MLflow"
+            append(curve, steps(3))
+        wait_until(lambda: any(len(points(store, run)) == 3 for run in live_runs(store)))
     finally:
         ending.set()
         thread.join()
-    assert all("no MLflow server answers" in notice and "`deepsearch live tiny`" in notice for notice in notices[:1])
-    assert "hidden" not in "".join(notices)
-
-
-def test_nothing_follows_outside_of_a_project_or_without_a_section_track(project: Path) -> None:
-    for missing in ("scripts/python", "params.yaml"):
-        if missing == "params.yaml":
-            (project / missing).write_text("profile: tiny\n")
-        else:
-            (project / missing).unlink()
-        with stage("http://127.0.0.1:9", "1 1 end") as training:
-            assert training.communicate(timeout=WAIT_S)[1] == ""
-        assert training.returncode == 0
-    assert not (project / "mlruns").exists()
-    assert not (project / WORK / "tensorboard").exists()
+    (run,) = live_runs(store)
+    assert run.info.status == "KILLED", "training ended without an end of its run"
+    assert "`deepsearch live tiny`" in notices[0]

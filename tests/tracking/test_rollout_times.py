@@ -17,16 +17,15 @@ from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.files import read_jsonl, read_record, sha256_file
 from deepsearch_rl.records import Question, Trajectory
 from deepsearch_rl.tracking.bundle import build_bundle
-from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.traces import NO_TIMES
 from deepsearch_rl.tracking.upload import upload
 from deepsearch_rl.trajectories.collect import collect, kept_times, read_times, times_path
 from tests.agent.conftest import ChatServer, agent_config, chat_server, completion
 from tests.agent.search_server import serve_search
-from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, traces_experiment
+from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, new_store, traces_experiment
 
 __all__ = ["agent_config", "chat_server"]
-SEARCH_S = 0.2
+SEARCH_S = 0.05
 QUESTIONS = [Question(id=f"q{number}", question="Which port?", golden_answers=("Port Vale",)) for number in range(3)]
 Answer = Callable[[list[Question], Path, Path], None]
 
@@ -130,7 +129,7 @@ def test_the_spans_in_mlflow_have_the_real_times_and_other_machines_rollouts_hav
     assert {path.name: sha256_file(path) for path in (tmp_path / "bundle").glob("*.json*")} == files
     Path("kept.times").rename(times_path(kept_times("tiny", "sft") / "digest" / main.rollouts_file))
 
-    store = local_store(tmp_path / "mlruns")
+    store = new_store(tmp_path / "mlruns")
     assert upload(tmp_path / "bundle", store, 20.0)
     timed, untimed = _traces(store, "recorded"), _traces(store, NO_TIMES)
     assert len(timed) == len(QUESTIONS)

@@ -31,7 +31,7 @@ def test_a_name_is_bounded_however_much_differs() -> None:
     huge = {"x" * 90: 1}
     assert describe_changes(huge, COMMITTED) == "settings changed: 1"
     tags = {"changes": "y" * 80, "dvc.experiment": "z" * 300, "git.commit": "0" * 40}
-    assert len(run_name("profile/" + "m" * 300, tags)) == 216
+    assert len(run_name("profile/" + "m" * 300, tags)) <= 250, "what MLflow's database takes"
 
 
 def test_committed_params_are_those_of_the_profiles_own_file_in_git(tmp_path: Path) -> None:

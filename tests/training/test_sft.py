@@ -136,7 +136,9 @@ def test_equal_runs_in_different_folders_publish_equal_settings() -> None:
     one = {"r": 4, "base_model_name_or_path": "/a/base", "target_modules": ["v_proj", "q_proj"]}
     other = {"r": 4, "base_model_name_or_path": "/b/base", "target_modules": ["q_proj", "v_proj"]}
     folder = Path("models/tiny/base")
-    assert canonical_adapter_config(one, folder) == canonical_adapter_config(other, folder)
+    published = canonical_adapter_config(one, folder)
+    assert published == canonical_adapter_config(other, folder)
+    assert (published["r"], published["base_model_name_or_path"]) == (4, "models/tiny/base")
 
 
 def write_state(folder: Path, **changes: object) -> Path:
@@ -267,7 +269,7 @@ def test_the_curve_is_read_from_what_swift_prints_and_a_summary_is_no_step() -> 
         assert logged_metrics(line) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_failing_swift_publishes_nothing(config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path) -> None:
     config = config.model_copy(update={"model_type": "no_such_type"})
     with pytest.raises(CommandError, match=r"`swift sft` ended with exit code 1"):
@@ -275,7 +277,7 @@ def test_a_failing_swift_publishes_nothing(config: SftConfig, policy_folder: Pat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_run_that_was_killed_ends_as_one_that_was_not(
     config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path

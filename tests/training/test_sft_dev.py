@@ -124,6 +124,7 @@ def test_a_choice_that_was_cut_off_asks_only_what_is_missing_and_the_earliest_of
     assert read_json(trained / "manifest.json")["best_step"] == 4
 
 
+@pytest.mark.nightly
 def test_real_adapters_are_served_one_after_the_other_and_score(
     rollouts: DevRollouts, trained: Path, tmp_path: Path
 ) -> None:

@@ -1,10 +1,5 @@
 """Running ms-swift's commands, with a cheap program in its place."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -54,19 +49,3 @@ def test_a_failure_names_the_command_its_exit_code_its_log_and_its_last_lines(pr
     assert str(tmp_path / "swift.log") in message
     assert "line 98" in message
     assert "line 80" not in message
-
-
-@pytest.mark.slow
-def test_a_killed_stage_leaves_no_program_running(program: Path, tmp_path: Path) -> None:
-    (program / "sleep.py").write_text("import os, time\nprint(os.getpid())\ntime.sleep(60)\n")
-    call = "from pathlib import Path; from deepsearch_rl.training.swift_run import run_swift; "
-    call += "run_swift(['fakeswift', 'sleep'], Path('swift.log'), lambda line: print(line, flush=True))"
-    parent = subprocess.Popen([sys.executable, "-c", call], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    parent.send_signal(signal.SIGKILL)
-    parent.communicate()  # returns when the child, which holds the pipe's other end no longer, has ended too
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        os.sched_yield()
-    assert not Path(f"/proc/{child}").exists()

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import os
 import weakref
 from contextlib import asynccontextmanager
@@ -156,30 +157,24 @@ def test_a_cut_last_line_is_told_and_only_its_rollout_is_made_again(log: Path, c
     assert str(log) in caplog.text
 
 
-def test_a_log_in_which_a_rollout_is_done_twice_is_refused(log: Path):
-    lines = [make_trajectory(QUESTIONS[number], 0) for number in (0, 1, 0)]
-    write_log(log, *lines)
+FIRST, SECOND = (make_trajectory(question, 0) for question in QUESTIONS[:2])
+
+
+@pytest.mark.parametrize(
+    ("second", "field"),
+    [
+        ({}, "id"),  # the first rollout again
+        ({"id": "q7#0"}, "id"),  # not its question and sample
+        ({**SECOND.model_dump(mode="json"), "schema_version": 99}, "schema_version"),
+    ],
+)
+def test_a_log_line_that_cannot_be_is_refused_by_its_place(log: Path, second: dict[str, object], field: str) -> None:
+    line = {**FIRST.model_dump(mode="json", exclude_none=True), **second}
+    log.parent.mkdir(parents=True)
+    log.write_text(f"{FIRST.model_dump_json(exclude_none=True)}\n{json.dumps(line)}\n")
     with pytest.raises(RecordError) as refused:
         run(ScriptedAgent(), log)
-    assert (refused.value.path, refused.value.line, refused.value.field) == (str(log), 3, "id")
-    assert "q0#0" in str(refused.value)
-
-
-def test_a_log_of_an_unknown_schema_version_is_refused(log: Path):
-    write_log(log, make_trajectory(QUESTIONS[0], 0), make_trajectory(QUESTIONS[1], 0))
-    first, second = log.read_text().splitlines()
-    newer = second.replace('"schema_version":', '"schema_version":9')
-    log.write_text(f"{first}\n{newer}\n")
-    with pytest.raises(RecordError) as refused:
-        run(ScriptedAgent(), log)
-    assert (refused.value.path, refused.value.line, refused.value.field) == (str(log), 2, "schema_version")
-
-
-def test_a_log_line_whose_id_is_not_its_question_and_sample_is_refused(log: Path):
-    write_log(log, make_trajectory(QUESTIONS[0], 0).model_copy(update={"id": "q7#0"}))
-    with pytest.raises(RecordError) as refused:
-        run(ScriptedAgent(), log)
-    assert (refused.value.line, refused.value.field) == (1, "id")
+    assert (refused.value.path, refused.value.line, refused.value.field) == (str(log), 2, field)
 
 
 def test_rollouts_that_are_not_wanted_stay_out_of_the_artifact(log: Path):

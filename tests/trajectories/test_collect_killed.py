@@ -47,8 +47,8 @@ def whole_lines(path: Path) -> list[str]:
     return [Trajectory.model_validate_json(line).id for line in whole]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3))
 def test_a_run_killed_at_random_points_loses_nothing_repeats_nothing_and_ends_in_the_same_bytes(
     start, tmp_path: Path, seed: int
 ):

@@ -7,10 +7,9 @@ like ``thinking``, with a block in every turn.
 """
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable
-from itertools import groupby, product
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -277,33 +276,6 @@ def test_whatever_is_thought_and_written_rows_are_what_is_served(
     returned = [as_returned(f"Thought {thought}", text) for thought, text, as_returned in turns]
     searching = [(*turn, ["mayor"]) for turn in returned[:-1]]
     prove(proof(folder_of(kind), "qwen3_thinking", flatten, masked), rollout(*searching, (*returned[-1], ())), flatten)
-
-
-SWIFT_TEMPLATES = ("qwen3", "qwen3_thinking", "qwen3_nothinking")
-MASK = "+ignore_think_prefix"
-
-
-def passing(folder_of: FolderOf, trajectory: Trajectory) -> set[tuple[str, str, str, bool]]:
-    """The pairs of templates, masked tags and forms of rows under which a trajectory is proved."""
-    passed: set[tuple[str, str, str, bool]] = set()
-    for pair in product(("plain", "hybrid", "thinking", "keeping"), SWIFT_TEMPLATES, ("", MASK), (False, True)):
-        kind, template, masked, flatten = pair
-        with contextlib.suppress(CheckFailedError):
-            prove(proof(folder_of(kind), template, flatten, masked), trajectory, flatten)
-            passed.add(pair)
-    return passed
-
-
-@pytest.mark.slow
-def test_exactly_these_pairs_of_templates_are_proved(folder_of: FolderOf) -> None:
-    reasoned = {("hybrid", "", False), ("hybrid", "", True), ("keeping", MASK, False)}
-    reasoned |= {("thinking", MASK, False), ("thinking", MASK, True)}
-    assert passing(folder_of, SEVERAL) == {
-        (kind, template, masked, flatten) for kind, masked, flatten in reasoned for template in SWIFT_TEMPLATES
-    }
-    plain = set(product(("plain",), ("qwen3_thinking", "qwen3_nothinking"), ("", MASK), (False, True)))
-    assert passing(folder_of, PLAIN) == plain | {("hybrid", "qwen3", "", True)}
-    assert passing(folder_of, FORGOT) == {("hybrid", "qwen3", "", True)}
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def make_run(world: World, questions: Path, smoke: Profile, tmp_path: Path) -> M
     return make
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_run_whose_processes_are_killed_in_turn_ends_with_the_bytes_of_one_that_was_not(
     make_run: MakeRun, caplog: pytest.LogCaptureFixture

@@ -156,25 +156,6 @@ def test_a_service_trains_at_the_rate_of_its_step_also_after_a_resume(
     assert undisturbed == resumed
 
 
-def test_a_second_minibatch_has_another_gradient_than_before_the_first(
-    policy_folder: Path, config: RlConfig, packed: PackedTensors
-) -> None:
-    policy, rows = Policy(policy_folder, config, 0, None), Rows(packed)
-    policy.score(rows)
-    first, second = minibatches(len(LENGTHS), 2, seed=0)
-
-    def gradient() -> torch.Tensor:
-        rows.weigh(second, config.loss, config.max_sequence_tokens)
-        policy.backward(rows.take(second, "cpu"), 1.0)
-        vector = gradients(policy.model)
-        policy.optimizer.zero_grad(set_to_none=True)
-        return vector
-
-    before = gradient()
-    policy.update(rows, first)
-    assert float((gradient() - before).norm() / before.norm()) > 0.01
-
-
 @pytest.mark.parametrize(
     "changes",
     [

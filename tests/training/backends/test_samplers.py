@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -103,10 +102,8 @@ def test_a_server_that_fails_at_an_adapter_is_one_error(
     sampler.start()
     sampler.publish(NO_POLICY, tmp_path / "0000", "policy@0")
     (tmp_path / "behaviour").write_text(behaviour)
-    started_s = time.monotonic()
     with pytest.raises(EndpointError, match=message):
         sampler.publish(NO_POLICY, tmp_path / "0001", "policy@1")
-    assert time.monotonic() - started_s < 20
 
 
 def test_what_vllm_cannot_hold_is_refused_before_it_starts(config: RlConfig) -> None:

@@ -12,7 +12,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return world_tokenizer(load_prompt("tiny"), subwords=400, context_tokens=1024)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def stage() -> CurriculumStage:
     return CurriculumStage(
         tokens=1200,
@@ -27,14 +27,14 @@ def stage() -> CurriculumStage:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def document_config() -> DocumentConfig:
     return DocumentConfig(
         in_domain=0.5, second_words=0.2, unanswerable=0.2, without_system=0.4, second_query=0.2, tool_continuations=0
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def pretrain_config(stage: CurriculumStage, document_config: DocumentConfig) -> PretrainConfig:
     shape = {"hidden_size": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp_size": 16}
     rates = {"muon_learning_rate": 0.02, "adam_learning_rate": 0.003, "adam_epsilon": 0.001}

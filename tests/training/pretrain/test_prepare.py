@@ -14,7 +14,7 @@ from deepsearch_rl.training.pretrain import trainer
 from deepsearch_rl.training.pretrain.prepare import PrepareModelConfig, PretrainConfig, prepare_model
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config(pretrain_config: PretrainConfig) -> PrepareModelConfig:
     return PrepareModelConfig(source="pretrain", pretrain=pretrain_config)
 
@@ -23,19 +23,31 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_two_runs_give_equal_bytes_and_another_seed_other_weights(config: PrepareModelConfig, tmp_path: Path) -> None:
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+@pytest.fixture(scope="module")
+def base(config: PrepareModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model that was trained for a few steps, a line of its log for every fourth."""
+    folder = tmp_path_factory.mktemp("model") / "base"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "LOG_EVERY", 4)
+        prepare_model(config, "tiny", 0, folder)
+    return folder
+
+
+def test_two_runs_give_equal_bytes_and_another_seed_other_weights(
+    config: PrepareModelConfig, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "LOG_EVERY", 4)
+    for name, seed in (("again", 0), ("other", 1)):
         prepare_model(config, "tiny", seed, tmp_path / name)
-    first, again, other = (contents(tmp_path / name) for name in "abc")
+    first, again, other = map(contents, (base, tmp_path / "again", tmp_path / "other"))
     assert first == again
     assert first["model.safetensors"] != other["model.safetensors"]
     assert first["tokenizer.json"] == other["tokenizer.json"]
 
 
-def test_the_saved_folder_is_a_model_that_generates_with_a_cache(config: PrepareModelConfig, tmp_path: Path) -> None:
-    prepare_model(config, "tiny", 0, tmp_path / "base")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+def test_the_saved_folder_is_a_model_that_generates_with_a_cache(base: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base)
+    tokenizer = AutoTokenizer.from_pretrained(base)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Name Ada Abbott."}], add_generation_prompt=True, return_tensors="pt"
     )["input_ids"]
@@ -47,19 +59,14 @@ def test_the_saved_folder_is_a_model_that_generates_with_a_cache(config: Prepare
     assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
 
 
-def test_the_manifest_says_what_the_model_was_trained_with(config: PrepareModelConfig, tmp_path: Path) -> None:
-    prepare_model(config, "tiny", 0, tmp_path / "base")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+def test_the_manifest_says_what_the_model_was_trained_with(base: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base)
     prompts = PromptDigests.of(load_prompt("tiny"), json.dumps([RETRIEVE_TOOL]))
-    assert read_trained_with(tmp_path / "base") == prompts.with_template(tokenizer.chat_template)
+    assert read_trained_with(base) == prompts.with_template(tokenizer.chat_template)
 
 
-def test_training_lowers_the_loss_and_logs_every_stage_of_the_curriculum(
-    config: PrepareModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer, "LOG_EVERY", 4)
-    prepare_model(config, "tiny", 0, tmp_path / "base")
-    steps = [json.loads(line) for line in (tmp_path / "base" / trainer.TRAIN_LOG).read_text().splitlines()]
+def test_training_lowers_the_loss_and_logs_every_stage_of_the_curriculum(base: Path) -> None:
+    steps = [json.loads(line) for line in (base / trainer.TRAIN_LOG).read_text().splitlines()]
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert {step["level"] for step in steps} == {0, 1}
 

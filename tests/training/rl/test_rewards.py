@@ -227,6 +227,8 @@ def test_think_format_rewards_one_filled_thought_before_the_action_of_every_turn
     turns: list[str | Message],
 ) -> None:
     assert score("think_format", rollout(*turns)) == 1.0
+    length = REWARDS["short_think"](rollout(*turns), question(), PolicyText(lambda _: 50, PUBLISHED))
+    assert length == 1.0, "every turn has a thought to measure"
 
 
 @pytest.mark.parametrize("turns", BAD)
@@ -320,18 +322,10 @@ def test_every_score_lies_between_0_and_1_whatever_is_written(turns: list[str]) 
     assert score("think_format", trajectory) in (0.0, 1.0)
 
 
-@given(TURNS)
-def test_a_rollout_that_is_well_formed_has_a_thought_in_every_turn_to_measure(turns: list[str]) -> None:
-    trajectory = rollout(*turns)
-    if score("think_format", trajectory):
-        assert REWARDS["short_think"](trajectory, question(), PolicyText(lambda _: 50, PUBLISHED)) == 1.0
-
-
-@given(st.integers(0, 700), st.integers(0, 700))
+@given(st.integers(10, 700), st.integers(10, 700))
 def test_a_longer_thought_never_scores_more_once_it_is_long_enough(one: int, other: int) -> None:
     shorter, longer = sorted((one, other))
-    if shorter >= PUBLISHED.min_tokens:
-        assert think_length_score(shorter, PUBLISHED) >= think_length_score(longer, PUBLISHED)
+    assert think_length_score(shorter, PUBLISHED) >= think_length_score(longer, PUBLISHED)
 
 
 def test_an_unknown_reward_is_answered_with_the_nearest_names(smoke: Profile) -> None:
