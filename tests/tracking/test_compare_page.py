@@ -12,12 +12,13 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from deepsearch_rl.processes import ProcessGuard, free_port
+from deepsearch_rl.processes import ProcessGuard
 from deepsearch_rl.tracking.bundle import build_bundle
 from deepsearch_rl.tracking.upload import upload
 from flows.server import START_TIMEOUT_S, start_server
 from flows.ui import runs_page
 from tests.browsing import chromium
+from tests.ports import free_port
 from tests.tracking.conftest import CONFIG, MODELS, PROVENANCE, SEED, make_results, new_store, traces_experiment
 
 __all__ = ["chromium"]
@@ -46,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     store = ["--backend-store-uri", new_store(folder), "--artifacts-destination", str(folder / "artifacts")]
     with ProcessGuard() as guard:
         command = ["mlflow", "server", *store, "--workers", "1"]
-        started = start_server(guard, "MLflow-test", free_port(5970), "/health", command, {})
+        started = start_server(guard, "MLflow-test", free_port(), "/health", command, {})
         build_bundle(make_results(folder / "results"), PROVENANCE, CONFIG, SEED, folder / "bundle")
         started.wait_until_healthy(START_TIMEOUT_S)
         assert upload(folder / "bundle", started.url, TIMEOUT_S)

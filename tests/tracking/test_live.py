@@ -21,7 +21,7 @@ from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from deepsearch_rl.files import AppendLog, read_record
-from deepsearch_rl.processes import free_port, running_server
+from deepsearch_rl.processes import running_server
 from deepsearch_rl.tracking import live
 from deepsearch_rl.tracking.bundle import BUNDLE, Bundle, build_bundle
 from deepsearch_rl.tracking.curves import line_digest, read_runs, read_steps
@@ -30,6 +30,7 @@ from deepsearch_rl.tracking.store import held
 from deepsearch_rl.training.curves import CurveLine, curve_path
 from stages.followed import COMMAND
 from tests.conftest import ROOT
+from tests.ports import free_port
 from tests.tracking.conftest import CONFIG, PROVENANCE, SEED, make_results, new_store
 
 WORK, NAME = Path("work", "tiny"), "sft-0123456789ab"
