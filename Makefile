@@ -120,7 +120,7 @@ lint: environment  ## ruff, pyright, and whether uv.lock fits pyproject.toml
 	@$(BIN)/ruff check
 	@$(BIN)/pyright
 
-readme: environment  ## README's F1 table and file tree, and the gpu profile's departures
+readme: environment  ## README's F1 table, the file tree of docs/architecture.md, and the gpu profile's departures
 	@$(BIN)/python -m scripts.readme
 	@$(BIN)/python -m scripts.file_tree
 	@$(BIN)/python -m scripts.departures

@@ -1,6 +1,6 @@
-"""README's file tree: one line per module, the first line of its docstring.
+"""The file tree of docs/architecture.md: one line per module, the first line of its docstring.
 
-python -m scripts.file_tree    # rewrite the tree in README.md
+python -m scripts.file_tree    # rewrite the tree in docs/architecture.md
 """
 
 import ast
@@ -10,15 +10,15 @@ from pathlib import Path
 from scripts.imports import ROOT
 from scripts.markers import with_part
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "architecture.md"
 PACKAGES = ("scripts", "stages", "flows", "src/deepsearch_rl")
 COLUMN = 33
 """Where the descriptions begin, in characters after the code block's indent."""
 
 
 def main() -> None:
-    """Rewrite the tree in README.md."""
-    README.write_text(with_part(README.read_text(encoding="utf-8"), "files", tree()), encoding="utf-8")
+    """Rewrite the tree of the page."""
+    PAGE.write_text(with_part(PAGE.read_text(encoding="utf-8"), "files", tree()), encoding="utf-8")
 
 
 def tree() -> str:

@@ -1,19 +1,22 @@
-"""The results table of README.md: copied from a profile's report, never written by hand.
+"""The results table of README.md: the main figures of a profile's report, never written by hand.
 
     python -m scripts.readme        (`make readme`)
 
-tests/test_readme.py fails where the README and ``reports/tiny`` disagree.
+The whole table is ``reports/tiny/f1_table.md``. tests/test_readme.py fails where README.md shows another
+table than this script writes.
 """
 
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.evaluation.report.tables import F1Table, markdown
+from deepsearch_rl.evaluation.report.tables import Comparison, F1Table, score_text, signed
 from deepsearch_rl.files import atomic_file, read_record
 from scripts.markers import with_part
 
-NAME = "f1_table"
+NAME = "results"
 README = Path("README.md")
 TABLE = Path("reports", "tiny", "f1_table.json")
 
@@ -21,11 +24,98 @@ TABLE = Path("reports", "tiny", "f1_table.json")
 def main() -> None:
     """Bring README.md of the working directory up to date with the tiny profile's report."""
     try:
-        text = with_part(README.read_text(encoding="utf-8"), NAME, markdown(read_record(TABLE, F1Table)))
+        text = with_part(README.read_text(encoding="utf-8"), NAME, part(read_record(TABLE, F1Table)))
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
+
     with atomic_file(README) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def reported(root: Path) -> Iterator[F1Table]:
+    """Yield the report of the working tree, and the committed one where git has it.
+
+    A run of the graph rewrites the report of the working tree, and README.md may still show the committed one.
+    """
+    yield read_record(root / TABLE, F1Table)
+
+    command = ["git", "show", f"HEAD:{TABLE}"]
+    committed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if committed.returncode == 0:
+        yield F1Table.model_validate_json(committed.stdout)
+
+
+def part(table: F1Table) -> str:
+    """Return the table: a line for each question set, sampled and greedy, and a sentence for a model that is left out.
+
+    A model is left out if it answers every question as well as the model that it is compared with: it kept its start.
+    """
+    kept = models_that_kept_their_start(table)
+    models = [model for model in table.models if model not in kept]
+    pairs = _pairs(table, models)
+
+    changes = [f"{model} - {other}" for model, other in pairs]
+    lines = [
+        _line(["F1", "questions", "best constant", *models, *changes]),
+        _line(["---"] * (3 + len(models + changes))),
+    ]
+    for dataset in table.datasets:
+        for kind in ("", "greedy"):
+            cells = _cells(table, dataset, kind, models, pairs)
+            if cells:
+                lines.append(_line(cells))
+
+    sentences = [
+        f"`{model}` is left out: it answers every question as `{other}` does." for model, other in kept.items()
+    ]
+    return "\n".join(["", *lines, "", *sentences, ""] if sentences else ["", *lines, ""])
+
+
+def models_that_kept_their_start(table: F1Table) -> dict[str, str]:
+    """Return the models whose every paired difference from another model is zero, with that other model."""
+    result: dict[str, str] = {}
+    for model, other in _pairs(table, table.models):
+        comparisons = [each for each in table.comparisons if (each.model, each.other) == (model, other)]
+        if all(map(_is_nothing, comparisons)):
+            result[model] = other
+    return result
+
+
+def _is_nothing(comparison: Comparison) -> bool:
+    """Whether no question got another score or another number of searches."""
+    changes = (comparison, comparison.tool_calls)
+    return all(change.difference == change.low == change.high == 0 for change in changes)
+
+
+def _pairs(table: F1Table, models: list[str]) -> list[tuple[str, str]]:
+    """Return the pairs of these models that the report compares, in its order."""
+    pairs = dict.fromkeys((each.model, each.other) for each in table.comparisons)
+    return [pair for pair in pairs if set(pair) <= set(models)]
+
+
+def _cells(table: F1Table, dataset: str, kind: str, models: list[str], pairs: list[tuple[str, str]]) -> list[str]:
+    rows = {row.model: row for row in table.rows_of(dataset) if row.kind == kind}
+    if not rows:
+        return []
+
+    first = next(iter(rows.values()))
+    cells = [first.run_name, f"{first.n} x {first.samples}", score_text(first.constant.f1)]
+    cells += [score_text(rows[model].f1) if model in rows else "" for model in models]
+
+    comparisons = {
+        (each.model, each.other): each for each in table.comparisons_on(dataset) if each.run_name == first.run_name
+    }
+    return cells + [_change(comparisons.get(pair)) for pair in pairs]
+
+
+def _change(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return ""
+    return f"{signed(comparison.difference)} [{signed(comparison.low)}, {signed(comparison.high)}]"
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table, markdown
+from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore, F1TableRow
 from deepsearch_rl.records import StopReason
 from deepsearch_rl.training.rl.rewards import REWARDS
@@ -17,12 +17,15 @@ from scripts.file_tree import tree
 from scripts.imports import parse
 from scripts.markers import with_part
 
-BEGIN, END = "<!-- f1_table -->", "<!-- /f1_table -->"
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
 DOCUMENTS = (
     "README.md",
     "AGENTS.md",
+    "docs/architecture.md",
     "docs/contracts.md",
     "docs/experiments.md",
+    "docs/operations.md",
+    "docs/running.md",
     "docs/serving.md",
     "profiles/gpu/README.md",
     "profiles/single_gpu/README.md",
@@ -64,7 +67,7 @@ def table() -> F1Table:
 
 
 def with_table(text: str, table: F1Table) -> str:
-    return with_part(text, readme.NAME, markdown(table))
+    return with_part(text, readme.NAME, readme.part(table))
 
 
 def committed(root: Path, path: Path) -> str:
@@ -84,8 +87,8 @@ def test_the_readme_shows_the_table_of_the_committed_report(root: Path) -> None:
 def test_only_what_stands_between_the_markers_is_replaced(table: F1Table) -> None:
     text = f"before\n\n{BEGIN}\nstale\n{END}\n\nafter\n"
     filled = with_table(text, table)
-    assert filled.startswith(f"before\n\n{BEGIN}\n### F1, profile tiny (generated data)\n")
-    assert re.search(r"\| base +\| \.250 \[\.200, \.300\] +\|", filled)
+    assert filled.startswith(f"before\n\n{BEGIN}\n\n| F1 | questions | best constant | base |\n")
+    assert "| multihoprag | 400 x 3 | .120 | .250 |" in filled
     assert filled.endswith(f"\n{END}\n\nafter\n")
     assert "stale" not in filled
     assert with_table(filled, table) == filled
@@ -93,7 +96,7 @@ def test_only_what_stands_between_the_markers_is_replaced(table: F1Table) -> Non
 
 @pytest.mark.parametrize("text", ["", BEGIN, f"{END} {BEGIN}", f"{BEGIN} {END} {BEGIN} {END}"])
 def test_a_readme_without_one_place_for_the_table_is_refused(table: F1Table, text: str) -> None:
-    with pytest.raises(ArtifactError, match="f1_table"):
+    with pytest.raises(ArtifactError, match="results"):
         with_table(text, table)
 
 
@@ -113,15 +116,21 @@ def test_the_command_rewrites_the_readme_of_its_folder(
     assert readme.README.read_text() == with_table(f"{BEGIN}\n{END}\n", table)
 
 
-def test_the_commands_are_those_that_make_lists(root: Path) -> None:
+def test_make_has_every_target_that_a_document_names(root: Path) -> None:
     listed = subprocess.run(["make", "--no-print-directory", "help"], cwd=root, capture_output=True, text=True)
-    shown = [line[4:] for line in (root / "README.md").read_text(encoding="utf-8").splitlines()]
-    assert listed.stdout
-    assert [line for line in shown if line.startswith("  make ")] == listed.stdout.splitlines()
+    targets = set(re.findall(r"^  make ([a-z-]+)", listed.stdout, re.MULTILINE))
+    texts = [(root / document).read_text(encoding="utf-8") for document in DOCUMENTS]
+    named = {name for text in texts for name in re.findall(r"(?:^    |`)make ([a-z][a-z-]*)", text, re.MULTILINE)}
+    assert {"repro", "test"} <= named
+    assert named - targets == set()
+
+
+def test_the_readme_fits_a_few_screens(root: Path) -> None:
+    assert len((root / "README.md").read_text(encoding="utf-8").splitlines()) <= 250
 
 
 def test_the_file_tree_is_that_of_the_checkout(root: Path) -> None:
-    text = (root / "README.md").read_text(encoding="utf-8")
+    text = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert with_part(text, "files", tree()) == text, "run `make readme`"
 
 
