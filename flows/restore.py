@@ -2,7 +2,7 @@
 
     python -m flows.restore [PROFILE]          (`make restore PROFILE=smoke`)
 
-Two machines have different results of the same params (README, "What repeats itself"), and DVC's cache holds the files
+Two machines have different results of the same params (docs/running.md), and DVC's cache holds the files
 of its own machine. So `git restore dvc.lock` would name files that are not there, the next `dvc repro` would train all
 of them again, and the record of what was there would be gone. Here
 
