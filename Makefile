@@ -1,4 +1,4 @@
-# The whole job and its checks. `make help` lists what there is; PROFILE=smoke (or gpu) selects another profile.
+# The whole job and its checks. `make help` lists what there is, in groups; PROFILE=smoke (or gpu) selects another profile.
 PROFILE ?= tiny
 POOL    ?= cpu
 PYTHON  ?= $(shell for python in python3.11 python3.12 python3; do $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
@@ -12,24 +12,31 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro restore flow rft rft-rounds preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments check-gpu-calls readme deps params
+.PHONY: help environment repro restore flow rft rft-rounds plan preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments check-gpu-calls readme deps params
 
-help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 26
+# The targets of a group: those whose line has the group's name after ##.
+LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
 
-environment:  ## .venv/ from the committed lock
+help:  ##change this list
+	@$(call LIST,Start here,start)
+	@$(call LIST,Run,run)
+	@$(call LIST,At full size,full)
+	@$(call LIST,On a schedule and on other machines,team)
+	@$(call LIST,Change the code,change)
+
+environment:  ##run .venv/ from the committed lock
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer on PATH; install python3.11 (or name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS))." >&2; exit 1; }
 	@$(PYTHON) scripts/environment.py $(EXTRAS)
 
-repro: environment  ## run whatever changed, JOBS (2) stages side by side, then print the F1 table and where the time went
+repro: environment  ##start run whatever changed, JOBS (2) stages side by side, then print the F1 table and where the time went
 	@test -e $(GRAPH) || { echo "error: there is no profile '$(PROFILE)': $(GRAPH) does not exist. Profiles: tiny $(notdir $(wildcard profiles/*))." >&2; exit 1; }
 	@$(BIN)/python -m flows.repro $(PROFILE) $(if $(JOBS),--jobs $(JOBS))
 	@$(BIN)/deepsearch summary $(PROFILE)
 
-restore: environment  ## back to the committed params and their results, from DVC's caches; trains nothing
+restore: environment  ##run back to the committed params and their results, from DVC's caches; trains nothing
 	@$(BIN)/python -m flows.restore $(PROFILE)
 
-flow: environment  ## the same as a Prefect flow run: a task per stage
+flow: environment  ##run the graph as a Prefect flow run: a task per stage
 	@$(BIN)/python -m flows.reproduce $(PROFILE)
 	@$(BIN)/deepsearch summary $(PROFILE)
 
@@ -40,7 +47,7 @@ TURN = $(BIN)/python -m flows.in_turn
 # DVC does not see who OPENAI_MODEL names: evaluating is forced. It takes the answers that it has from the scratch folder,
 # where they are kept for every model behind an endpoint.
 multihoprag optimize-prompt: export DEEPSEARCH_RESUME = 1
-multihoprag: environment  ## an API's model on MultiHop-RAG; OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
+multihoprag: environment  ##run an API's model on MultiHop-RAG; OPENAI_BASE_URL, OPENAI_MODEL, OPENAI_API_KEY
 	@$(TURN) multihoprag "make $@" $(MAKE) --no-print-directory multihoprag-stages
 	@$(BIN)/deepsearch table multihoprag
 
@@ -51,7 +58,7 @@ multihoprag-stages:
 	@$(BIN)/python flows/dvc repro profiles/multihoprag/dvc.yaml:track
 
 # The rows of both prompts stay in the table: `make params deps FORCE=1` takes the variant out again.
-optimize-prompt: environment  ## a better prompt for that model, by GEPA, and its row; OPENAI_REFLECTION_MODEL writes prompts
+optimize-prompt: environment  ##run a better prompt for that model, by GEPA, and its row; OPENAI_REFLECTION_MODEL writes prompts
 	@$(TURN) multihoprag "make $@" $(MAKE) --no-print-directory optimize-prompt-stages
 	@$(BIN)/deepsearch table multihoprag
 
@@ -65,7 +72,7 @@ optimize-prompt-stages:
 
 # Round n samples from the model of round n - 1, which is kept as models/PROFILE/rft/<n - 1>; a finished round comes from
 # DVC's cache.
-rft: environment  ## ROUNDS (2) of rejection sampling: SFT on the model's own right answers, then on the new model's
+rft: environment  ##run ROUNDS (2) of rejection sampling: SFT on the model's own right answers, then on the new model's
 	@grep -q '^  teacher: self' $(PARAMS) || { echo "error: $(PARAMS) has another synthesize.teacher than self; set it and synthesize.self in profile.yaml (of tiny: src/deepsearch_rl/presets/tiny.yaml) and run \`make params deps\`." >&2; exit 1; }
 	@$(TURN) $(PROFILE) "make $@ PROFILE=$(PROFILE)" $(MAKE) --no-print-directory rft-rounds
 
@@ -76,22 +83,25 @@ rft-rounds:
 	  from=models/$(PROFILE)/rft/$$round; mkdir -p $$from && rm -r $$from && cp -r models/$(PROFILE)/sft $$from || exit 1; \
 	done
 
-preflight: environment  ## PROFILE's training path on a small model: what works, what to do; before it costs hours
+plan: environment  ##start what a run of PROFILE takes: time, disk, memory, an API's tokens and their price
+	@$(BIN)/deepsearch plan $(PROFILE)
+
+preflight: environment  ##full PROFILE's training path on a small model: what works, what to do; before it costs hours
 	@$(BIN)/python -m scripts.preflight $(PROFILE)
 
-ui: environment  ## Prefect and MLflow on loopback until Ctrl-C; HOST=0.0.0.0 for other machines, with a login
+ui: environment  ##start Prefect and MLflow on loopback until Ctrl-C; HOST=0.0.0.0 for other machines, with a login
 	@$(BIN)/python -m flows.ui $(if $(HOST),--host $(HOST))
 
-experiments: environment  ## F1 of a profile's DVC experiments, and the params in which they differ
+experiments: environment  ##start F1 of a profile's DVC experiments, and the params in which they differ
 	@$(BIN)/python -m scripts.experiments $(PROFILE)
 
-deploy: environment  ## a Prefect deployment of every profile, with a paused nightly schedule
+deploy: environment  ##team a Prefect deployment of every profile, with a paused nightly schedule
 	@$(BIN)/python -m flows.worker deploy
 
-worker: environment  ## take runs of the pool POOL (cpu or gpu) on this machine until Ctrl-C, LIMIT (1) at once
+worker: environment  ##team take runs of the pool POOL (cpu or gpu) on this machine until Ctrl-C, LIMIT (1) at once
 	@$(BIN)/python -m flows.worker start $(POOL) $(if $(LIMIT),--limit $(LIMIT))
 
-worker-service: environment  ## write a systemd unit that keeps `make worker` running
+worker-service: environment  ##team write a systemd unit that keeps `make worker` running
 	@$(BIN)/python -m flows.worker service $(POOL) $(if $(LIMIT),--limit $(LIMIT))
 
 test test-all unit lint: EXTRAS := --all-extras
@@ -106,32 +116,33 @@ wait $$lint || { cat work/lint.log >&2; exit 1; }; \
 exit $$tests
 endef
 
-test: environment  ## every check, JOBS (2) test files side by side
+test: environment  ##start every check, JOBS (2) test files side by side
 	$(call BESIDE_LINT)
 
-test-all: environment  ## the same and what a night has time for: kills, many workers, other environments
+test-all: environment  ##change the checks of `make test`, and what a night has time for: kills, many workers, other environments
 	$(call BESIDE_LINT,-m "")
 
-unit: environment  ## the tests without the slow ones
+unit: environment  ##change the tests without the slow ones
 	@$(PYTEST) -m "not slow and not nightly"
 
-lint: environment  ## ruff, pyright, and whether uv.lock fits pyproject.toml
+lint: environment  ##change ruff, the rules of scripts/lint.py, pyright, and whether uv.lock fits pyproject.toml
 	@.venvs/uv/bin/uv lock --quiet --check
 	@$(BIN)/ruff check
+	@$(BIN)/python -m scripts.lint
 	@$(BIN)/pyright
 
-readme: environment  ## README's F1 table, the file tree of docs/architecture.md, and the gpu profile's departures
+readme: environment  ##change the generated parts of documents: README's results, the file tree, the gpu profile's departures
 	@$(BIN)/python -m scripts.readme
 	@$(BIN)/python -m scripts.file_tree
 	@$(BIN)/python -m scripts.departures
 
-params: environment  ## every params.yaml, from profiles/*/profile.yaml and the preset tiny (FORCE=1: drop edited values)
+params: environment  ##change every params.yaml, from profiles/*/profile.yaml and the preset tiny (FORCE=1: drop edited values)
 	@$(BIN)/python -m scripts.params $(if $(FORCE),--force)
 
-deps: environment  ## each stage's source files and packages, from their imports, into dvc.yaml and packages.json
+deps: environment  ##change each stage's source files and packages, from their imports, into dvc.yaml and packages.json
 	@$(BIN)/python -m scripts.deps
 
-gpu-environments: environment  ## .venvs/{core,index,sft,rl,serve}, the interpreters of the gpu profile, and ART's vLLM
+gpu-environments: environment  ##full .venvs/{core,index,sft,rl,serve}, the interpreters of the gpu profile, and ART's vLLM
 	@for family in core index sft rl serve; do \
 	  $(UV) venv -q --allow-existing --relocatable --python 3.11 .venvs/$$family && \
 	  $(UV) pip sync --python .venvs/$$family/bin/python profiles/gpu/requirements/$$family.txt && \
@@ -141,6 +152,6 @@ gpu-environments: environment  ## .venvs/{core,index,sft,rl,serve}, the interpre
 	PATH="$(abspath .venvs/uv/bin):$$PATH" .venvs/rl/bin/python -m scripts.art_runtime
 	@$(BIN)/python -m scripts.packages
 
-check-gpu-calls: environment  ## the gpu profile's calls of vllm, unsloth and faiss-gpu, read by those tools in throw-away environments
+check-gpu-calls: environment  ##full the gpu profile's calls of vllm, unsloth and faiss-gpu, read by those tools in throw-away environments
 	@$(BIN)/python -m tests.gpu_profile.check_environment
 	@$(BIN)/python -m pytest -m "" tests/gpu_profile

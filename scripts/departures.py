@@ -2,7 +2,7 @@
 
     python -m scripts.departures        (part of `make readme`)
 
-tests/gpu_profile/test_departures.py fails where the README and the two files disagree.
+`make lint` fails where the README and the two files disagree.
 """
 
 import json

@@ -57,12 +57,6 @@ def test_completion_knows_the_commands_and_what_is_below_them() -> None:
         assert set(re.findall(r'"(\w+)":', output)) == names
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_of_commands_has_the_first_sentence_of_each_help(name: str) -> None:
-    summary = (load_command(name).help or "").strip().partition("\n\n")[0]
-    assert COMMANDS[name] == summary
-
-
 def test_the_table_is_printed_as_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project(tmp_path))
     table = tmp_path / "reports" / "smoke" / "f1_table.md"
