@@ -19,6 +19,7 @@ from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS
 from deepsearch_rl.records import StopReason
 from deepsearch_rl.training.rl.rewards import REWARDS
 from scripts import departures, file_tree, readme
+from scripts.documents import all_code, anchors, documents, numbered_lines
 from scripts.imports import ROOT, parse
 from scripts.markers import with_part
 
@@ -59,14 +60,6 @@ class Finding(NamedTuple):
     path: Path
     line: int
     message: str
-
-
-class Code(NamedTuple):
-    """A line of code or a code span of a document."""
-
-    path: Path
-    line: int
-    text: str
 
 
 Findings: TypeAlias = Iterator[Finding]
@@ -147,7 +140,7 @@ def other_summaries(root: Path) -> Findings:
     for name, summary in cli.COMMANDS.items():
         own_help = (cli.load_command(name).help or "").strip()
         if own_help.partition("\n\n")[0] != summary:
-            line = next((number for number, text in _lines(path) if text.startswith(f'    "{name}": ')), 1)
+            line = next((number for number, text in numbered_lines(path) if text.startswith(f'    "{name}": ')), 1)
             yield Finding(path, line, f"the help of `deepsearch {name}` begins with another sentence")
 
 
@@ -156,7 +149,7 @@ def unexplained_axes(root: Path) -> Findings:
     """Every axis letter in a name of the library has a row in AGENTS.md, and every row is of use."""
     document = root / "AGENTS.md"
     explained: dict[str, int] = {}
-    for number, line in _lines(document):
+    for number, line in numbered_lines(document):
         row = re.match(r"\| ([A-Z1](?:, [A-Z1])*) \| ", line)
         if row:
             explained |= dict.fromkeys(row[1].split(", "), number)
@@ -184,12 +177,6 @@ def _axes(path: Path) -> Iterator[tuple[int, str, set[str]]]:
 # Documents
 
 
-def documents(root: Path) -> list[Path]:
-    """Return all documents of a checkout."""
-    patterns = ("*.md", "docs/*.md", "profiles/*/README.md")
-    return sorted(path for pattern in patterns for path in root.glob(pattern))
-
-
 @rule
 def stale_parts(root: Path) -> Findings:
     """The parts of documents that a script writes are what it would write."""
@@ -215,7 +202,7 @@ def _stale_part(document: Path, name: str, parts: list[str]) -> Findings:
 @rule
 def long_readme(root: Path) -> Findings:
     """README.md stays short: what is longer belongs into docs/."""
-    count = len(_lines(root / "README.md"))
+    count = len(numbered_lines(root / "README.md"))
     if count > README_LINES:
         yield Finding(root / "README.md", count, f"README.md has {count} lines; it may have {README_LINES}")
 
@@ -224,7 +211,7 @@ def long_readme(root: Path) -> Findings:
 def broken_links(root: Path) -> Findings:
     """Every link inside the project leads to a file and to a heading that are there."""
     for document in documents(root):
-        for number, line in _lines(document):
+        for number, line in numbered_lines(document):
             for target in re.findall(r"\]\(([^)\s]+)\)", line):
                 if "://" in target:
                     continue
@@ -232,7 +219,7 @@ def broken_links(root: Path) -> Findings:
                 linked = document.parent / file if file else document
                 if not linked.exists():
                     yield Finding(document, number, f"the link {target} leads to no file")
-                elif anchor and anchor not in _anchors(linked):
+                elif anchor and anchor not in anchors(linked):
                     yield Finding(document, number, f"the link {target} leads to no heading")
 
 
@@ -240,14 +227,14 @@ def broken_links(root: Path) -> Findings:
 def missing_files(root: Path) -> Findings:
     """Every file of the project that a document names is there, and so is every document that the source names."""
     named = re.compile(r"(?<![\w/.<>-])(?:src|stages|flows|scripts|tests|docs|benchmarks|containers)/[\w./-]*\w\b(?!/)")
-    for code in _all_code(root):
+    for code in all_code(root):
         for name in named.findall(code.text):
             if not (root / name).exists():
                 yield Finding(code.path, code.line, f"there is no {name}")
 
     sources = [*_library(root), *(root / "stages").glob("*.py"), *root.glob("profiles/*/params.yaml")]
     for path in sources:
-        for number, line in _lines(path):
+        for number, line in numbered_lines(path):
             for name in re.findall(r"docs/\w+\.md", line):
                 if not (root / name).exists():
                     yield Finding(path, number, f"there is no {name}")
@@ -260,7 +247,7 @@ def unknown_commands(root: Path) -> Findings:
     commands = {name: cli.load_command(name) for name in cli.COMMANDS}
     command_line = re.compile(r"(?:^|[\s/])(make|deepsearch|python -m)\s+([^|;&>]*)")
 
-    for code in _all_code(root):
+    for code in all_code(root):
         without_comment = code.text.partition(" #")[0]
         for program, rest in command_line.findall(without_comment):
             words = [word.strip("[]().,:`'\"") for word in rest.split()]
@@ -355,58 +342,13 @@ def _is_blank(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and not str(node.value).strip()
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
-    """Return the lines of a file with their numbers."""
-    return list(enumerate(path.read_text(encoding="utf-8").splitlines(), start=1))
-
-
-def _anchors(document: Path) -> set[str]:
-    """Return the anchors of a document's headings, as GitHub makes them."""
-    headings = [line.lstrip("#").strip() for _, line in _lines(document) if line.startswith("#")]
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def _all_code(root: Path) -> Iterator[Code]:
-    for document in documents(root):
-        if document.name != "CHANGELOG.md":  # it speaks of earlier versions
-            yield from _code(document)
-
-
-def _code(document: Path) -> Iterator[Code]:
-    """Yield the code of a document: indented and fenced lines, lines that a backslash joins as one, and code spans."""
-    prose: list[str] = []
-    is_fenced = False
-    is_tree = False
-    begun: Code | None = None
-
-    for number, line in _lines(document):
-        if line in {f"<!-- {file_tree.NAME} -->", f"<!-- /{file_tree.NAME} -->"}:
-            is_tree = not is_tree
-        if is_tree:  # its lines are sentences
-            prose.append("")
-            continue
-
-        is_fence = line.lstrip().startswith("```")
-        is_fenced ^= is_fence
-        if is_fence or not (is_fenced or line.startswith("    ")):
-            prose.append("" if is_fence else line)
-            continue
-
-        prose.append("")
-        text = f"{begun.text} {line}" if begun else line
-        code = Code(document, begun.line if begun else number, text.removesuffix("\\"))
-        begun = code if line.endswith("\\") else None
-        if begun is None:
-            yield code
-
-    text = "\n".join(prose)
-    for span in re.finditer(r"`([^`]+)`", text):
-        yield Code(document, text.count("\n", 0, span.start()) + 1, span[1])
-
-
 def main() -> None:
     """Print the findings of all rules in this checkout."""
-    findings = sorted(finding for each in RULES for finding in each(ROOT))
+    try:
+        findings = sorted(finding for each in RULES for finding in each(ROOT))
+    except DeepsearchError as error:  # a report or params that cannot be read
+        sys.exit(f"error: {error}")
+
     for path, line, message in findings:
         sys.stdout.write(f"{path.relative_to(ROOT)}:{line}: {message}\n")
     sys.exit(1 if findings else 0)

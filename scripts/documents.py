@@ -1,0 +1,72 @@
+"""Documents of a checkout, read for `make lint`: lines, headings, and the code that stands in them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from scripts import file_tree
+
+
+class Code(NamedTuple):
+    """A line of code or a code span of a document."""
+
+    path: Path
+    line: int
+    text: str
+
+
+def documents(root: Path) -> list[Path]:
+    """Return all documents of a checkout."""
+    patterns = ("*.md", "docs/*.md", "profiles/*/README.md")
+    return sorted(path for pattern in patterns for path in root.glob(pattern))
+
+
+def numbered_lines(path: Path) -> list[tuple[int, str]]:
+    """Return the lines of a file with their numbers."""
+    return list(enumerate(path.read_text(encoding="utf-8").splitlines(), start=1))
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = [line.lstrip("#").strip() for _, line in numbered_lines(document) if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def all_code(root: Path) -> Iterator[Code]:
+    """Yield the code of all documents of a checkout, the change log excepted."""
+    for document in documents(root):
+        if document.name != "CHANGELOG.md":  # it speaks of earlier versions
+            yield from _code(document)
+
+
+def _code(document: Path) -> Iterator[Code]:
+    """Yield the code of a document: indented and fenced lines, lines that a backslash joins as one, and code spans."""
+    prose: list[str] = []
+    is_fenced = False
+    is_tree = False
+    begun: Code | None = None
+
+    for number, line in numbered_lines(document):
+        if line in {f"<!-- {file_tree.NAME} -->", f"<!-- /{file_tree.NAME} -->"}:
+            is_tree = not is_tree
+        if is_tree:  # its lines are sentences
+            prose.append("")
+            continue
+
+        is_fence = line.lstrip().startswith("```")
+        is_fenced ^= is_fence
+        if is_fence or not (is_fenced or line.startswith("    ")):
+            prose.append("" if is_fence else line)
+            continue
+
+        prose.append("")
+        text = f"{begun.text} {line}" if begun else line
+        code = Code(document, begun.line if begun else number, text.removesuffix("\\"))
+        begun = code if line.endswith("\\") else None
+        if begun is None:
+            yield code
+
+    text = "\n".join(prose)
+    for span in re.finditer(r"`([^`]+)`", text):
+        yield Code(document, text.count("\n", 0, span.start()) + 1, span[1])
