@@ -20,12 +20,12 @@ from deepsearch_rl.profile import Profile, find_profile
 from scripts.slopes import measure, write
 from tests.conftest import ROOT
 
-README_S = {
+MEASURED_S = {
     "prepare_model": r"(\d+) s for the base model",
     "rl": r"(\d+) s for RL from two starts",
     "evaluate": r"(\d+) s for [\d,]+ evaluated rollouts",
 }
-"""Where README states the seconds of a whole run of tiny, by kind of stage."""
+"""Where docs/running.md states the seconds of a whole run of tiny, by kind of stage."""
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +73,9 @@ def test_a_profile_that_trains_nothing_has_no_stage_of_training() -> None:
 
 def test_the_plan_of_tiny_is_within_a_tenth_of_the_run_that_its_slopes_are_from() -> None:
     planned = seconds(make_plan(profile("tiny"), {}))
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    for kind, pattern in README_S.items():
-        [measured_s] = re.findall(pattern, readme)
+    page = " ".join((ROOT / "docs" / "running.md").read_text().split())
+    for kind, pattern in MEASURED_S.items():
+        [measured_s] = re.findall(pattern, page)
         total_s = sum(value for stage, value in planned.items() if stage.partition("@")[0] == kind)
         assert total_s == pytest.approx(int(measured_s), rel=0.1), kind
 
