@@ -17,7 +17,8 @@ from deepsearch_rl.dvc_cache import find_garbage, find_users, list_objects, reco
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from flows.checkout import open_checkout
 from tests.flows.conftest import MakeProject, empty_project, make_project  # noqa: F401  fixtures
-from tests.flows.test_checkout import commit_all, git, nobody
+from tests.flows.test_checkout import nobody
+from tests.repository import commit_all, git
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

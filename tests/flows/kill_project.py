@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import yaml
 
+from tests.repository import commit_all
+
 ROOT = Path(__file__).resolve().parents[2]
 WRAPPER = """#!/bin/sh
 for word; do case $word in stages.*) name=${word#stages.};; profiles/*|params.yaml) ;; *) item=$word;; esac; done
@@ -147,8 +149,7 @@ def make_project(folder: Path, graph: str, remote: str, endpoint: str = "") -> K
     run([sys.executable, "-m", "dvc", "remote", "add", "--default", "storage", remote], folder)
     if endpoint:
         run([sys.executable, "-m", "dvc", "remote", "modify", "storage", "endpointurl", endpoint], folder)
-    run(["git", "add", "--all"], folder)
-    run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "--message", "copy"], folder)
+    commit_all(folder, "copy")
     return project
 
 

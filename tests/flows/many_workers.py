@@ -50,6 +50,7 @@ from flows import server
 from flows.server import prefect_api
 from flows.worker import deploy
 from tests.ports import free_port
+from tests.repository import commit_all
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLL_S = 2.0
@@ -130,9 +131,9 @@ def make_project(folder: Path, stages: Mapping[str, object], remote: Path | None
     (folder / ".gitignore").write_text("/work/\n*.txt\n")
     for name in ("uv.lock", "prefect.toml"):  # doctor compares the environment with the first; workers read the second
         shutil.copy(ROOT / name, folder)
-    commit = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "--message", "first"]
-    for command in (*commands, ["git", "add", "--all"], commit):
+    for command in commands:
         subprocess.run(command, cwd=folder, check=True)
+    commit_all(folder, "first")
     return folder
 
 

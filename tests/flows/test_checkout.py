@@ -22,20 +22,10 @@ from flows.checkout import (
 )
 from flows.reproduce import run_name
 from tests.flows.conftest import MakeProject
+from tests.repository import commit_all, git
 
 PLAIN = {"profile", "wdir", "packages", "params", "python", "seed", "models", "model_settings", "datasets"}
 PARAMS = {"profile": "tiny", "flow": {"gpu_stages": [], "outside_stages": []}, "number": 7}
-
-
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def commit_all(folder: Path, message: str) -> str:
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", message)
-    return git(folder, "rev-parse", "HEAD")
 
 
 @pytest.fixture

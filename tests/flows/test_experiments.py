@@ -9,7 +9,7 @@ import pytest
 
 from scripts.experiments import read_results, read_states, render
 from tests.flows.conftest import MakeProject
-from tests.flows.test_checkout import commit_all, git
+from tests.repository import commit_all, git
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = "profile: tiny\nmodels: {base: b, sft: s}\nrl: {dataset: world, group_size: 8, learning_rate: 0.1}\n"

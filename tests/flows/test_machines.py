@@ -22,9 +22,9 @@ from flows.worker import deploy
 from scripts.imports import ROOT
 from tests.flows.conftest import MakeProject
 from tests.flows.s3_store import S3Store, running_store
-from tests.flows.test_checkout import commit_all, git
 from tests.flows.test_worker import PARAMS, finished_run, running_worker
 from tests.ports import free_port
+from tests.repository import commit_all, git
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

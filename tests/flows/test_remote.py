@@ -10,7 +10,7 @@ import pytest
 from flows import stage_run
 from flows.reproduce import reproduce
 from tests.flows.conftest import MakeProject
-from tests.flows.test_checkout import commit_all, git
+from tests.repository import commit_all, git
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 

@@ -24,6 +24,7 @@ from flows.reproduce import reproduce
 from flows.stage_run import StageFailedError
 from tests.flows.conftest import CHAIN, PROFILE, MakeProject, dvc_status
 from tests.ports import free_port
+from tests.repository import commit_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
@@ -49,8 +50,7 @@ def test_the_result_is_dvc_repros_and_unchanged_stages_are_cached(make_project: 
 def test_stages_know_the_experiment_that_they_are_run_for(make_project: MakeProject) -> None:
     root = make_project({"name": {"cmd": "echo $DVC_EXP_NAME > name.txt", "outs": ["name.txt"]}})
     (root / "uv.lock").touch()
-    for command in (["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "first"]):
-        subprocess.run(["git", *command], check=True)
+    commit_all(root, "first")
     reproduce(experiment="quick")
     [name] = Path("work", "checkouts").glob("*/name.txt")
     assert name.read_text() == "quick\n"

@@ -9,7 +9,7 @@ import pytest
 from deepsearch_rl.errors import ConfigError
 from flows.restore import restore, save_workspace
 from tests.flows.conftest import PROFILE, MakeProject, dvc_status
-from tests.flows.test_checkout import commit_all, git
+from tests.repository import commit_all, git
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

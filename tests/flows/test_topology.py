@@ -29,9 +29,9 @@ from deepsearch_rl.processes import LAST_LINES, LOOPBACK, ProcessGuard
 from flows.server import ROOT
 from scripts import environment
 from tests.flows.s3_store import S3Store, running_store
-from tests.flows.test_checkout import commit_all, git
 from tests.flows.test_worker import PARAMS
 from tests.ports import free_port
+from tests.repository import commit_all, git
 
 CONTAINERS = ROOT / "containers"
 COMPOSE = (CONTAINERS / "compose.yaml").read_text()

@@ -23,6 +23,7 @@ from prefect.client.schemas.schedules import IntervalSchedule
 from flows.worker import _open_pool, deploy, write_service
 from scripts.imports import ROOT
 from tests.flows.conftest import MakeProject
+from tests.repository import commit_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("prefect_server")]
 
@@ -50,9 +51,7 @@ def project(make_project: MakeProject) -> Path:
     other.mkdir(parents=True)
     (other / "params.yaml").write_text(yaml.safe_dump({**PARAMS, "profile": "other"}))
     (other / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"write": {"cmd": "echo > o.txt", "outs": ["o.txt"]}}}))
-    subprocess.run(["git", "add", "--all"], cwd=folder, check=True)
-    commit = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "--message", "first"]
-    subprocess.run(commit, cwd=folder, check=True)
+    commit_all(folder, "first")
     return folder
 
 

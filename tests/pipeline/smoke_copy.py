@@ -11,6 +11,7 @@ from pathlib import Path
 from deepsearch_rl.processes import LOOPBACK
 from scripts.imports import ROOT
 from tests.ports import free_port
+from tests.repository import commit_all, git
 
 GRAPH = "profiles/smoke/dvc.yaml"
 CACHE = ".dvc/cache"
@@ -32,9 +33,8 @@ def copy_of_working_tree(folder: Path) -> Path:
             shutil.copy2(source, target, follow_symlinks=False)
     (folder / "profiles/smoke/dvc.lock").unlink(missing_ok=True)
     (folder / ".venv").symlink_to(ROOT / ".venv")
-    identity = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
-    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-q", "-m", "Copy"]):
-        subprocess.run(["git", *command], cwd=folder, check=True)
+    git(folder, "init", "-q")
+    commit_all(folder, "Copy")
     return folder
 
 

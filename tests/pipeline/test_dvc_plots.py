@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.repository import commit_all, git
+
 PAGE = "dvc_plots/index.html"
 
 
@@ -23,10 +25,9 @@ def test_the_plots_of_dvc_need_no_network(root: Path, tmp_path: Path, *, diff: b
     folder.mkdir(parents=True)
     for name in ("f1.svg", "rl.svg"):
         (folder / name).write_text(f"<svg xmlns='http://www.w3.org/2000/svg'><title>{name}</title></svg>")
-    run("git", "init", "-q")
+    git(tmp_path, "init", "-q")
     run(sys.executable, "-m", "dvc", "init", "-q")
-    run("git", "add", "-A")
-    run("git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "first")
+    commit_all(tmp_path, "first")
     run(sys.executable, "-m", "dvc", "plots", *(["diff", "HEAD"] if diff else ["show"]))
     page = (tmp_path / PAGE).read_text(encoding="utf-8")
     images = re.findall(r'<img src="([^"]+)"', page)

@@ -14,6 +14,7 @@ import pytest
 from scripts import environment
 from scripts.imports import ROOT
 from stages.environment import read_variables, variables
+from tests.repository import commit_all, git
 
 PROGRAMS = Path(sys.prefix, "bin")
 BARE = {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/")}
@@ -247,11 +248,9 @@ def test_queued_experiments_run_and_can_be_compared(tmp_path: Path) -> None:
         "    metrics: [{metrics.json: {cache: false}}]\n"
     )
     (tmp_path / ".gitignore").write_text(".venv\n")
-    identity = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    git(tmp_path, "init", "-q")
     dvc("init", "-q")
-    for command in (["add", "-A"], [*identity, "commit", "-q", "-m", "A project"]):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    commit_all(tmp_path, "A project")
     for number in (2, 3):
         dvc("exp", "run", "--queue", "-S", f"number={number}")
     dvc("queue", "start")

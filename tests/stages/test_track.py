@@ -21,6 +21,7 @@ from deepsearch_rl.training.curves import TrainingStep, curve_path, record_step,
 from flows.repro import repro
 from stages import track
 from stages.provenance import read_provenance
+from tests.repository import git
 from tests.tracking.conftest import CONFIG, make_results, new_store
 
 NOBODY = "http://user:hidden@127.0.0.1:9"
@@ -119,9 +120,8 @@ def test_the_defaults_are_the_committed_params_of_the_default_profile(project: P
     Path("dvc.lock").write_text("stages: {}\n")
     assert read_provenance(project.path, "track").defaults == {}, "outside git there are none"
     Path("params.yaml").write_text("rl: {group_size: 8}\n")
-    identity = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
-    for command in (["init", "-q"], ["add", "params.yaml"], [*identity, "commit", "-q", "-m", "first"]):
-        subprocess.run(["git", *command], check=True)
+    for command in (["init", "-q"], ["add", "params.yaml"], ["commit", "-q", "-m", "first"]):
+        git(Path(), *command)
     ran = {"stages": {"rl@sft": {"params": {"params.yaml": {"rl": {"group_size": 16}}}}}}
     Path("dvc.lock").write_text(yaml.safe_dump(ran))
     provenance = read_provenance(project.path, "track")

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from deepsearch_rl.tracking.bundle import Provenance, build_bundle, read_bundle
 from deepsearch_rl.tracking.upload import upload
 from scripts.compare_runs import ReportComparison, compare_runs_command
+from tests.repository import commit_all, git
 from tests.tracking.conftest import CONFIG, PROVENANCE, QUESTIONS, SEED, make_results, new_store
 
 pytestmark = pytest.mark.slow  # every test reads a DVC repository, which takes seconds to make
@@ -31,7 +32,7 @@ def command(folder: Path, *line: str) -> str:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A DVC project with the first report at HEAD~1 and in MLflow, the second at HEAD, in MLflow, and in the folder."""
     root, made = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("results")
-    command(root, "git", "init", "-q")
+    git(root, "init", "-q")
     command(root, sys.executable, "-m", "dvc", "init", "-q")
     (root / "params.yaml").write_text("profile: tiny\n")
     store = new_store(root / "mlruns")
@@ -43,9 +44,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.rmtree(bundle, ignore_errors=True)
         build_bundle(results, provenance, CONFIG, SEED, bundle)
         command(root, sys.executable, "-m", "dvc", "add", "-q", "data/tiny/track")
-        command(root, "git", "add", "--all")
-        command(root, "git", "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", name)
-        command(root, "git", "tag", name)
+        commit_all(root, name)
+        git(root, "tag", name)
         assert upload(bundle, store, 30)
     return root
 

@@ -1,9 +1,9 @@
 """What runs in MLflow are called."""
 
-import subprocess
 from pathlib import Path
 
 from deepsearch_rl.tracking.run_names import committed_params, describe_changes, run_name
+from tests.repository import commit_all, git
 
 COMMITTED = {"seed": 0, "rl": {"learning_rate": 0.005, "starts": ["sft", "base"], "api_key": "sk-1"}}
 
@@ -39,8 +39,7 @@ def test_committed_params_are_those_of_the_profiles_own_file_in_git(tmp_path: Pa
     path.parent.mkdir(parents=True)
     path.write_text("seed: 1\n")
     assert committed_params(path) == {}, "outside git there are none"
-    identity = ["-c", "user.name=tests", "-c", "user.email=tests@localhost"]
-    for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "first"]):
-        subprocess.run(["git", *command], check=True, cwd=tmp_path)
+    git(tmp_path, "init", "-q")
+    commit_all(tmp_path, "first")
     path.write_text("seed: 2\n")
     assert committed_params(path) == {"seed": 1}
