@@ -124,7 +124,7 @@ def engines_in_the_rl_loop(root: Path) -> Findings:
 @rule
 def options_without_help(root: Path) -> Findings:
     """Every option and argument of the command line has a help text."""
-    for path in sorted((root / "src" / "deepsearch_rl").rglob("*.py")):
+    for path in _library(root):
         for node in ast.walk(parse(path)):
             if not isinstance(node, ast.Call) or _called_name(node) not in {"Option", "Argument"}:
                 continue

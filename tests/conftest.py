@@ -35,7 +35,7 @@ gc.disable()
 nest_asyncio.apply = lambda loop=None: None  # noqa: ARG005
 ROOT = Path(__file__).resolve().parent.parent
 REAL_DATA = ROOT.parent / "shared" / "data"
-LONGEST_FIRST = ("pipeline/test_smoke.py",)
+LONGEST = frozenset({ROOT / "tests" / "pipeline" / "test_smoke.py"})
 """Files that take a process minutes: it begins with them, so that the others have something to do until its end.
 
 `pytest --durations=0` says what belongs here.
@@ -70,14 +70,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def rank(item: pytest.Item) -> int:
-    """Return the place of a test's file among the longest; behind all of them for any other."""
-    name = item.path.relative_to(ROOT / "tests").as_posix()
-    return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=rank)
+    items.sort(key=lambda item: item.path not in LONGEST)
     skips = {
         "gpu": (shutil.which("nvidia-smi") is None, "no GPU: nvidia-smi is not installed"),
         "realdata": (not REAL_DATA.is_dir(), f"no real question sets at {REAL_DATA}"),

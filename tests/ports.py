@@ -9,39 +9,24 @@ import itertools
 import socket
 from collections.abc import Iterator
 
-from deepsearch_rl.processes import LOOPBACK
+from deepsearch_rl import processes
 
 FIRST, LAST, BLOCK = 18_000, 32_000, 200
 
 
 def free_port() -> int:
     """Return a port that nothing listens on and that no other process of the tests is given."""
-    return next(port for port in _ports() if _is_free(port))
+    _, ports = _block()
+    return next(port for port in ports if processes.free_port(port) == port)
 
 
 @functools.cache
-def _ports() -> Iterator[int]:
-    holder = socket.socket()
+def _block() -> tuple[socket.socket, Iterator[int]]:
+    """Return the socket that holds this process's block, and the block's other ports again and again."""
     for first in range(FIRST, LAST, BLOCK):
         try:
-            holder.bind((LOOPBACK, first))
-            holder.listen()
+            holder = socket.create_server((processes.LOOPBACK, first))
         except OSError:
             continue
-        _held.append(holder)
-        return itertools.cycle(range(first + 1, first + BLOCK))
+        return holder, itertools.cycle(range(first + 1, first + BLOCK))
     raise RuntimeError(f"every block of ports from {FIRST} to {LAST} is held.")
-
-
-_held: list[socket.socket] = []
-"""Sockets that stay open as long as the process."""
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-    return True

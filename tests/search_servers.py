@@ -16,10 +16,9 @@ from deepsearch_rl.retrieval.server.requests import Guard
 from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine
 
 
-@contextlib.contextmanager
-def serve_index_here(index: Path, chunks: Path, config: RetrievalConfig) -> Iterator[str]:
-    """Serve an index in a thread and yield its URL, as ``serve_index`` does from a process."""
-    server = ServerConfig(
+def server_config(config: RetrievalConfig, index: Path | None = None, chunks: Path | None = None) -> ServerConfig:
+    """The settings of a server on a free loopback port."""
+    return ServerConfig(
         retrieval=config,
         index=index,
         chunks=chunks,
@@ -28,7 +27,13 @@ def serve_index_here(index: Path, chunks: Path, config: RetrievalConfig) -> Iter
         public=False,
         token_variable=None,
     )
-    app = RetrievalApp(open_engine(server), config, Guard(token=None, loopback=True))
+
+
+@contextlib.contextmanager
+def serve_index_here(index: Path, chunks: Path, config: RetrievalConfig) -> Iterator[str]:
+    """Serve an index in a thread and yield its URL, as ``serve_index`` does from a process."""
+    engine = open_engine(server_config(config, index, chunks))
+    app = RetrievalApp(engine, config, Guard(token=None, loopback=True))
 
     with serve_app(app) as url:
         yield url

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +19,7 @@ from deepsearch_rl.loopback import spare_loopback, with_loopback
 from deepsearch_rl.processes import LOOPBACK
 from tests.commands.test_evaluate import evaluate, folder, reads
 from tests.evaluation.chat import serve_chat
+from tests.search_servers import in_thread
 
 __all__ = ["folder"]
 
@@ -78,10 +78,9 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 
 
 def recorder() -> Iterator[Recorder]:
-    with Recorder() as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
+    running = Recorder()
+    with in_thread(running):
         yield running
-        running.shutdown()
 
 
 @pytest.mark.parametrize("host", [LOOPBACK, "localhost"])

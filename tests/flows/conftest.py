@@ -42,7 +42,7 @@ SEND_LIMIT_S = 20.0
 
 
 def dvc_status(root: Path) -> str:
-    command = [sys.executable, "-m", "dvc", "status", "dvc.yaml"]
+    command = python("dvc", "status", "dvc.yaml")
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
 

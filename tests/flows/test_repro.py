@@ -2,20 +2,15 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from deepsearch_rl.errors import ConfigError
 from flows.repro import repro
-from tests.flows.conftest import CHAIN, PROFILE, TAKING_TURNS, MakeProject, dvc_status
+from tests.flows.conftest import CHAIN, PROFILE, TAKING_TURNS, MakeProject, dvc_status, python
 
 pytestmark = pytest.mark.slow
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "flows.repro", *arguments]
 
 
 def test_the_result_is_dvc_repros_and_lines_name_their_stage(make_project: MakeProject, root: Path) -> None:
@@ -23,7 +18,9 @@ def test_the_result_is_dvc_repros_and_lines_name_their_stage(make_project: MakeP
     environment = {**os.environ, "PYTHONPATH": str(root)}
 
     def lines(*arguments: str) -> list[str]:
-        run = subprocess.run(command(*arguments), cwd=project, env=environment, capture_output=True, check=True)
+        run = subprocess.run(
+            python("flows.repro", *arguments), cwd=project, env=environment, capture_output=True, check=True
+        )
         return run.stdout.decode().splitlines()
 
     first = lines()

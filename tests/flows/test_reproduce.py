@@ -5,7 +5,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -25,6 +24,7 @@ from flows.stage_run import StageFailedError
 from tests.flows.conftest import CHAIN, PROFILE, MakeProject, dvc_status
 from tests.ports import free_port
 from tests.repository import commit_all
+from tests.search_servers import in_thread
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
@@ -151,15 +151,14 @@ def test_a_block_that_the_environment_names_is_told_how_a_run_ended(
     make_project: MakeProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_project({"broken": {"cmd": "exit 9", "outs": ["a.txt"]}})
-    with HTTPServer((LOOPBACK, 0), Webhook) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = HTTPServer((LOOPBACK, 0), Webhook)
+    with in_thread(server):
         url = f"http://{LOOPBACK}:{server.server_port}/hook"
         text = {"subject": "{{subject}}", "body": "{{body}}"}
         CustomWebhookNotificationBlock(name="hook", url=url, json_data=text).save("team", overwrite=True)
         monkeypatch.setenv("DEEPSEARCH_NOTIFY", "custom-webhook/team")
         with pytest.raises(StageFailedError):
             reproduce()
-        server.shutdown()
     [message] = Webhook.received
     assert message["subject"] == "tiny: Failed"
     assert "`dvc --wait-for-lock repro --single-item broken` ended with status" in message["body"]

@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,8 +50,7 @@ def finished_smoke_graph(folder: Path, kept: Path) -> Path:
     with only_process(kept):
         for source in (ROOT, kept):
             link_tree(source / CACHE, folder / CACHE)
-            if (source / TIMES).exists():
-                append_lines(source / TIMES, folder / TIMES)
+        take_times([kept / TIMES, ROOT / TIMES], folder / TIMES)
 
         run(folder, "dvc", "repro", GRAPH)
 
@@ -83,11 +82,12 @@ def link_tree(source: Path, target: Path) -> None:
             shutil.copy2(path, linked)
 
 
-def append_lines(source: Path, target: Path) -> None:
-    """Append the lines of a file to another one, which need not exist."""
+def take_times(sources: Sequence[Path], target: Path) -> None:
+    """Write the lines of those files that are there, each line once, since what is kept holds lines of the checkout."""
+    texts = [source.read_text() for source in sources if source.exists()]
+    lines = dict.fromkeys(line for text in texts for line in text.splitlines(keepends=True))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("a") as lines:
-        lines.write(source.read_text())
+    target.write_text("".join(lines))
 
 
 def run(folder: Path, *command: str) -> str:

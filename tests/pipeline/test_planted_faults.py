@@ -1,4 +1,4 @@
-"""The parts of the fault suite; every night all of it, on a smoke graph of its own.
+"""The parts of the fault suite; every night all of it.
 
 What of it every run of the tests does stands in test_smoke.py, which has a finished graph.
 """
@@ -13,7 +13,6 @@ import pytest
 from tests.pipeline.findings import RECORDER, verdict
 from tests.pipeline.finished_graph import Run
 from tests.pipeline.planting import CannotPlantError, with_fault_in_function, with_fault_in_module
-from tests.pipeline.smoke_copy import GRAPH, copy_of_working_tree, run
 
 SOURCE = '''"""A module."""
 
@@ -133,9 +132,7 @@ def test_a_fault_survives_where_nothing_runs_or_nothing_differs(
 
 @pytest.mark.nightly
 @pytest.mark.timeout(4 * 3600)
-def test_no_fault_kill_or_edit_survives_in_any_stage(tmp_path: Path) -> None:
-    folder = copy_of_working_tree(tmp_path)
-    run(folder, "dvc", "repro", GRAPH)
-    command = [sys.executable, "-m", "tests.pipeline.planted_faults", str(folder)]
+def test_no_fault_kill_or_edit_survives_in_any_stage(finished: Path) -> None:
+    command = [sys.executable, "-m", "tests.pipeline.planted_faults", str(finished)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]

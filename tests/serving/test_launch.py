@@ -1,4 +1,3 @@
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from deepsearch_rl.serving.launch import ServingConfig, VllmConfig, serve_model,
 from deepsearch_rl.serving.remote import shown_address
 from tests.conftest import ROOT
 from tests.policies import CONTEXT_TOKENS
+from tests.search_servers import in_thread
 
 ENDPOINT = {"base_url": "$URL_OF_THE_TEST", "model": "$MODEL_OF_THE_TEST", "api_key_variable": "KEY_OF_THE_TEST"}
 CPU = {"slots": 8, "context_tokens": CONTEXT_TOKENS, "start_timeout_s": 60}
@@ -52,8 +52,8 @@ def test_a_folder_with_an_endpoint_reaches_the_server_that_its_variables_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_json(tmp_path / "endpoint.json", ENDPOINT)
-    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    with in_thread(server):
         address = f"http://127.0.0.1:{server.server_port}/v1"
         for name, value in (
             ("URL_OF_THE_TEST", address),
@@ -66,7 +66,6 @@ def test_a_folder_with_an_endpoint_reaches_the_server_that_its_variables_name(
         with serve_model(tmp_path, config()) as endpoint:
             assert (endpoint.base_url, endpoint.model, endpoint.api_key) == (address, "m", "secret-key")
             assert "secret-key" not in repr(endpoint)
-        server.shutdown()
     with pytest.raises(EndpointError, match=address), serve_model(tmp_path, config()):
         pass
 

@@ -12,6 +12,7 @@ import pytest
 from deepsearch_rl.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.tracking.local_store import local_store
 from deepsearch_rl.tracking.store import connected, public_uri
+from tests.search_servers import in_thread
 
 TIMEOUT_S = 1.0
 
@@ -31,12 +32,9 @@ def server(health: int, other: int, body: bytes = b"") -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        try:
-            yield f"127.0.0.1:{running.server_port}"
-        finally:
-            running.shutdown()
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with in_thread(running):
+        yield f"127.0.0.1:{running.server_port}"
 
 
 @pytest.fixture
@@ -91,12 +89,11 @@ def test_a_server_that_is_well_and_then_hangs_is_given_up_in_time() -> None:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hanging) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hanging)
+    with in_thread(running):
         with pytest.raises(EndpointError, match=r"refused the report.*timed out"):
             experiments(f"http://127.0.0.1:{running.server_port}")
         released.set()
-        running.shutdown()
 
 
 def test_a_server_that_is_not_mlflow_refuses_and_no_message_holds_the_password() -> None:

@@ -7,24 +7,12 @@ from starlette.testclient import TestClient
 
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.retrieval.rerank import RerankerConfig
-from deepsearch_rl.retrieval.server.config import ServerConfig
 from deepsearch_rl.retrieval.server.requests import Guard
 from deepsearch_rl.retrieval.server.service import RetrievalApp, open_engine
 from tests.retrieval.server.searchers import service_config
 from tests.retrieval.server.test_process import error_of
 from tests.retrieval.test_rerank import write_model
-
-
-def server_config(index: Path | None = None, **changes: Path | RerankerConfig | None) -> ServerConfig:
-    return ServerConfig(
-        retrieval=service_config(**changes),
-        index=index,
-        chunks=None,
-        host="127.0.0.1",
-        port=0,
-        public=False,
-        token_variable=None,
-    )
+from tests.search_servers import server_config
 
 
 def reranker(folder: Path, max_tokens: int) -> RerankerConfig:
@@ -34,7 +22,7 @@ def reranker(folder: Path, max_tokens: int) -> RerankerConfig:
 
 
 def test_a_corpus_without_sources_and_days_takes_no_filters(index_dir: Path) -> None:
-    engine = open_engine(server_config(index=index_dir))
+    engine = open_engine(server_config(service_config(), index=index_dir))
     assert (engine.passages, engine.takes_filters) == (5, False)
 
 
@@ -47,7 +35,7 @@ def test_an_online_search_is_served_like_an_index(server_url: str, tmp_path: Pat
         "fields": {"results": "result.0", "text": "contents", "url": "id"},
     }
     (tmp_path / "online.yaml").write_text(yaml.safe_dump(endpoint))
-    engine = open_engine(server_config(online=tmp_path / "online.yaml"))
+    engine = open_engine(server_config(service_config(online=tmp_path / "online.yaml")))
     [hits] = engine.searcher.search(["lander comet"], 2)
     assert [hit.chunk.id for hit in hits] == ["philae-0", "rosetta-0"]
     assert (engine.passages, engine.takes_filters) == (20, False)
@@ -59,7 +47,7 @@ def test_a_reranker_that_cannot_read_what_it_is_to_is_refused_before_the_first_s
 ) -> None:
     config = reranker(write_model(tmp_path, labels=1), max_tokens=65)
     with pytest.raises(ConfigError, match="cannot read 65 tokens"):
-        open_engine(server_config(index=index_dir, reranker=config))
+        open_engine(server_config(service_config(reranker=config), index=index_dir))
 
 
 @pytest.mark.parametrize("options", [[], ["--index", "here", "--online", "there"]])
@@ -72,7 +60,7 @@ def test_a_failing_endpoint_is_told_with_its_reason_and_a_retry(tmp_path: Path) 
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/s?q={{query}}"
     description = {"name": "web", "url": url, "attempts": 1, "fields": {"results": "items", "text": "text"}}
     (tmp_path / "online.yaml").write_text(yaml.safe_dump(description))
-    config = server_config(online=tmp_path / "online.yaml")
+    config = server_config(service_config(online=tmp_path / "online.yaml"))
 
     app = RetrievalApp(open_engine(config), config.retrieval, Guard(token=None, loopback=False))
     with TestClient(app) as client:

@@ -1,5 +1,4 @@
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +15,7 @@ from deepsearch_rl.training.pretrain.prepare import (
     prepare_model,
     snapshot,
 )
+from tests.search_servers import in_thread
 
 REVISION = "cdbee75f17c01a7cc42f958dc650907174af0554"
 FILES = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": bytes(range(256)) * 40, "README.md": b"no"}
@@ -64,13 +64,10 @@ def set_address(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    with in_thread(server):
         set_address(monkeypatch, f"http://127.0.0.1:{server.server_port}")
         yield
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.usefixtures("hub")
