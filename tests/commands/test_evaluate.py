@@ -138,15 +138,15 @@ def test_models_of_two_owners_and_two_settings_of_one_keep_their_results(folder:
         return Path(found)
 
     with serve_chat(reads) as chat:
-        settings = [("--model", "a/llama"), ("--model", "b/llama"), ("--top-k", "1", "--prompt", "tiny")]
+        settings = [("--model", "a/llama"), ("--model", "b/llama"), ("--top-k", "1"), ("--prompt", "tiny")]
         places = [place(*options) for options in settings]
         asked = len(chat.requests)
         again = place("--model", "a/llama", "--concurrency", "2", "--json")
-    assert len(set(places)) == 3
+    assert len(set(places)) == 4
     assert (again, len(chat.requests)) == (places[0], asked)
     rows = [read_json(path / "rows.json")["rows"][0] for path in places]
-    assert [row["checkpoint"].partition(" ")[0] for row in rows] == ["a/llama", "b/llama", "org/gpt-x"]
-    assert (rows[2]["top_k"], rows[2]["prompt"]) == (1, "tiny")
+    assert [row["checkpoint"].partition(" ")[0] for row in rows] == ["a/llama", "b/llama", "org/gpt-x", "org/gpt-x"]
+    assert [(row["top_k"], row["prompt"]) for row in rows[2:]] == [(1, "multihoprag_nothink"), (3, "tiny")]
     assert len(list(Path("work/evaluate/models").glob("llama-*/endpoint.json"))) == 2
 
 

@@ -89,7 +89,7 @@ def test_a_run_killed_at_random_moments_leaves_the_bytes_of_one_that_was_not(
     undisturbed, killed = (make_run(name, steps, max_refills=refills) for name in ("undisturbed", "killed"))
     train(undisturbed)
     watch_loop(killed, kills, seconds=0.1 * kills)
-    assert len((killed.scratch / "starts").read_text()) > 1, "it was killed in its steps"
+    assert len((killed.scratch / "starts").read_text()) > min(kills, 2), "it was killed in its steps"
     assert file_digests(killed.output) == file_digests(undisturbed.output)
     assert checkpoints(killed.scratch).keys() == checkpoints(undisturbed.scratch).keys()
 

@@ -103,6 +103,7 @@ def test_a_score_of_another_task_has_no_published_row(row: F1TableRow, change: d
 
 def test_another_split_or_source_of_the_questions_has_no_published_row(row: F1TableRow) -> None:
     download = find_profile(ROOT, "gpu").value("download")
+    assert not published_rows([row], (), origins("tiny"))
     assert not published_rows([row], (), question_origins(download, "train"))
     assert not published_rows([row], (), question_origins({**download, "source": "folder"}, "val"))
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
-from deepsearch_rl.errors import ArtifactError, UnavailableError
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.retrieval.encoders.transformer import TransformersEncoder
 from tests.retrieval.encoders.folders import transformers_config, write_bert, write_qwen3_embedding
 
@@ -76,6 +76,11 @@ def test_what_lies_behind_max_tokens_is_not_read(bert_folder: Path) -> None:
     )  # [CLS] query : a comet [SEP]
     assert longer == pytest.approx(cut, abs=1e-5)
     assert not np.allclose(shorter, cut, atol=1e-2)
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused(bert_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="reads 64"):
+        TransformersEncoder(transformers_config(bert_folder, max_tokens=65))
 
 
 def test_a_folder_without_an_encoder_is_refused(tmp_path: Path) -> None:
