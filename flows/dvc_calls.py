@@ -42,6 +42,7 @@ _OPTIONS_WITH_VALUE = {
     *("--cd", "--cprofile-dump"),
     *("-n", "--name", "-S", "--set-param", "-j", "--jobs", "-C", "--copy-paths", "-m", "-M", "--message"),
 }
+_PYTHON_OPTIONS_WITH_VALUE = {"-X", "-W", "--check-hash-based-pycs"}
 _NOT_HERE = {"--dry", "-h", "--help", "--queue", "--run-all", "--temp"}
 """With one of these nothing runs, or it runs in a copy of the project."""
 
@@ -62,13 +63,36 @@ class DvcRun:
         return " ".join(["dvc", *self.words])
 
 
+def dvc_words(command: Sequence[str]) -> tuple[str, ...] | None:
+    """Return what follows the program where a process's command line is DVC's own; None where it is another program's.
+
+    DVC is a program of its own, the script of a Python (``python .../dvc``) or its module (``python -P -m dvc``). What
+    starts DVC and waits for it, as `time`, `timeout`, `sudo`, `uv run` and `conda run` do, is not DVC.
+    """
+    if not command:
+        return None
+    program, *words = command
+    name = os.path.basename(program).lower()  # noqa: PTH119
+    if name == "dvc":
+        return tuple(words)
+    if not name.startswith(("python", "pypy")):
+        return None
+
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        option = words[place]
+        if not option.startswith("--") and option.endswith("m"):  # `-m`, or `-Pm` of letters that share a dash
+            return tuple(words[place + 2 :]) if words[place + 1 : place + 2] == ["dvc"] else None
+        place += 2 if option in _PYTHON_OPTIONS_WITH_VALUE else 1
+    is_dvc = place < len(words) and os.path.basename(words[place]) == "dvc"  # noqa: PTH119
+    return tuple(words[place + 1 :]) if is_dvc else None
+
+
 def read_dvc_run(command: Sequence[str], folder: Path) -> DvcRun | None:
     """Return what a process's command line runs by DVC in its working directory; None where that is nothing."""
-    # `dvc`, `python .../dvc` or `python -P -m dvc`
-    places = [place for place, word in enumerate(command[:5]) if os.path.basename(word) == "dvc"]  # noqa: PTH119
-    if not places:
+    words = dvc_words(command)
+    if words is None:
         return None
-    words = tuple(command[places[0] + 1 :])
 
     options: set[str] = set()
     names: list[str] = []
@@ -131,7 +155,7 @@ def find_foreign_run(root: Path, profile: str) -> Holder | None:
 
     lock = run_lock(root, profile)
     for process in psutil.process_iter(["cmdline"]):
-        if not any(os.path.basename(word) == "dvc" for word in (process.info["cmdline"] or [])[:5]):  # noqa: PTH119
+        if dvc_words(process.info["cmdline"] or []) is None:
             continue
         with suppress(psutil.Error, OSError):
             run = read_dvc_run(process.info["cmdline"], Path(process.cwd()))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from dvc.cli.parser import get_main_parser
 
-from flows.dvc_calls import find_foreign_run, profiles_of, read_dvc_run, read_stage_call
+from flows.dvc_calls import dvc_words, find_foreign_run, profiles_of, read_dvc_run, read_stage_call
 from flows.locks import held, run_lock
 from tests.flows.conftest import MakeProject, dvc_status, take_sigint
 
@@ -228,6 +228,36 @@ def test_a_dvc_in_a_folder_of_a_profile_is_of_that_profile(tmp_path: Path) -> No
     run = read_dvc_run([".venv/bin/dvc", "repro", "rl@sft"], tmp_path / "profiles" / "smoke")
     assert run is not None
     assert profiles_of(run, tmp_path) == ["smoke"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("dvc repro", "repro"),
+        (".venv/bin/python .venv/bin/dvc repro", "repro"),
+        ("/usr/bin/python3.11 -P -X utf8 -W ignore -m dvc repro -q", "repro -q"),
+        ("python -Pm dvc repro", "repro"),
+        ("Python /opt/dvc/bin/dvc repro", "repro"),
+        ("/usr/bin/time -f %e .venv/bin/dvc repro", None),
+        ("timeout 60 dvc repro", None),
+        ("sudo -u worker dvc repro", None),
+        ("uv run dvc repro", None),
+        ("/bin/sh /usr/bin/xvfb-run dvc repro", None),
+        ("python /opt/conda/bin/conda run dvc repro", None),
+        ("python -m kernprof -l dvc repro", None),
+        ("python", None),
+    ],
+)
+def test_what_starts_dvc_is_not_dvc(line: str, words: str | None) -> None:
+    assert dvc_words(line.split()) == (words and tuple(words.split()))
+
+
+@pytest.mark.slow
+def test_a_run_does_not_wait_for_the_program_that_started_it(project: Path, start: Start) -> None:
+    run = start(["hooked", "timeout", "120", *FOREIGN])
+    (project / "started").read_text()
+    go(project)
+    assert run.wait(60) == 0
 
 
 @pytest.mark.parametrize(
