@@ -12,7 +12,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro restore flow rft rft-rounds plan preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments check-gpu-calls readme deps params
+.PHONY: help environment repro restore flow rft rft-rounds plan preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments art-vllm check-gpu-calls readme deps params
 
 # The targets of a group: those whose line has the group's name after ##.
 LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
@@ -142,15 +142,18 @@ params: environment  ##change every params.yaml, from profiles/*/profile.yaml an
 deps: environment  ##change each stage's source files and packages, from their imports, into dvc.yaml and packages.json
 	@$(BIN)/python -m scripts.deps
 
-gpu-environments: environment  ##full .venvs/{core,index,sft,rl,serve}, the interpreters of the gpu profile, and ART's vLLM
+gpu-environments: environment  ##full .venvs/{core,index,sft,rl,serve}, the interpreters of the gpu profiles
 	@for family in core index sft rl serve; do \
 	  $(UV) venv -q --allow-existing --relocatable --python 3.11 .venvs/$$family && \
 	  $(UV) pip sync --python .venvs/$$family/bin/python profiles/gpu/requirements/$$family.txt && \
 	  $(UV) pip install --python .venvs/$$family/bin/python --no-deps -e . && \
 	  $(PYTHON) scripts/environment.py --adopt .venvs/$$family || exit 1; \
 	done
-	PATH="$(abspath .venvs/uv/bin):$$PATH" .venvs/rl/bin/python -m scripts.art_runtime
+	@.venvs/serve/bin/python -m scripts.sentence_model
 	@$(BIN)/python -m scripts.packages
+
+art-vllm:  ##full ART's own vLLM, for rl.backend.service: unsloth; after gpu-environments
+	@PATH="$(abspath .venvs/uv/bin):$$PATH" .venvs/rl/bin/python -m scripts.art_runtime
 
 check-gpu-calls: environment  ##full the gpu profile's calls of vllm, unsloth and faiss-gpu, read by those tools in throw-away environments
 	@$(BIN)/python -m tests.gpu_profile.check_environment

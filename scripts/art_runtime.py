@@ -1,4 +1,4 @@
-"""Have ART install its vLLM (``art/vllm_runtime.py``) before a run needs it; `make gpu-environments` runs this."""
+"""Have ART install its vLLM (``art/vllm_runtime.py``) before a run needs it; `make art-vllm` runs this."""
 
 import subprocess
 import sys

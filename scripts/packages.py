@@ -34,7 +34,7 @@ from deepsearch_rl.profile import PARAMS, read_values
 from scripts.imports import PACKAGES, ROOT, closure, imported_names, parse, programs_in
 
 PACKAGES_FILE = "packages.json"
-NAMED = frozenset({"flash_attn", "flash_attn_interface", "kernels", "liger_kernel", "swift", "unsloth", "vllm"})
+NAMED = frozenset({"flash_attn", "flash_attn_interface", "liger_kernel", "swift", "unsloth", "vllm"})
 """Programs, and modules that another package imports, which source files name in lists."""
 BENEATH: Mapping[str, tuple[str, ...]] = {
     "chonkie": ("chonkie-core", "numpy"),

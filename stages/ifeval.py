@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from deepsearch_rl.errors import look_up
-from deepsearch_rl.evaluation.ifeval import IfevalConfig, evaluate_ifeval
+from deepsearch_rl.evaluation.ifeval import IfevalConfig, evaluate_ifeval, load_prompts
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 from stages.entry import run
@@ -17,8 +17,9 @@ def main(profile: Profile, item: str) -> None:
     config = profile.section("ifeval", IfevalConfig)
     seed = profile.value("seed")
     out = profile.data / "ifeval" / item
+    prompts = load_prompts(config)  # what they need is found missing before a model is loaded
     with serve_model(folder, profile.section("serving", ServingConfig)) as endpoint:
-        evaluate_ifeval(item, endpoint, config, seed, out)
+        evaluate_ifeval(item, endpoint, config, prompts, seed, out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,12 +67,37 @@ def test_what_the_backends_of_a_profile_need_is_looked_for_in_its_environments(
     gpu = find_profile(root, "gpu").with_overrides(changes)
     assert list(missing_in_environments(root, find_profile(root, "tiny"))) == []
     missing = list(missing_in_environments(tmp_path, gpu))
-    assert [what.partition(" ")[0] for what in missing] == ["flash", "faiss-gpu", "ART's"]
-    files = {"sft": "kernels/__init__.py", "index": "faiss/_gpu_build.py"}
-    paths = [tmp_path / f".venvs/{family}/lib/python3.11/site-packages/{file}" for family, file in files.items()]
-    for path in (*paths, tmp_path / "art/0a/install.json"):
+    assert [each.what.partition(" ")[0] for each in missing] == ["faiss-gpu", "ART's"]
+    files = (".venvs/index/lib/python3.11/site-packages/faiss/_gpu_build.py", "art/0a/install.json")
+    for path in (tmp_path / file for file in files):
         path.parent.mkdir(parents=True)
         path.touch()
+    assert list(missing_in_environments(tmp_path, gpu)) == []
+
+
+def test_what_a_profile_loads_in_its_environments_is_loaded_and_not_looked_up(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules, data = tmp_path / "modules", tmp_path / "nltk_data"
+    modules.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+    monkeypatch.setenv("NLTK_DATA", str(data))
+    for family in ("sft", "serve"):
+        interpreter = tmp_path / f".venvs/{family}/bin/python"
+        interpreter.parent.mkdir(parents=True)
+        interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        interpreter.chmod(0o755)
+    gpu = find_profile(root, "gpu").with_overrides({"sft.attention": "flash_attn"})
+
+    (modules / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN3c105ErrorC2E')")
+    attention, sentences = missing_in_environments(tmp_path, gpu)
+    assert attention.what.startswith("flash_attn for sft.attention: flash_attn, in python.sft (ImportError: undefined")
+    assert "sft.attention to sdpa" in attention.fix
+    assert sentences.what.startswith("NLTK's sentence model")
+    assert sentences.fix == ".venvs/serve/bin/python -m scripts.sentence_model"
+
+    (modules / "flash_attn.py").write_text("")
+    (data / "tokenizers" / "punkt_tab").mkdir(parents=True)
     assert list(missing_in_environments(tmp_path, gpu)) == []
 
 

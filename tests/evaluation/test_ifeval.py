@@ -47,7 +47,7 @@ def expected(response: str) -> tuple[float, float]:
 @pytest.mark.slow
 def test_every_generated_prompt_is_asked_scored_and_kept(tmp_path: Path) -> None:
     with serve_chat(lambda _: says(RESPONSE)) as chat:
-        score = evaluate_ifeval("sft", chat.endpoint, CONFIG, 0, tmp_path / "out")
+        score = evaluate_ifeval("sft", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
     prompts = generated_prompts(40)
     assert Counter(request["messages"][0]["content"] for request in chat.requests) == Counter(
         prompt.prompt for prompt in prompts
@@ -65,7 +65,7 @@ def test_every_generated_prompt_is_asked_scored_and_kept(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_an_empty_response_follows_nothing_and_is_counted(tmp_path: Path) -> None:
     with serve_chat(lambda _: says("")) as chat:
-        score = evaluate_ifeval("base", chat.endpoint, CONFIG, 0, tmp_path / "out")
+        score = evaluate_ifeval("base", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
     assert (score.n, score.prompt_loose, score.inst_loose) == (40, 0.0, 0.0)
 
 
@@ -79,7 +79,7 @@ def test_a_prompt_whose_checker_fails_makes_no_score(tmp_path: Path, monkeypatch
     assert unscored
     message = rf"asked 40 prompts and scored {40 - len(unscored)}.*{re.escape(str(unscored))}.*no such resource"
     with serve_chat(lambda _: says(RESPONSE)) as chat, pytest.raises(CheckFailedError, match=message):
-        evaluate_ifeval("sft", chat.endpoint, CONFIG, 0, tmp_path / "out")
+        evaluate_ifeval("sft", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -87,7 +87,7 @@ def test_an_endpoint_that_fails_stops_the_run_and_keeps_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with serve_chat(lambda _: 401) as chat, pytest.raises(EndpointError) as caught:
-        evaluate_ifeval("sft", chat.endpoint, CONFIG, 0, tmp_path / "out")
+        evaluate_ifeval("sft", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
     assert chat.endpoint.base_url in str(caught.value)
     assert "AuthenticationError" in str(caught.value)
     assert KEY not in str(caught.value)
@@ -106,9 +106,9 @@ def test_the_password_in_an_address_is_sent_and_written_nowhere(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with serve_chat(lambda _: says(RESPONSE)) as chat:
-        score = evaluate_ifeval("sft", with_password(chat.endpoint), CONFIG, 0, tmp_path / "out")
+        score = evaluate_ifeval("sft", with_password(chat.endpoint), CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
     with serve_chat(lambda _: 401) as chat, pytest.raises(EndpointError) as caught:
-        evaluate_ifeval("sft", with_password(chat.endpoint), CONFIG, 0, tmp_path / "out")
+        evaluate_ifeval("sft", with_password(chat.endpoint), CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
     assert score.n == 40
     assert chat.requests
     assert f" {chat.endpoint.base_url} did not answer" in str(caught.value)

@@ -24,7 +24,7 @@ from scripts.packages import BENEATH, INSTEAD, NAMED, distribution_of, packages_
 
 LOCK = (ROOT / "uv.lock").read_text(encoding="utf-8")
 PROGRAMS = programs_in((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
-ONLY_ON_A_GPU = {"vllm", "unsloth", "liger-kernel", "kernels", "flash-attn", "flash-attn-interface"}
+ONLY_ON_A_GPU = {"vllm", "unsloth", "liger-kernel", "flash-attn", "flash-attn-interface"}
 """Not in uv.lock; profiles/gpu/requirements has them, or its user installs them."""
 
 

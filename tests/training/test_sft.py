@@ -22,6 +22,7 @@ from deepsearch_rl.serving.trained_with import chat_template, read_trained_with,
 from deepsearch_rl.tracking.curves import line_digest, read_steps
 from deepsearch_rl.training import sft
 from deepsearch_rl.training.curves import curve_path, recorded_curve
+from deepsearch_rl.training.finite import NotFiniteError, not_finite_metrics
 from deepsearch_rl.training.sft import (
     TRAINER_STATE,
     SftConfig,
@@ -30,6 +31,8 @@ from deepsearch_rl.training.sft import (
     chosen_checkpoint,
     logged_metrics,
     newest_checkpoint,
+    remove_not_finite,
+    require_attention,
     swift_sft_command,
     train_adapter,
 )
@@ -111,9 +114,19 @@ def test_rows_of_several_prompts_and_a_base_of_another_prompt_are_refused(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_training_on_a_gpu_that_is_not_there_stops_before_anything_is_read(config: SftConfig, tmp_path: Path) -> None:
     gpu = config.model_copy(update={"device": "cuda", "attention": "flash_attn", "liger_kernel": True})
-    with pytest.raises(UnavailableError, match=r"'flash_attn\|kernels' and the package 'liger_kernel' and a CUDA GPU"):
+    with pytest.raises(UnavailableError, match=r"'flash_attn' and the package 'liger_kernel' and a CUDA GPU"):
         train_adapter(gpu, tmp_path / "missing", tmp_path / "missing", 0, tmp_path / "work", tmp_path / "out")
     assert not (tmp_path / "work").exists()
+
+
+def test_a_flash_attention_that_does_not_load_stops_before_training_and_says_why(
+    config: SftConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN3c105ErrorC2E')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnavailableError, match=r"'flash_attn' does not load: undefined symbol: _ZN3c105ErrorC2E"):
+        require_attention(config.model_copy(update={"attention": "flash_attn"}))
+    require_attention(config)
 
 
 def test_float32_switches_both_kinds_of_mixed_precision_off(config: SftConfig, tmp_path: Path) -> None:
@@ -151,6 +164,53 @@ def write_state(folder: Path, **changes: object) -> Path:
 def test_the_training_curve_leaves_out_the_closing_summary(tmp_path: Path) -> None:
     state = read_record(write_state(tmp_path), TrainerState)
     assert [(line.step, line.loss, line.token_acc) for line in state.lines] == [(5, 1.5, 0.7)]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1e-4, 'global_step/max_steps': '7/9'}", "grad_norm nan"),
+        ("{'loss': '0', 'grad_norm': 'nan', 'learning_rate': '1e-4'}", "grad_norm nan"),
+        ("{'loss': inf, 'grad_norm': -inf}", "loss inf, grad_norm -inf"),
+        ("{'eval_loss': nan, 'eval_runtime': 2.0}", "eval_loss nan"),
+        ("{'loss': 0.5, 'grad_norm': 1.5, 'note': 'nan'}", ""),
+    ],
+)
+def test_a_loss_or_gradient_that_is_no_number_is_read_from_what_the_trainer_prints(line: str, problem: str) -> None:
+    assert not_finite_metrics(line) == problem
+
+
+def test_training_stops_at_the_first_loss_that_is_no_number_and_keeps_no_checkpoint_from_there_on(
+    config: SftConfig, policy_folder: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ms-swift reports it: ``loss: 0.0, grad_norm: nan``. What it prints is read while it runs; its state after."""
+    scratch = tmp_path / "work"
+    bad = {**ENTRY, "loss": 0.0, "grad_norm": float("nan"), "step": 6}
+
+    def swift(*arguments: Any) -> None:
+        for step, log_history in ((5, [ENTRY]), (6, [ENTRY, bad]), (7, [ENTRY, bad, {**ENTRY, "step": 7}])):
+            folder = scratch / f"checkpoint-{step}"
+            folder.mkdir(parents=True)
+            write_state(folder, global_step=step, max_steps=7, log_history=log_history)
+        if on_its_output:
+            arguments[-1](f"{bad}")  # the reader of its lines
+
+    monkeypatch.setattr(sft, "run_swift", swift)
+    for on_its_output in (False, True):
+        with pytest.raises(NotFiniteError, match=r"swift sft computed no number \(.*step .*: grad_norm nan"):
+            train_adapter(config, policy_folder, rows, 0, scratch, tmp_path / "out")
+        assert remove_not_finite(scratch) == ("step 6: grad_norm nan" if on_its_output else "")
+        assert [folder.name for folder in scratch.iterdir()] == ["checkpoint-5"]
+        shutil.rmtree(scratch)
+    assert not (tmp_path / "out").exists()
+
+
+def test_with_liger_the_training_curve_has_no_token_accuracy(tmp_path: Path) -> None:
+    """Entries of ms-swift 4.6 with ``use_liger_kernel``: training makes no logits, an evaluation does."""
+    entry = {name: value for name, value in ENTRY.items() if name != "token_acc"}
+    evaluation = {"eval_loss": 1.25, "eval_token_acc": 0.7, "eval_runtime": 2.0, "epoch": 0.1, "step": 5}
+    state = read_record(write_state(tmp_path, log_history=[entry, evaluation, SUMMARY]), TrainerState)
+    assert [(line.loss, line.token_acc, line.eval_loss) for line in state.lines] == [(1.5, None, 1.25)]
 
 
 def test_the_training_curve_has_the_evaluation_loss_at_the_steps_that_have_one(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from deepsearch_rl.processes import free_port
 from deepsearch_rl.profile import Profile, dvc_file, find_profile, profile_names
 from deepsearch_rl.project_state import notices, project_problems
 from deepsearch_rl.records import Record
+from deepsearch_rl.training.sft import ATTENTION_PACKAGES
 
 OURS = "deepsearch-rl"
 BASE = "base"  # what is installed without any extra
@@ -202,8 +203,7 @@ def _missing_for_profile(root: Path, name: str, machine: Machine, parts: Parts) 
         if not (root / interpreter).exists():
             target = "environment" if interpreter.startswith(".venv/") else "gpu-environments"
             yield MissingRequirement(f"interpreter {interpreter}", f"make {target}")
-    for what in missing_in_environments(root, profile):
-        yield MissingRequirement(what, "make gpu-environments")
+    yield from missing_in_environments(root, profile)
     needs = profile.section("requires", Requirements)
     yield from missing_on_machine(needs, machine)
     if needs.gpu_memory_gib and needs.max_hours and (hours := make_plan(profile, {}).hours) > needs.max_hours:
@@ -211,9 +211,9 @@ def _missing_for_profile(root: Path, name: str, machine: Machine, parts: Parts) 
         yield MissingRequirement(planned, f"deepsearch plan {name}")
 
 
-def missing_in_environments(root: Path, profile: Profile) -> Iterator[str]:
-    """Yield what a profile's backends need besides packages that every environment has, looked up, not imported."""
-    if not {"sft", "index", "rl"} <= profile.values.keys():  # a graph of one's own
+def missing_in_environments(root: Path, profile: Profile) -> Iterator[MissingRequirement]:
+    """Yield what a profile's backends need besides packages that every environment has."""
+    if not {"sft", "index", "rl", "ifeval"} <= profile.values.keys():  # a graph of one's own
         return
     python = profile.mapping("python", str)
 
@@ -221,15 +221,41 @@ def missing_in_environments(root: Path, profile: Profile) -> Iterator[str]:
         packages = (root / python[family]).parent.parent
         return any(any(packages.glob(f"lib/python3*/site-packages/{file}")) for file in files)
 
-    if profile.value("sft")["packing"] and not has("sft", "flash_attn", "kernels"):
-        yield "flash attention for packed rows, in python.sft"
+    if problem := _attention_problem(root / python["sft"], profile.value("sft")["attention"]):
+        yield MissingRequirement(problem, "build it there, or set sft.attention to sdpa and sft.packing to false")
     index = profile.value("index")
     devices = {vectors.get("device") for vectors in (index["vectors"], *index["corpus_vectors"].values())}
     if "cuda" in devices and not has("index", "faiss/_gpu_build.py"):
-        yield "faiss-gpu for vectors with device: cuda, in python.index"
+        needed = "faiss-gpu for vectors with device: cuda, in python.index"
+        yield MissingRequirement(needed, "make gpu-environments")
     runtimes = Path(os.environ.get("ART_VLLM_RUNTIME_CACHE_DIR") or "~/.cache/art/vllm_runtime").expanduser()
     if profile.value("rl")["backend"]["service"] == "unsloth" and not any(runtimes.glob("*/install.json")):
-        yield f"ART's vLLM, below {runtimes}"
+        yield MissingRequirement(f"ART's vLLM, below {runtimes}", "make art-vllm")
+    serve = root / python["serve"]
+    if profile.value("ifeval").get("prompts") == "real" and serve.exists() and not _has_sentence_model(serve):
+        needed = "NLTK's sentence model for IFEval's official prompts, in python.serve"
+        yield MissingRequirement(needed, f"{serve.relative_to(root)} -m scripts.sentence_model")
+
+
+def _attention_problem(interpreter: Path, attention: str) -> str:
+    """Return why an interpreter cannot load what an attention needs; empty where it can, or does not exist.
+
+    It is loaded: a flash attention that was built for another torch is installed all the same.
+    """
+    for name in ATTENTION_PACKAGES[attention] if interpreter.exists() else ():
+        result = _run_in(interpreter, f"import {name}")
+        if result.returncode:
+            reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
+            return f"{name} for sft.attention: {attention}, in python.sft ({reason})"
+    return ""
+
+
+def _has_sentence_model(interpreter: Path) -> bool:
+    return not _run_in(interpreter, "import nltk; nltk.data.find('tokenizers/punkt_tab')").returncode
+
+
+def _run_in(interpreter: Path, code: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=False)
 
 
 def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[MissingRequirement]:

@@ -112,7 +112,8 @@ def read_prompts(path: Path) -> list[IfevalPrompt]:
         except LookupError as error:
             raise ArtifactError(
                 f"{needing} of {len(prompts)} IFEval prompts need NLTK's sentence model, which is not installed. "
-                "Run `python -m nltk.downloader punkt_tab` once, or set NLTK_DATA to a folder that holds "
+                "`make gpu-environments` installs it for the gpu profiles; elsewhere run "
+                "`python -m nltk.downloader punkt_tab` once, or set NLTK_DATA to a folder that holds "
                 "tokenizers/punkt_tab."
             ) from error
     return prompts
@@ -129,13 +130,16 @@ def load_prompts(config: IfevalConfig) -> list[IfevalPrompt]:
     return read_prompts(config.path)
 
 
-def evaluate_ifeval(model: str, endpoint: Endpoint, config: IfevalConfig, seed: int, out: Path) -> IfevalScore:
+def evaluate_ifeval(
+    model: str, endpoint: Endpoint, config: IfevalConfig, prompts: Sequence[IfevalPrompt], seed: int, out: Path
+) -> IfevalScore:
     """Ask and score every prompt; write ``responses.jsonl`` (by key) and ``scores.json`` into ``out``.
 
-    ``model`` is its name in the tables; ``seed`` is that of the checkers' language detection. Raise CheckFailedError
-    where a checker failed, EndpointError where the model's endpoint did.
+    ``model`` is its name in the tables; ``prompts`` are those of :func:`load_prompts`, which is called before a model
+    is served; ``seed`` is that of the checkers' language detection. Raise CheckFailedError where a checker failed,
+    EndpointError where the model's endpoint did.
     """
-    prompts = sorted(load_prompts(config), key=lambda prompt: prompt.key)
+    prompts = sorted(prompts, key=lambda prompt: prompt.key)
     responses = _score_all(prompts, asyncio.run(_ask_all(prompts, endpoint, config)), seed)
     lengths = [len(prompt.instruction_id_list) for prompt in prompts]
     weights_of = {"prompt_strict": None, "prompt_loose": None, "inst_strict": lengths, "inst_loose": lengths}

@@ -15,13 +15,14 @@ import importlib.metadata
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from deepsearch_rl.agent.prompt_digests import PromptDigests
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError
 from deepsearch_rl.files import (
     atomic_directory,
     read_json,
@@ -35,12 +36,16 @@ from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.serving.trained_with import TRAINED_WITH, require_trained_with, served_with
 from deepsearch_rl.training.curves import record_step
+from deepsearch_rl.training.finite import NotFiniteError, bad_numbers, not_finite_metrics
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, CHECKPOINTS, MANIFEST, weight_files
 from deepsearch_rl.training.swift_run import run_swift, swift_command
 from deepsearch_rl.trajectories.convert import SwiftRow
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES
-ATTENTION_PACKAGES = {"sdpa": (), "flash_attn": ("flash_attn|kernels",), "flash_attention_3": ("flash_attn_interface",)}
+ATTENTION_PACKAGES = {"sdpa": (), "flash_attn": ("flash_attn",), "flash_attention_3": ("flash_attn_interface",)}
+"""What each attention imports besides torch. In place of flash_attn, transformers can fetch a built kernel from a hub
+when it loads the model (package ``kernels``). That does not count: whether there is one for this torch shows only then.
+"""
 TRAIN_LOG = "train_log.jsonl"
 TRAINER_STATE = "trainer_state.json"  # the last file that a checkpoint gets
 _STEP = re.compile(r"'global_step/max_steps': '(\d+)/(\d+)'")
@@ -109,7 +114,10 @@ class SftLogLine(BaseModel):
     step: int
     loss: float
     learning_rate: float
-    token_acc: float = Field(description="share of trained tokens whose most likely token is right")
+    token_acc: float | None = Field(
+        default=None,
+        description="share of trained tokens whose most likely token is right; None with liger_kernel (no logits)",
+    )
     grad_norm: float
     eval_loss: float | None = Field(default=None, description="on the rows held back, at the steps with a checkpoint")
 
@@ -209,19 +217,24 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, scratch
         ConfigError: the model was trained with another prompt or tool than the rows hold, or rows hold several.
         RecordError: a line is not a row; names file, line and field.
         CommandError: ``swift sft`` failed.
+        NotFiniteError: the loss or the gradient became NaN or infinite; checkpoints from there on are removed.
     """
     if config.device == "cuda":
         require_gpu("sft", packages=config.packages)
+        require_attention(config)
     count, prompts = read_rows(rows)
     weight_files(model)  # refuses a folder without weights before the trainer is started
     served = served_with(model, prompts)
     require_trained_with(model, served, f"the rows in {rows}")
+    remove_not_finite(scratch)
     checkpoint = newest_checkpoint(scratch)
     state = checkpoint and read_record(checkpoint / TRAINER_STATE, TrainerState)
     if state is None or state.global_step < state.max_steps:
         command = swift_sft_command(config, model, rows, scratch, seed, checkpoint)
         with contextlib.ExitStack() as stack:
             run_swift(command, scratch / "swift.log", _progress(stack))
+        if problem := remove_not_finite(scratch):
+            raise NotFiniteError(_not_finite_sentence(problem))
         checkpoint = newest_checkpoint(scratch)
     if checkpoint is None:
         raise ArtifactError(f"swift sft left no checkpoint in {scratch}; its output is in swift.log there.")
@@ -252,6 +265,21 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, scratch
             write_json(partial / name / ADAPTER_CONFIG, settings)
         write_jsonl(partial / TRAIN_LOG, state.lines)
         write_json(partial / MANIFEST, manifest)
+
+
+def require_attention(config: SftConfig) -> None:
+    """Load what the attention needs; raise UnavailableError, with the reason, where that fails.
+
+    A flash attention that was built for another torch is installed and does not load.
+    """
+    for name in ATTENTION_PACKAGES[config.attention]:
+        try:
+            import_module(name)
+        except (ImportError, OSError) as error:
+            raise UnavailableError(
+                f"sft.attention is {config.attention}, and the package {name!r} does not load: {error}. Build it "
+                "for the torch of this environment, or set sft.attention to sdpa and sft.packing to false."
+            ) from error
 
 
 def read_rows(rows: Path) -> tuple[int, PromptDigests]:
@@ -290,6 +318,28 @@ def newest_checkpoint(scratch: Path) -> Path | None:
     return next(reversed(whole_checkpoints(scratch).values()), None)
 
 
+def remove_not_finite(scratch: Path) -> str:
+    """Remove the checkpoints whose training had a loss or a gradient that is not finite; return the first such step.
+
+    As in ``step 12: grad_norm nan``; empty where there is none.
+    """
+    first = ""
+    for folder in whole_checkpoints(scratch).values():
+        state = read_record(folder / TRAINER_STATE, TrainerState)
+        problems = ((line.step, bad_numbers(line.model_dump(exclude={"step"}))) for line in state.lines)
+        if problem := next((f"step {step}: {bad}" for step, bad in problems if bad), ""):
+            shutil.rmtree(folder)
+            first = first or problem
+    return first
+
+
+def _not_finite_sentence(problem: str) -> str:
+    return (
+        f"swift sft computed no number ({problem}), and every later step would be one of NaN. Checkpoints from there "
+        "on are not kept. Lower sft.learning_rate, train in float32, or look for a row that is broken."
+    )
+
+
 def chosen_checkpoint(config: SftConfig, newest: Path, state: TrainerState) -> Path:
     """Return the last checkpoint, or for ``loss`` the one with the lowest, which outlives newer ones.
 
@@ -312,8 +362,10 @@ def _progress(stack: contextlib.ExitStack) -> Callable[[str], None]:
     last_step = 0
 
     def read(line: str) -> None:
-        """Advance the bar to the step that a line names; other lines are ignored."""
+        """Advance the bar to the step that a line names; other lines are ignored. Raise NotFiniteError at NaN."""
         nonlocal bar, last_step
+        if problem := not_finite_metrics(line):
+            raise NotFiniteError(_not_finite_sentence(f"after step {last_step}: {problem}"))
         match = _STEP.search(line)
         if match is None:
             return

@@ -19,6 +19,7 @@ from deepsearch_rl.profile import Profile
 from deepsearch_rl.training.backends.art.checkpoints import SEAL, is_whole, require_start
 from deepsearch_rl.training.backends.art.policy import Policy, Rows
 from deepsearch_rl.training.backends.art.service import OwnService, memory_named, minibatches
+from deepsearch_rl.training.finite import NotFiniteError
 from deepsearch_rl.training.pretrain.model import ModelConfig, build_model
 from deepsearch_rl.training.rl.trainer import LoraConfig, RlConfig, RlTask
 
@@ -247,6 +248,37 @@ def test_bfloat16_trains_float32_adapters(policy_folder: Path, config: RlConfig,
     half.score(rows)
     assert half.update(rows, torch.arange(len(LENGTHS)))["loss/grad_norm"] > 0
     assert {group.dtype for group in half.optimizer.param_groups[0]["params"]} == {torch.float32}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_update_with_a_gradient_that_is_no_number_changes_nothing_and_names_the_tensor(
+    policy_folder: Path, config: RlConfig, packed: PackedTensors, bad: float
+) -> None:
+    policy = disturbed(policy_folder, config)
+    rows = Rows(packed)
+    policy.score(rows, is_ahead=True)
+    name, weight = next((name, each) for name, each in policy.model.named_parameters() if each.requires_grad)
+    weight.register_hook(lambda gradient: gradient.fill_(bad))
+    before = {name: each.detach().clone() for name, each in policy.model.named_parameters()}
+    with pytest.raises(NotFiniteError, match=f"not applied: .* is that of {name}"):
+        policy.update(rows, torch.arange(len(rows.lengths_N)))
+    assert all(torch.equal(each, before[name]) for name, each in policy.model.named_parameters())
+    assert not policy.optimizer.state
+    assert weight.grad is None
+
+
+def test_weights_that_are_no_number_are_neither_scored_nor_saved(
+    policy_folder: Path, config: RlConfig, packed: PackedTensors, tmp_path: Path
+) -> None:
+    policy = disturbed(policy_folder, config)
+    weight = next(each for each in policy.model.parameters() if each.requires_grad)
+    with torch.no_grad():
+        weight[0] = float("nan")
+    with pytest.raises(NotFiniteError, match=r"log-probabilities of the policy are not finite .* rollouts"):
+        policy.score(Rows(packed), is_ahead=True)
+    with pytest.raises(NotFiniteError, match=r"the trained weight .* is not finite"):
+        policy.save(tmp_path / "saved", "start")
+    assert not list(tmp_path.iterdir())
 
 
 def test_batches_hold_rows_of_similar_length_and_no_more_tokens_than_allowed(packed: PackedTensors) -> None:

@@ -73,6 +73,13 @@ def test_rollouts_of_an_earlier_policy_are_measured_and_not_refused() -> None:
     assert metrics["mismatch_median"] == 0.5
 
 
+def test_rollouts_without_a_number_differ() -> None:
+    sampled = torch.full((8, 3), NAN)
+    sampled[0] = -1.0
+    with pytest.raises(StalePolicyError, match="by inf nats"):
+        agreement(sampled, torch.full((8, 3), -1.0), torch.ones(8), LOSS, max_mismatch=0.01)
+
+
 @pytest.mark.parametrize("drift", [0.02, NAN])
 def test_a_median_difference_above_the_limit_is_a_stale_policy(drift: float) -> None:
     sampled = torch.full((2, 3), -1.0)

@@ -32,7 +32,8 @@ def agreement(
     served other tokens in the next turn, so that single rollouts differ without being stale. ``outside_clip_positive``
     and ``outside_clip_negative`` are the shares of rollouts with an advantage of that sign whose mean ratio of trainer
     to sampler lies outside the clip range: those that would teach nothing if the sampler's were the old policy. A
-    metric that is not defined (no such rollout, equal probabilities) is left out.
+    metric that is not defined (no such rollout, equal probabilities) is left out. A rollout without a number counts as
+    one that differs.
 
     Raises StalePolicyError if ``mismatch_median`` exceeds ``max_mismatch``; None is for rollouts of an earlier policy.
     """
@@ -40,7 +41,7 @@ def agreement(
     sampled_P, trained_P = sampled_BS[sampled_mask_BS].double(), trained_BS[sampled_mask_BS].double()
     mismatch_P = (sampled_P - trained_P).abs()
     rows_B = mean_difference((trained_BS - sampled_BS).abs())[:, 0]
-    median = float(rows_B[~rows_B.isnan()].median())
+    median = float(rows_B.nan_to_num(nan=math.inf).median())
     if max_mismatch is not None and not median <= max_mismatch:  # NaN too
         raise StalePolicyError(
             "the rollouts were not sampled from the newest policy: in half of them the log-probabilities of the "
@@ -58,7 +59,7 @@ def agreement(
     outside_B = outside_clip(mean_difference(trained_BS - sampled_BS)[:, 0], loss)
     for sign, rows_B in (("positive", advantages_B > 0), ("negative", advantages_B < 0)):
         metrics[f"outside_clip_{sign}"] = float(outside_B[rows_B].double().mean())
-    return {name: value for name, value in metrics.items() if not math.isnan(value)}
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def mean_difference(difference_BS: torch.Tensor) -> torch.Tensor:

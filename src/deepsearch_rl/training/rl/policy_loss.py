@@ -151,8 +151,11 @@ def kl_advantages(
 ) -> torch.Tensor:
     """Return what a KL to the start model adds to the advantages, [B, S], without gradient: ART's centred penalty.
 
-    It is ``weight (mean k1 - k1)`` with the mean over the sampled tokens of all rows, so that it sums to 0.
+    It is ``weight (mean k1 - k1)`` with the mean over the sampled tokens of all rows, so that it sums to 0. A weight
+    of 0 adds 0, whatever the log-probabilities are.
     """
+    if not weight:
+        return torch.zeros_like(new_BS)
     k1_BS = kl_estimates("k1", new_BS, reference_BS).detach() * mask_BS
     return weight * (k1_BS.sum() / mask_BS.sum() - k1_BS) * mask_BS
 

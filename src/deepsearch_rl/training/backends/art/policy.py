@@ -10,6 +10,7 @@ hidden size, V vocabulary. Log-probabilities, masks and weights [B, S] have at p
 """
 
 import contextlib
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import atomic_directory, read_json, write_json
 from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
+from deepsearch_rl.training.finite import NotFiniteError, first_not_finite, require_finite_tensors
 from deepsearch_rl.training.model_folder import ADAPTER_FILES
 from deepsearch_rl.training.rl.agreement import agreement, outside_clip
 from deepsearch_rl.training.rl.policy_loss import (
@@ -136,6 +138,7 @@ class Policy:
     def save(self, folder: Path, start: str) -> None:
         """Write weights and optimizer and seal them; ``folder`` appears by one rename."""
         with atomic_directory(folder) as partial:
+            require_finite_tensors("the trained weight", self._trained.named_parameters())
             self._trained.save_pretrained(str(partial))
             if self._adapter is not None:  # PEFT writes a set, whose order changes from process to process
                 settings = read_json(partial / ADAPTER_FILES[0])
@@ -149,7 +152,7 @@ class Policy:
 
         The policy's own become ``logprobs``, the old policy of ratio and clip. The sampler's become
         ``original_logprobs``, which truncated importance sampling compares them with. Raises StalePolicyError, but
-        not for rollouts that were made ahead of an update.
+        not for rollouts that were made ahead of an update, and NotFiniteError.
         """
         tensors = rows.tensors
         own_NS, reference_NS = torch.zeros_like(tensors["logprobs"]), torch.zeros_like(tensors["logprobs"])
@@ -161,6 +164,12 @@ class Policy:
                 with self._adapter.disable_adapter() if self._adapter else contextlib.nullcontext():
                     reference_NS[rows_B, :width] = self.token_statistics(inputs, self._reference)[0].cpu()
         mask_NS = rows.mask(torch.arange(len(own_NS)))
+        for of, values_NS in (("the policy", own_NS), ("the start model", reference_NS)):
+            if bad := int((~values_NS.isfinite()).any(dim=1).sum()):
+                raise NotFiniteError(
+                    f"the log-probabilities of {of} are not finite (NaN or infinite) in {bad} of {len(own_NS)} "
+                    "rollouts. Nothing of this step is kept."
+                )
         sampled_NS = shift_tensor(tensors["logprobs"], float("nan")).where(mask_NS, float("nan"))
         advantages_N = tensors["advantages"].sum(dim=1)
         max_mismatch = None if is_ahead else self.config.max_mismatch
@@ -173,7 +182,10 @@ class Policy:
         return {**metrics, "kl": mean_kl(own_NS[mask_NS], reference_NS[mask_NS])}
 
     def update(self, rows: Rows, chosen: torch.Tensor) -> dict[str, float]:
-        """Make one optimizer step over the chosen rows; return its metrics by ART's names."""
+        """Make one optimizer step over the chosen rows; return its metrics by ART's names.
+
+        Raises NotFiniteError, before a weight has changed, where the loss or a gradient is not finite.
+        """
         totals: dict[str, float] = defaultdict(float)
         trained_tokens = float(rows.mask(chosen).sum())
         rows.weigh(chosen, self.config.loss, self.config.max_sequence_tokens)
@@ -182,6 +194,16 @@ class Policy:
                 totals[name] += value
         parameters = self.optimizer.param_groups[0]["params"]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.optimizer.max_grad_norm)
+        if not (math.isfinite(totals["loss/train"]) and bool(norm.isfinite())):
+            gradients = (
+                (name, weight.grad) for name, weight in self.model.named_parameters() if weight.grad is not None
+            )
+            first = first_not_finite(gradients)
+            self.optimizer.zero_grad(set_to_none=True)
+            raise NotFiniteError(
+                f"the update was not applied: its loss is {totals['loss/train']:g}"
+                + (f", and the first gradient that is not finite is that of {first}." if first else ".")
+            )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return {**totals, "loss/grad_norm": float(norm), "loss/learning_rate": self.optimizer.param_groups[0]["lr"]}

@@ -1,6 +1,6 @@
 """The vLLM that ART installs for itself (``art/vllm_runtime.py``), beside the environment of the stage.
 
-ART would install it at the first step of a run. `make gpu-environments` does so before (``scripts/art_runtime.py``), so
+ART would install it at the first step of a run. `make art-vllm` does so before (``scripts/art_runtime.py``), so
 that a run neither stops at its first step nor waits for a download there.
 """
 
@@ -16,4 +16,4 @@ def require_runtime() -> None:
     if not vllm_runtime._validate_managed_runtime(
         root / digest, cache_root=root, manifest=manifest, manifest_hash=digest
     ):
-        raise UnavailableError(f"ART's vLLM is not installed below {root}; `make gpu-environments` installs it.")
+        raise UnavailableError(f"ART's vLLM is not installed below {root}; `make art-vllm` installs it.")
