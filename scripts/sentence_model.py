@@ -23,7 +23,7 @@ def is_installed() -> bool:
 
 def install(folder: Path) -> bool:
     """Download the model into a folder unless NLTK finds it; return whether it is there afterwards."""
-    return is_installed() or (nltk.download(MODEL, download_dir=str(folder)) and is_installed())
+    return is_installed() or (bool(nltk.download(MODEL, download_dir=str(folder))) and is_installed())
 
 
 if __name__ == "__main__":

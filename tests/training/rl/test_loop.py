@@ -353,6 +353,19 @@ def test_the_tag_protocol_is_not_trained(task: RlTask, config: RlConfig, tmp_pat
         refused(tagged, config, tmp_path)
 
 
+def test_a_dev_score_leaves_out_what_a_server_failed_and_is_none_where_it_failed_much(
+    train: Train, task: RlTask, tmp_path: Path
+) -> None:
+    dev = DevConfig(every=9, questions=2, samples=10, temperature=0.7)
+    failed = {-10: StopReason.MODEL_ERROR}  # the last of ten, which is wrong
+    train(steps=1, dev=dev, ends=failed)
+    assert [line.dev_f1 for line in logged(tmp_path / "adapter")] == pytest.approx([2 / 9, 5 / 9])
+
+    shutil.rmtree(task.scratch)
+    with pytest.raises(EndpointError, match="4 of the 20 rollouts of a dev score failed by a server or a deadline"):
+        train(steps=1, dev=dev, ends={**failed, -9: StopReason.TOOL_ERROR})
+
+
 @pytest.mark.parametrize("split", ["train", "dev"])
 def test_a_split_without_questions_is_refused(task: RlTask, config: RlConfig, tmp_path: Path, split: str) -> None:
     with pytest.raises(ArtifactError, match=f"the {split} split of rl.dataset 'multihoprag' has no question"):

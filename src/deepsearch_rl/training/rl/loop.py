@@ -45,6 +45,8 @@ TRAIN_LOG = "train_log.jsonl"
 Groups = list[list[Rollout]]  # Q questions, G rollouts of each
 BROKEN = frozenset({StopReason.TOOL_ERROR, StopReason.MODEL_ERROR, StopReason.DEADLINE})
 """How a rollout ends that infrastructure broke: a search or a model call failed, or time ran out."""
+MIN_DEV_SHARE = 0.9
+"""Share of a dev score's rollouts that infrastructure must have left whole; with fewer the score is none."""
 
 
 def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Path) -> None:
@@ -260,8 +262,14 @@ class _Run:
         questions = self.task.dev[: self.config.dev.questions]
         sampling = Sampling(self.config.dev.samples, self.config.dev.temperature, self._seed(-1), trained=False)
         groups = await self.trainer.roll_out(questions, sampling)
-        trainable(groups)  # a server that fails everything says nothing of the policy
-        f1_Q = [fmean(score_rollout(rollout.trajectory).f1 for rollout in rollouts_G) for rollouts_G in groups]
+        kept = trainable(groups)  # an answer that a server failed to give must not choose the checkpoint
+        if (whole := sum(map(len, kept))) < MIN_DEV_SHARE * (wanted := sum(map(len, groups))):
+            raise EndpointError(
+                f"{wanted - whole} of the {wanted} rollouts of a dev score failed by a server or a deadline, and the "
+                "others are too few to choose a checkpoint by. Check the servers and run the command again, which goes "
+                "on from the last step."
+            )
+        f1_Q = [fmean(score_rollout(rollout.trajectory).f1 for rollout in rollouts_G) for rollouts_G in kept]
         return {"dev_f1": fmean(f1_Q), **standard_error("dev_f1", f1_Q)}
 
     def _seed(self, draw: int) -> int:
