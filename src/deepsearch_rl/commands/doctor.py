@@ -217,22 +217,19 @@ def missing_in_environments(root: Path, profile: Profile) -> Iterator[MissingReq
         return
     python = profile.mapping("python", str)
 
-    def has(family: str, *files: str) -> bool:
-        packages = (root / python[family]).parent.parent
-        return any(any(packages.glob(f"lib/python3*/site-packages/{file}")) for file in files)
-
     if problem := _attention_problem(root / python["sft"], profile.value("sft")["attention"]):
         yield MissingRequirement(problem, "build it there, or set sft.attention to sdpa and sft.packing to false")
     index = profile.value("index")
     devices = {vectors.get("device") for vectors in (index["vectors"], *index["corpus_vectors"].values())}
-    if "cuda" in devices and not has("index", "faiss/_gpu_build.py"):
+    environment = (root / python["index"]).parent.parent
+    if "cuda" in devices and not any(environment.glob("lib/python3*/site-packages/faiss/_gpu_build.py")):
         needed = "faiss-gpu for vectors with device: cuda, in python.index"
         yield MissingRequirement(needed, "make gpu-environments")
     runtimes = Path(os.environ.get("ART_VLLM_RUNTIME_CACHE_DIR") or "~/.cache/art/vllm_runtime").expanduser()
     if profile.value("rl")["backend"]["service"] == "unsloth" and not any(runtimes.glob("*/install.json")):
         yield MissingRequirement(f"ART's vLLM, below {runtimes}", "make art-vllm")
     serve = root / python["serve"]
-    if profile.value("ifeval").get("prompts") == "real" and serve.exists() and not _has_sentence_model(serve):
+    if profile.value("ifeval")["prompts"] == "real" and serve.exists() and not _has_sentence_model(serve):
         needed = "NLTK's sentence model for IFEval's official prompts, in python.serve"
         yield MissingRequirement(needed, f"{serve.relative_to(root)} -m scripts.sentence_model")
 
