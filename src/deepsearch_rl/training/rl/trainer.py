@@ -21,7 +21,7 @@ from deepsearch_rl.training.rl.rewards import REWARDS, ThinkLength
 from deepsearch_rl.training.rl.watchdog import WatchdogConfig
 
 AlgorithmName = Literal["grpo", "gspo", "gspo_token", "dr_grpo", "rloo", "reinforce_pp", "cispo"]
-Aggregation = Literal["token", "sequence", "constant"]
+Aggregation = Literal["token", "sequence", "sequence_art", "constant"]
 KlEstimate = Literal["k1", "k2", "k3"]
 
 
@@ -110,7 +110,7 @@ class RlConfig(Record):
     max_refills: int = Field(ge=0, description="times that a step replaces groups of equal rewards; 0: keep them")
     group_size: int = Field(ge=2, description="rollouts per question")
     concurrency: int = Field(ge=1, description="rollouts at once")
-    temperature: float = Field(gt=0, description="of the rollouts; engines report log-probabilities of temperature 1")
+    temperature: float = Field(gt=0, description="of the rollouts that are trained on, and of all their log-probabilities")
     learning_rate: float = Field(gt=0)
     optimizer: OptimizerConfig
     minibatches: int | None = Field(ge=1, description="optimizer steps per update epoch; null: one per rollout")
@@ -149,6 +149,8 @@ class RlConfig(Record):
             raise ValueError("rollouts_ahead samples during updates: set sampler.sleep: false, or give it up")
         if self.rollouts_ahead and self.loss.truncated_importance_sampling is None:
             raise ValueError("rollouts_ahead needs loss.truncated_importance_sampling, which corrects for its lag")
+        if self.backend.service == "unsloth" and self.temperature != 1:
+            raise ValueError("service: unsloth computes log-probabilities of temperature 1: set temperature: 1.0")
         if self.max_refills and self.rollouts_ahead:
             raise ValueError("rollouts_ahead needs max_refills: 0, since a refill moves the next step's questions")
         if self.max_refills and self.loss.algorithm == "reinforce_pp":

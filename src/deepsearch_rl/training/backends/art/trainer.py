@@ -51,6 +51,7 @@ METRICS = {
     "data/step_num_groups_trainable": "trainable_groups",
     "data/step_trainer_tokens": "trained_tokens",
     "kl": "kl",
+    "served_share": "served_share",
     **{f"mismatch_{name}": f"mismatch_{name}" for name in ("mean", "median", "p99", "max", "corr")},
     **{f"outside_clip_{sign}": f"outside_clip_{sign}" for sign in ("positive", "negative")},
 }
