@@ -16,7 +16,6 @@ import torch
 from deepsearch_rl.errors import CheckFailedError, StalePolicyError
 from deepsearch_rl.training.rl.trainer import LossConfig
 
-
 MAX_ERRORS = 4.0
 """Standard errors by which the sampler must be nearer to the start model before it counts as not updated."""
 
@@ -87,9 +86,7 @@ def agreement(
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def served_share(
-    sampled_BS: torch.Tensor, trained_BS: torch.Tensor, start_BS: torch.Tensor
-) -> tuple[float, float]:
+def served_share(sampled_BS: torch.Tensor, trained_BS: torch.Tensor, start_BS: torch.Tensor) -> tuple[float, float]:
     """Return how far the sampler has come from the start model to the policy, and the standard error of that.
 
     It is the least-squares coefficient of ``sampled - start`` on ``trained - start`` over all sampled tokens: 1 where

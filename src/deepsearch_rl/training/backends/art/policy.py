@@ -199,6 +199,9 @@ class Policy:
         tensors["original_logprobs"] = tensors["logprobs"]
         tensors["logprobs"] = own_NS.roll(1, dims=1).where(~tensors["logprobs"].isnan(), float("nan"))
         tensors["reference_logprobs"] = reference_NS
+        is_better_NS = mask_NS & (advantages_N > 0)[:, None]
+        if is_better_NS.any():
+            metrics["logprob_positive"] = float(own_NS[is_better_NS].mean())
         penalty_NS = kl_advantages(self.config.loss.kl_penalty, own_NS, reference_NS, mask_NS)
         tensors["advantages"] = tensors["advantages"] + penalty_NS.roll(1, dims=1)
         return {**metrics, "kl": mean_kl(own_NS[mask_NS], reference_NS[mask_NS])}
@@ -302,8 +305,7 @@ class Policy:
         else:
             chunks = zip(hidden_PE.split(config.logprob_chunk), next_P.split(config.logprob_chunk), strict=True)
             parts = [
-                recomputed(_log_softmax_of, hidden, tokens, *settings, use_reentrant=False)
-                for hidden, tokens in chunks
+                recomputed(_log_softmax_of, hidden, tokens, *settings, use_reentrant=False) for hidden, tokens in chunks
             ]
             logprobs_P, entropy_P = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
