@@ -47,8 +47,11 @@ class _Change(NamedTuple):
 
 def alarms_at_end(lines: Sequence[TrainingStep]) -> dict[AlarmName, str]:
     """Return the alarms that a log gives at its last step with their reasons; ``lines`` begin at step 0."""
-    reasons = {name: alarm(lines[1:]) for name, alarm in ALARMS.items()}
-    return {name: reason for name, reason in reasons.items() if reason}
+    found: dict[AlarmName, str] = {}
+    for name, alarm in ALARMS.items():
+        if reason := alarm(lines[1:]):
+            found[name] = reason
+    return found
 
 
 def alarms_of_log(lines: Sequence[TrainingStep]) -> list[Alarm]:

@@ -161,8 +161,6 @@ class RlConfig(Record):
             raise ValueError("rollouts_ahead samples during updates: set sampler.sleep: false, or give it up")
         if self.rollouts_ahead and self.loss.truncated_importance_sampling is None:
             raise ValueError("rollouts_ahead needs loss.truncated_importance_sampling, which corrects for its lag")
-        if self.backend.service == "unsloth" and self.temperature != 1:
-            raise ValueError("service: unsloth computes log-probabilities of temperature 1: set temperature: 1.0")
         if self.max_refills and self.rollouts_ahead:
             raise ValueError("rollouts_ahead needs max_refills: 0, since a refill moves the next step's questions")
         if self.max_refills and self.loss.algorithm == "reinforce_pp":
