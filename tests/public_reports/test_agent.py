@@ -4,7 +4,9 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,17 @@ from deepsearch_rl.agent import endpoint as endpoint_module
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.model_failures import TOO_LONG, Wording, failure_in
 from deepsearch_rl.agent.rollout import NO_ROOM_LEFT, SearchAgent
+from deepsearch_rl.errors import CheckFailedError
+from deepsearch_rl.evaluation.ifeval import IfevalConfig, IfevalResponse, evaluate_ifeval, generated_prompts
+from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Question, StopReason, Trajectory
+from deepsearch_rl.training.rl.rewards import PolicyText, ThinkLength, reward_parts
+from deepsearch_rl.trajectories.exchange import export_rows
 
 QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
 ANSWER = "<answer> Mary Moss</answer>"
 Answer = Callable[..., Trajectory]
+POLICY = PolicyText(len, ThinkLength(min_tokens=1, full_score_tokens=10, max_tokens=100))
 
 
 @pytest.fixture
@@ -323,3 +331,85 @@ def test_every_wording_is_one_of_these_replies(wording: Wording) -> None:
 )
 def test_other_refusals_are_no_prompt_that_does_not_fit(text: str) -> None:
     assert failure_in(text) is StopReason.MODEL_ERROR
+
+
+HALF = "The format is <answer>your answer</answer>. Perhaps <answer>Mary Moss</answer>, or"
+UNCLOSED = {  # allenai/olmo-eval#389, huggingface/lighteval#790, open-compass/opencompass#1949
+    "a tag in the text": said(f"<think>{HALF}", "length"),
+    "a tag, and a good ending": said(f"<think>\n{HALF}", "stop"),
+    "a tag after white space": said(f"\n <think>{HALF}", "length"),
+    "a thought after a text": said(f"Well. <think>{HALF}", "stop"),
+    "a second thought": said(f"<think>One.</think>Two. <think>{HALF}", "length"),
+    "a nested thought": said(f"<think>One <think>two</think> {HALF}</think>", "stop"),
+    "a thought apart, and another in the text": {
+        "index": 0,
+        "message": {"role": "assistant", "content": f"<think>{HALF}", "reasoning_content": "One."},
+        "finish_reason": "stop",
+    },
+    "a parser that took all": {
+        "index": 0,
+        "message": {"role": "assistant", "content": None, "reasoning": HALF},
+        "finish_reason": "length",
+    },
+}
+
+
+@pytest.mark.parametrize("choice", UNCLOSED.values(), ids=UNCLOSED)
+def test_an_answer_inside_a_thought_that_was_never_closed_is_none(
+    chat_server: Any, answer: Answer, choice: dict[str, object], tmp_path: Path
+) -> None:
+    chat_server.script.append(reply(choice))
+    trajectory = answer()
+    limit = choice["finish_reason"] == "length"
+    assert trajectory.stop_reason is (StopReason.TOKEN_BUDGET if limit else StopReason.NO_ANSWER_TAG)
+    assert trajectory.answer == ""
+    assert sum(reward_parts({"f1": 1, "answer_format": 1}, trajectory, QUESTION, POLICY).values()) == 0
+    write_jsonl(tmp_path / "rollouts.jsonl", [trajectory])
+    with pytest.raises(CheckFailedError, match="gives no rows"):
+        export_rows(tmp_path / "rollouts.jsonl", tmp_path / "rows.jsonl", "ms-swift", "d", "train", None)
+
+
+def test_where_the_prompt_opens_the_thought_a_text_without_its_end_is_all_thought(
+    chat_server: Any, searches: Any, agent_config: Callable[..., AgentConfig]
+) -> None:
+    endpoint = replace(chat_server.endpoint, begins_in_thought=True)
+
+    async def run() -> Trajectory:
+        async with SearchAgent(agent_config(), endpoint, searches.url, 0.7) as agent:
+            return await agent.answer(QUESTION, 0)
+
+    chat_server.says(HALF, finish_reason="length")
+    cut = asyncio.run(run())
+    assert (cut.stop_reason, cut.answer) == (StopReason.TOKEN_BUDGET, "")
+    chat_server.script[:] = []
+    chat_server.says(f"{HALF}</think>{ANSWER}")
+    assert asyncio.run(run()).answer == "Mary Moss"
+
+
+@pytest.mark.parametrize("finish_reason", ["stop", "length"])
+def test_an_answer_after_a_closed_thought_counts_also_where_the_limit_cut_what_follows(
+    chat_server: Any, answer: Answer, finish_reason: str
+) -> None:
+    chat_server.says(f"<think>{HALF}</think>{ANSWER} and", finish_reason=finish_reason)
+    assert answer().answer == "Mary Moss"
+
+
+@pytest.mark.parametrize(
+    ("content", "response"),
+    [
+        ("<think>We should be careful not to be cut", ""),  # EleutherAI/lm-evaluation-harness#3240
+        ("Let me think of a river.</think>\n\nA calm river flows", "A calm river flows"),
+        ("<think>Let me think.</think>\n\nA calm river flows", "A calm river flows"),
+        ("A calm river flows\n", "A calm river flows\n"),
+    ],
+)
+def test_ifeval_scores_what_was_said_as_the_agent_reads_it(
+    chat_server: Any, tmp_path: Path, content: str, response: str
+) -> None:
+    chat_server.says(content)
+    config = IfevalConfig(
+        prompts="generated", count=1, path=None, max_tokens=64, concurrency=1, timeout_s=10, retries=1
+    )
+    evaluate_ifeval("m", chat_server.endpoint, config, generated_prompts(1), 1, tmp_path / "ifeval")
+    [row] = read_jsonl(tmp_path / "ifeval/responses.jsonl", IfevalResponse)
+    assert row.response == response

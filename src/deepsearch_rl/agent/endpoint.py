@@ -52,6 +52,8 @@ class Endpoint:
     base_url: str = field(repr=False)
     model: str
     api_key: str = field(default=NO_KEY, repr=False)
+    begins_in_thought: bool = False
+    """The chat template opens a thought at the end of every prompt, and the server leaves thoughts in the text."""
 
     def redact(self, text: str) -> str:
         """Replace the key, user and password, which a server may repeat in an error, by asterisks."""

@@ -33,7 +33,14 @@ from typing import Any, Protocol, TypeAlias
 
 import openai
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages, search_call, split_thought
+from deepsearch_rl.agent.chat_messages import (
+    RETRIEVE_TOOL,
+    assistant_turn,
+    chat_messages,
+    search_call,
+    split_thought,
+    spoken_text,
+)
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.endpoint import Completion, complete
 from deepsearch_rl.agent.prompts import load_prompt
@@ -63,6 +70,8 @@ class FunctionCalling:
     instruction: str
     history_reasoning: bool = False
     offer_tool: bool = True
+    begins_in_thought: bool = False
+    """The prompt of a turn ends in an opening think tag, and the server leaves thoughts in the text."""
 
     def opening(self, question: str) -> list[Message]:
         """Return the messages that a conversation begins with."""
@@ -95,7 +104,7 @@ class FunctionCalling:
                 id_ = next(name for name in map("call_{}".format, itertools.count(1)) if name not in used_ids)
             used_ids.add(id_)
             calls.append(ToolCall(id=id_, name=call.function.name, arguments=_compact(call.function.arguments)))
-        return Message(role="assistant", content=content, reasoning=message.thought, tool_calls=tuple(calls))
+        return assistant_turn(content, message.thought, tuple(calls), begins_in_thought=self.begins_in_thought)
 
     def search(self, query: str) -> Message:
         """Return a turn that searches, as a model would write it."""
@@ -103,15 +112,17 @@ class FunctionCalling:
 
     def complete(self, turn: Message) -> bool:
         """Return whether a turn can be carried out although its token limit ended it."""
-        return has_answer_tags(split_thought(turn).text)
+        return has_answer_tags(spoken_text(turn))
 
     def correction(self, turn: Message) -> None:
         """Return what the model reads after an invalid action, None after a valid one; it may raise RolloutStopped."""
-        text = split_thought(turn).text
+        text = spoken_text(turn)
         if turn.tool_calls or has_answer_tags(text):
             return
         if "<tool_call>" in text:
             raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse")
+        if not split_thought(turn).closed:
+            raise RolloutStopped(StopReason.NO_ANSWER_TAG, "a thought that was never closed")
         if not text:
             raise RolloutStopped(StopReason.NO_ANSWER_TAG, "an empty turn")
 
@@ -192,11 +203,11 @@ class SearchTags:
 AgentProtocol: TypeAlias = FunctionCalling | SearchTags
 
 
-def open_protocol(config: AgentConfig, *, offer_tool: bool = True) -> AgentProtocol:
+def open_protocol(config: AgentConfig, *, offer_tool: bool = True, begins_in_thought: bool = False) -> AgentProtocol:
     """Return the protocol that the settings name, with their prompt."""
     instruction = load_prompt(config.prompt)
     if config.protocol == FUNCTION_CALLING:
-        return FunctionCalling(instruction, config.history_reasoning, offer_tool)
+        return FunctionCalling(instruction, config.history_reasoning, offer_tool, begins_in_thought)
     return SearchTags(instruction)
 
 

@@ -23,7 +23,7 @@ from agents import Agent, Model, ModelResponse, RunConfig, Runner, Usage
 from agents.items import TResponseOutputItem, TResponseStreamEvent
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
-from deepsearch_rl.agent.chat_messages import split_thought
+from deepsearch_rl.agent.chat_messages import spoken_text
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint, open_client, replace_lone_surrogates
 from deepsearch_rl.agent.model_failures import failed_generation, model_failure
@@ -166,7 +166,7 @@ async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcr
             return StopReason.DEADLINE, f"not finished after {tool.config.timeout_s:g} s"
         _LOG.debug("rollout of %s failed", question.id, exc_info=True)
         return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}"
-    has_answer = has_answer_tags(split_thought(transcript.messages[-1]).text)
+    has_answer = has_answer_tags(spoken_text(transcript.messages[-1]))
     return (StopReason.ANSWERED if has_answer else StopReason.NO_ANSWER_TAG), None
 
 
@@ -204,7 +204,8 @@ class SearchAgent:
             raise ConfigError(f"a scripted model knows no {config.protocol}; set agent.protocol: {FUNCTION_CALLING}.")
         name = self.model_name or (model.model if isinstance(model, Endpoint) else "scripted")
         self._key = RolloutKey(name, config.prompt_title, self.temperature, config.protocol)
-        self._protocol = open_protocol(config)
+        begins_in_thought = isinstance(model, Endpoint) and model.begins_in_thought
+        self._protocol = open_protocol(config, begins_in_thought=begins_in_thought)
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
