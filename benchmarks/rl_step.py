@@ -112,8 +112,9 @@ def own_gradients(policy: Policy, packed: PackedTensors) -> None:
 def own_step(policy: Policy, packed: PackedTensors) -> None:
     """Score and train as our service does."""
     rows = Rows(packed)
-    policy.score(rows)
-    policy.update(rows, torch.arange(len(rows.lengths_N)))
+    everything = torch.arange(len(rows.lengths_N))
+    policy.score(rows, [everything], is_ahead=True)  # rollouts of no policy at all
+    policy.update(rows, everything)
 
 
 def disturb(model: torch.nn.Module) -> None:

@@ -138,8 +138,11 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
     values["sft"].update(epochs=1, save_steps=2, log_steps=1, checkpoint="last")
     values["rl"].update(starts=[START], dataset=DATASET, steps={START: 3}, groups_per_step=2, group_size=4)
     # Rewards in which rollouts of a model that knows nothing differ.
-    values["rl"].update(gate_f1=0.0, rewards={"f1": 2.0, "answer_format": 0.5, "evidence_recall": 0.5})
+    values["rl"].update(rewards={"f1": 2.0, "answer_format": 0.5, "evidence_recall": 0.5})
     values["rl"]["dev"].update(every=10, questions=4)
+    values["rl"]["gate"].update(questions=4, samples=2, min_f1=0.0)
+    # The agent's shorter turns keep their context, which is what a rollout may have.
+    values["rl"]["max_sequence_tokens"] = max(values["rl"]["max_sequence_tokens"], values["agent"]["context_tokens"])
     sets = {DATASET: {"questions": 4, "samples": 1, "greedy": 2, "controls": 2}}
     values["evaluate"].update(sets=sets, variants={}, draws=100)
     values["models"] = {"rl": f"models/{profile['profile']}/rl_merged/{START}"}

@@ -131,8 +131,17 @@ def _rl_run(folder: Path, start: str) -> None:
     folder.mkdir(parents=True)
     (folder / "train_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     below = start == "base"
-    manifest = {"start": start, "steps": 20, "best_step": 20, "best_dev_f1": 0.6, "below_gate": below, "seed": 0}
-    write_json(folder / "manifest.json", manifest | {"sampled_f1_at_start": 0.2 if below else 0.6})
+    manifest = {
+        "start": start,
+        "steps": 20,
+        "best_step": 20,
+        "best_dev_f1": 0.6,
+        "gate": {"pass_1": 0.2 if below else 0.6, "pass_k": 0.7, "samples": 8},
+        "gate_warning": "the start is weak" if below else "",
+        "alarms": [{"name": "no_signal", "step": 7, "reason": "9 of 10 groups have equal rewards"}] if below else [],
+        "seed": 0,
+    }
+    write_json(folder / "manifest.json", manifest)
 
 
 @pytest.fixture(scope="session")

@@ -112,8 +112,8 @@ def test_schedules_and_update_epochs_that_arts_own_service_does_not_have_are_ref
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"algorithm": "cispo"}, r"rl\.loss\.aggregation: sequence .*rl\.loss\.algorithm: grpo or gspo"),
-        ({"aggregation": "token", "kl_loss": 0.1}, r"rl\.loss\.aggregation: sequence .*rl\.loss\.kl_loss: 0\.0"),
+        ({"algorithm": "cispo"}, r"rl\.loss\.algorithm: grpo or gspo"),
+        ({"aggregation": "token", "kl_loss": 0.1}, r"rl\.loss\.aggregation: sequence_art .*rl\.loss\.kl_loss: 0\.0"),
         ({"dual_clip": 3.0, "entropy_bonus": 0.1}, r"rl\.loss\.dual_clip: None .*rl\.loss\.entropy_bonus: 0\.0"),
         ({"unit_advantages": False}, r"rl\.loss\.unit_advantages: True"),
     ],

@@ -36,7 +36,7 @@ class Sampling(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """An answer: its tokens (an end token included) and their log-probabilities at temperature 1."""
+    """An answer: its tokens (an end token included) and their log-probabilities at its temperature."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -161,12 +161,14 @@ class Engine:
 
 
 def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int], list[float]]:
-    """Draw one token per row; return the tokens and their log-probabilities at temperature 1.
+    """Draw one token per row; return the tokens and their log-probabilities at its temperature.
 
-    Sampling inverts the cumulative distribution at one uniform number from the row's own generator.
+    At temperature 0 the token is the most probable one, with its log-probability at temperature 1. Otherwise sampling
+    inverts the cumulative distribution at one uniform number from the row's own generator.
     """
-    logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
     temperatures_B = torch.tensor([request.sampling.temperature for request in requests])
+    scales_B = temperatures_B.where(temperatures_B > 0, 1.0)
+    logprobs_BV = torch.log_softmax(logits_BV / scales_B[:, None], dim=-1)
     uniform_B = torch.tensor([request.rng.random() for request in requests], dtype=torch.float64)
     scaled_BV = logits_BV.double() / temperatures_B.clamp(min=1e-6).double()[:, None]
     cumulative_BV = torch.softmax(scaled_BV, dim=-1).cumsum(dim=-1)

@@ -111,7 +111,8 @@ def packed_rollouts(backend: LocalBackend, start: Path) -> tuple[list[float], Pa
 
 
 def test_rollouts_are_packed_as_art_packs_them(policy_folder: Path, config: RlConfig, tmp_path: Path) -> None:
-    arts, ours = LocalBackend(path=str(tmp_path)), ServiceBackend(loss=config.loss, in_process=True, path=str(tmp_path))
+    config = config.model_copy(update={"max_sequence_tokens": CONTEXT_TOKENS})
+    arts, ours = LocalBackend(path=str(tmp_path)), ServiceBackend(config=config, in_process=True, path=str(tmp_path))
     arts._packed_sequence_length_requires_chunk_alignment = False
     (_, theirs), (_, mine) = (packed_rollouts(backend, policy_folder) for backend in (arts, ours))
     for name in ("tokens", "assistant_mask", "weights", "advantages"):
@@ -123,7 +124,8 @@ def test_packed_advantages_are_those_of_the_algorithm(
     policy_folder: Path, config: RlConfig, tmp_path: Path, algorithm: str
 ) -> None:
     loss = config.loss.model_copy(update={"algorithm": algorithm, "unit_advantages": False})
-    backend = ServiceBackend(loss=loss, in_process=True, path=str(tmp_path))
+    config = config.model_copy(update={"loss": loss})
+    backend = ServiceBackend(config=config, in_process=True, path=str(tmp_path))
     rewards, packed = packed_rollouts(backend, policy_folder)
     counts = packed["assistant_mask"].sum(dim=1)
     groups = torch.tensor([0, 0, 1, 1, 1, 1])
@@ -151,7 +153,10 @@ def test_two_steps_leave_an_adapter_a_log_and_a_server_that_follows_every_update
     names |= {"mismatch_mean", "mismatch_p99", "mismatch_corr", "outside_clip_positive", "outside_clip_negative"}
     assert names <= lines[1].metrics.keys()
     manifest = json.loads((tmp_path / "adapter" / "manifest.json").read_text())
-    assert (manifest["below_gate"], manifest["device"], manifest["dtype"]) == (True, "cpu", "float32")
+    assert (manifest["device"], manifest["dtype"]) == ("cpu", "float32")
+    assert "nothing to reward" in manifest["gate_warning"], "the start knows nothing"
+    assert lines[2].metrics["served_share"] == pytest.approx(1.0, abs=1e-3)
+    assert lines[1].metrics["overlong"] == 0
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
     assert not (tmp_path / "adapter" / "optimizer.pt").exists()
 
@@ -212,6 +217,26 @@ def test_groups_of_equal_rewards_leave_the_policy_as_it_is_and_the_run_continues
     assert [line.metrics.get("trainable_groups") for line in lines[1:]] == [0.0, 0.0]
 
 
+def test_a_rollout_that_is_longer_than_a_row_is_left_out_before_baselines_and_counted(
+    policy_folder: Path, config: RlConfig, tmp_path: Path
+) -> None:
+    loss = config.loss.model_copy(update={"unit_advantages": False, "algorithm": "dr_grpo"})
+    whole = ServiceBackend(
+        config=config.model_copy(update={"loss": loss}), in_process=True, path=str(tmp_path / "whole")
+    )
+    rewards, packed = packed_rollouts(whole, policy_folder)
+    lengths = (packed["group_ids"] != -1).sum(dim=1)
+    longest = int(lengths.max())  # the last rollout of the second group
+
+    changes = {"loss": loss, "max_sequence_tokens": longest - 1}
+    cut = ServiceBackend(config=config.model_copy(update=changes), in_process=True, path=str(tmp_path / "cut"))
+    _, fitting = packed_rollouts(cut, policy_folder)
+    assert (whole.overlong, cut.overlong) == (0, 1)
+    mean = sum(rewards[2:-1]) / len(rewards[2:-1])
+    last = fitting["advantages"][fitting["assistant_mask"].any(dim=1)][-1]
+    assert float(last[last != 0][0]) == pytest.approx(rewards[-2] - mean, abs=1e-6)
+
+
 class RecordedSampler(EngineSampler):
     """Writes a file when it is closed."""
 
@@ -223,7 +248,7 @@ class RecordedSampler(EngineSampler):
 def test_the_sampler_is_closed_in_the_process_of_its_service(task: RlTask, config: RlConfig, tmp_path: Path) -> None:
     service = OwnService("policy", str(tmp_path), task, config)
     service.__dict__["_sampler"] = RecordedSampler(tmp_path, 2, CONTEXT_TOKENS)
-    backend = ServiceBackend(loss=config.loss, path=str(tmp_path), in_process=False)
+    backend = ServiceBackend(config=config, path=str(tmp_path), in_process=False)
     backend._services["policy"] = move_to_child_process(service)
     asyncio.run(backend.close())
     assert (tmp_path / "closed").is_file()

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.rl_step import LOSS, arts_gradients, arts_logprobs, disturb, gradients, own_gradients, random_rollouts
 from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, StalePolicyError
 from deepsearch_rl.files import file_digests
 from deepsearch_rl.profile import Profile
 from deepsearch_rl.training.backends.art.checkpoints import SEAL, is_whole, require_start
@@ -80,7 +80,8 @@ def test_old_log_probabilities_are_the_trainers_and_the_samplers_only_weigh_toke
     policy = disturbed(policy_folder, config)
     rows = Rows(packed)
     sampled = rows.tensors["logprobs"].clone()
-    metrics = policy.score(rows)
+    everything = torch.arange(len(LENGTHS))
+    metrics = policy.score(rows, [everything])
     whole: Any = {name: tensor for name, tensor in rows.tensors.items() if name != "original_logprobs"}
     expected = arts_logprobs(policy.model, whole).detach().roll(1, dims=1)
     mask = ~sampled.isnan()
@@ -88,7 +89,7 @@ def test_old_log_probabilities_are_the_trainers_and_the_samplers_only_weigh_toke
     assert torch.equal(rows.tensors["original_logprobs"][mask], sampled[mask])
     assert metrics["mismatch_mean"] == pytest.approx(float((sampled - expected)[mask].abs().mean()), rel=1e-4)
     assert metrics["kl"] > 0
-    update = policy.update(rows, torch.arange(len(LENGTHS)))
+    update = policy.update(rows, everything)
     assert update["loss/clip_fraction"] == 0.0, "the policy has not moved since it was scored"
     weight = (expected - sampled)[mask].exp().clamp(max=2.0)
     terms = -(weight * rows.tensors["advantages"][mask] * rows.tensors["weights"][mask])
@@ -100,8 +101,8 @@ def test_later_minibatches_are_clipped_against_the_policy_before_the_step(
 ) -> None:
     policy = Policy(policy_folder, config.model_copy(update={"learning_rate": 0.3}), 0, None)
     rows = Rows(packed)
-    policy.score(rows)
     parts = minibatches(len(LENGTHS), 3, seed=0)
+    policy.score(rows, parts)
     assert sorted(torch.cat(parts).tolist()) == list(range(len(LENGTHS)))
     shares = [policy.update(rows, part)["loss/clip_fraction"] for part in parts]
     assert shares[0] == 0.0 < max(shares[1:])
@@ -174,8 +175,8 @@ def test_every_setting_of_the_loss_changes_the_gradient(
     vectors = []
     for loss in (config.loss, config.loss.model_copy(update=changes)):
         policy, rows = disturbed(policy_folder, config.model_copy(update={"loss": loss})), Rows(packed)
-        policy.score(rows)
         everything = torch.arange(len(LENGTHS))
+        policy.score(rows, [everything])
         rows.weigh(everything, loss, config.max_sequence_tokens)
         for rows_B in rows.batches(everything, config.max_batch_tokens):
             policy.backward(rows.take(rows_B, "cpu"), 1.0)
@@ -186,8 +187,9 @@ def test_every_setting_of_the_loss_changes_the_gradient(
 def trained(start: Path, config: RlConfig, packed: PackedTensors, folder: Path) -> dict[str, str]:
     """Two optimizer steps; the digests of what is saved."""
     policy, rows = Policy(start, config, 0, None), Rows(packed)
-    policy.score(rows)
-    for part in minibatches(len(LENGTHS), 2, seed=3):
+    parts = minibatches(len(LENGTHS), 2, seed=3)
+    policy.score(rows, parts)
+    for part in parts:
         policy.update(rows, part)
     policy.save(folder, "digest")
     return file_digests(folder)
@@ -213,8 +215,9 @@ def test_a_resumed_policy_goes_on_to_the_same_bytes(
     for name in ("1", "2", "2 without a break"):
         policy = Policy(policy_folder, config, 0, tmp_path / "1") if name == "2" else undisturbed
         rows = Rows(packed)
-        policy.score(rows)
-        policy.update(rows, torch.arange(len(LENGTHS)))
+        everything = torch.arange(len(LENGTHS))
+        policy.score(rows, [everything])
+        policy.update(rows, everything)
         policy.save(tmp_path / name, "digest")
     assert file_digests(tmp_path / "2") == file_digests(tmp_path / "2 without a break")
     assert file_digests(tmp_path / "1") != file_digests(tmp_path / "2")
@@ -245,9 +248,109 @@ def test_bfloat16_trains_float32_adapters(policy_folder: Path, config: RlConfig,
     assert logprobs[0].dtype == torch.float32
     assert 1e-5 < float((logprobs[0] - logprobs[1]).abs().mean()) < 0.05
     rows = Rows(packed)
-    half.score(rows)
-    assert half.update(rows, torch.arange(len(LENGTHS)))["loss/grad_norm"] > 0
+    everything = torch.arange(len(LENGTHS))
+    half.score(rows, [everything])
+    assert half.update(rows, everything)["loss/grad_norm"] > 0
     assert {group.dtype for group in half.optimizer.param_groups[0]["params"]} == {torch.float32}
+
+
+UNEVEN = [50, 580, 45, 300, 90, 55, 500, 150]
+PUBLISHED_CLIP = {"epsilon": 3e-4, "epsilon_high": 4e-4}
+
+
+def in_bfloat16(config: RlConfig, algorithm: str) -> RlConfig:
+    """Return the settings of the gpu profile that round most: an optimizer step per rollout, batches of many."""
+    loss = config.loss.model_copy(update={"algorithm": algorithm, **PUBLISHED_CLIP})
+    changes = {"dtype": "bfloat16", "minibatches": None, "max_batch_tokens": 10_000, "loss": loss}
+    return config.model_copy(update=changes)
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
+def test_in_bfloat16_no_token_of_a_first_update_is_clipped(
+    policy_folder: Path, config: RlConfig, algorithm: str
+) -> None:
+    packed = random_rollouts(random.Random(1), UNEVEN, 600, 600)
+    for seed in range(len(UNEVEN)):  # each rollout is once the first
+        rows = Rows(packed)
+        policy = disturbed(policy_folder, in_bfloat16(config, algorithm))
+        parts = minibatches(len(UNEVEN), None, seed)
+        policy.score(rows, parts, is_ahead=True)
+        assert policy.update(rows, parts[0])["loss/clip_fraction"] == 0.0
+
+
+def test_a_trainer_that_scores_in_other_batches_than_it_trains_in_stops_with_the_figure(
+    policy_folder: Path, config: RlConfig
+) -> None:
+    rows = Rows(random_rollouts(random.Random(1), UNEVEN, 600, 600))
+    policy = disturbed(policy_folder, in_bfloat16(config, "grpo"))
+    before = trained_weights(policy)
+    policy.score(rows, [torch.arange(len(UNEVEN))], is_ahead=True)
+    with pytest.raises(CheckFailedError, match=r"% of the tokens of a step's first update are outside the clip range"):
+        policy.update(rows, torch.tensor([0]))
+    assert torch.equal(trained_weights(policy), before), "nothing is applied"
+
+
+def trained_weights(policy: Policy) -> torch.Tensor:
+    """Return the trained weights as one vector."""
+    return torch.cat([each.detach().flatten() for each in policy.model.parameters() if each.requires_grad])
+
+
+def test_a_sampler_that_still_serves_the_start_model_is_found_at_the_published_learning_rate(
+    policy_folder: Path, config: RlConfig
+) -> None:
+    packed = random_rollouts(random.Random(1), [300] * 40, 600, 300)
+    policy = Policy(policy_folder, config.model_copy(update={"learning_rate": 3e-5, "max_mismatch": 0.05}), 0, None)
+    everything = torch.arange(40)
+    for _ in range(4):
+        rows = Rows(packed)
+        policy.score(rows, [everything], is_ahead=True)
+        policy.update(rows, everything)
+
+    for serves_the_policy in (True, False):
+        rows = Rows(packed)
+        policy.score(rows, [everything], is_ahead=True)
+        served = rows.tensors["logprobs"] if serves_the_policy else rows.tensors["reference_logprobs"].roll(1, dims=1)
+        again = Rows(packed)
+        missing = again.tensors["logprobs"].isnan()
+        noise = 1e-3 * torch.randn(served.shape, generator=torch.Generator().manual_seed(0))
+        again.tensors["logprobs"] = (served + noise).where(~missing, float("nan"))
+        if serves_the_policy:
+            assert policy.score(again, [everything])["served_share"] == pytest.approx(1.0, abs=0.2)
+        else:
+            with pytest.raises(StalePolicyError, match="a server without the trained weights"):
+                policy.score(again, [everything])
+
+
+def test_log_probabilities_are_those_of_the_temperature_that_rollouts_are_sampled_at(
+    policy_folder: Path, config: RlConfig, packed: PackedTensors
+) -> None:
+    row: Any = {name: packed[name][1:2, :120] for name in ("tokens", "group_ids", "assistant_mask")}
+    policy = Policy(policy_folder, config.model_copy(update={"temperature": 0.5}), 0, None)
+    with torch.no_grad():
+        logprobs_BS, entropy_BS = policy.token_statistics(row)
+        logits_SV = policy.model(row["tokens"]).logits[0] / 0.5
+    expected_SV = torch.log_softmax(logits_SV, dim=-1)
+    mask_S = row["assistant_mask"][0].roll(-1)
+    expected_S = expected_SV.gather(1, row["tokens"][0].roll(-1)[:, None])[:, 0]
+    assert torch.allclose(logprobs_BS[0][mask_S], expected_S[mask_S], atol=1e-5)
+    entropies_S = -(expected_SV.exp() * expected_SV).sum(dim=-1)
+    assert torch.allclose(entropy_BS[0][mask_S], entropies_S[mask_S], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "longer"), [("sequence", 1.0), ("constant", 10.0), ("token", 1.0), ("sequence_art", 0.1)]
+)
+def test_with_an_update_per_rollout_a_rollout_weighs_what_its_aggregation_says(
+    config: RlConfig, aggregation: str, longer: float
+) -> None:
+    """``longer`` is the weight of a rollout of 200 sampled tokens in its update over that of one of 20."""
+    rows = Rows(random_rollouts(random.Random(0), [60, 600], 256, 600))
+    loss = config.loss.model_copy(update={"aggregation": aggregation})
+    weights = []
+    for row in range(2):
+        rows.weigh(torch.tensor([row]), loss, 600)
+        weights.append(float(rows.tensors["token_weights"][row].sum()))
+    assert weights[1] / weights[0] == pytest.approx(longer, rel=1e-4)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -256,7 +359,7 @@ def test_an_update_with_a_gradient_that_is_no_number_changes_nothing_and_names_t
 ) -> None:
     policy = disturbed(policy_folder, config)
     rows = Rows(packed)
-    policy.score(rows, is_ahead=True)
+    policy.score(rows, [torch.arange(len(LENGTHS))], is_ahead=True)
     name, weight = next((name, each) for name, each in policy.model.named_parameters() if each.requires_grad)
     weight.register_hook(lambda gradient: gradient.fill_(bad))
     before = {name: each.detach().clone() for name, each in policy.model.named_parameters()}
@@ -275,7 +378,7 @@ def test_weights_that_are_no_number_are_neither_scored_nor_saved(
     with torch.no_grad():
         weight[0] = float("nan")
     with pytest.raises(NotFiniteError, match=r"log-probabilities of the policy are not finite .* rollouts"):
-        policy.score(Rows(packed), is_ahead=True)
+        policy.score(Rows(packed), [torch.arange(len(LENGTHS))], is_ahead=True)
     with pytest.raises(NotFiniteError, match=r"the trained weight .* is not finite"):
         policy.save(tmp_path / "saved", "start")
     assert not list(tmp_path.iterdir())

@@ -62,7 +62,9 @@ def test_every_step_loads_its_adapter_under_a_new_name_and_unloads_the_one_befor
     assert (started["VLLM_ALLOW_RUNTIME_LORA_UPDATING"], started["VLLM_SERVER_DEV_MODE"]) == ("True", "1")
     flags = " ".join(started["arguments"])
     assert f"--host {host} --port {port}" in flags
-    assert "--max-lora-rank 16 --max-loras 2 --enable-sleep-mode" in flags
+    assert "--max-lora-rank 16 --max-loras 2" in flags
+    assert "--logprobs-mode processed_logprobs" in flags
+    assert "--enable-sleep-mode" in flags
     assert "--gpu-memory-utilization 0.6" in flags
     assert "--no-enable-lora" not in flags
     assert [post["path"] for post in posts] == [

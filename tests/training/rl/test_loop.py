@@ -19,6 +19,7 @@ from deepsearch_rl.profile import Profile
 from deepsearch_rl.records import Question, QuestionMetadata, StopReason
 from deepsearch_rl.serving.trained_with import read_trained_with, served_with
 from deepsearch_rl.training.curves import CurveLine, TrainingStep, recorded_curve
+from deepsearch_rl.training.finite import NotFiniteError
 from deepsearch_rl.training.rl.checkpoints import KeepConfig, kept_steps
 from deepsearch_rl.training.rl.loop import (
     batch,
@@ -26,7 +27,7 @@ from deepsearch_rl.training.rl.loop import (
     policy_text,
     train_policy,
 )
-from deepsearch_rl.training.rl.trainer import DevConfig, RlConfig, RlTask, RlTrainer, Rollout
+from deepsearch_rl.training.rl.trainer import DevConfig, RlConfig, RlTask, RlTrainer, Rollout, Sampling
 from tests.training.rl.tiny_trainer import TinyTrainer
 
 Train = Callable[..., TinyTrainer]
@@ -42,6 +43,7 @@ def config(smoke: Profile) -> RlConfig:
         "steps": {"base": 3},
         "rewards": {"f1": 2.0},
         "dev": dev,
+        "gate": {"questions": 2, "samples": 3, "min_f1": 0.4},
     }
     return RlConfig.model_validate({**smoke.section("rl", RlConfig).model_dump(), **changes})
 
@@ -88,7 +90,8 @@ def logged(folder: Path) -> list[TrainingStep]:
 def test_the_loop_asks_an_engine_for_one_update_per_step_and_a_dev_score_where_params_say(train: Train) -> None:
     step = ["roll out 2 x 4", "update from 8"]
     dev = ["roll out 2 x 1"]
-    assert train().calls == ["start 0", *dev, *step, *step, *dev, *step, *dev, "close"]
+    gate = ["roll out 2 x 3"]
+    assert train().calls == ["start 0", *gate, *dev, *step, *step, *dev, *step, *dev, "close"]
 
 
 def test_the_log_has_a_line_per_step_with_the_rewards_f1_and_the_engines_own_metrics(
@@ -103,7 +106,7 @@ def test_the_log_has_a_line_per_step_with_the_rewards_f1_and_the_engines_own_met
     ]
     assert end.end == "FINISHED"
     assert [(line.step, line.dev_f1) for line in lines] == [(0, 0.0), (1, None), (2, 1.0), (3, 1.0)]
-    assert lines[0].metrics == {"dev_f1": 0.0, "dev_f1_se": 0.0}
+    assert lines[0].metrics == {"dev_f1": 0.0, "dev_f1_se": 0.0, "pass_1": 1 / 3, "pass_k": 1.0}
     assert lines[1].metrics["reward_se"] == 0.0, "of the questions' means, which are equal"
     assert lines[1].metrics["reward"] == lines[1].metrics["reward/f1"] == 0.5
     assert [line.metrics["f1"] for line in lines[1:]] == [0.25, 0.5, 0.75]
@@ -123,7 +126,9 @@ def test_the_earliest_of_equally_good_checkpoints_is_published_with_its_manifest
     trainer = train()
     manifest = json.loads((tmp_path / "adapter" / "manifest.json").read_text())
     assert (manifest["steps"], manifest["best_step"], manifest["best_dev_f1"]) == (3, 2, 1.0)
-    assert (manifest["device"], manifest["dtype"], manifest["below_gate"]) == ("none", "int", True)
+    assert (manifest["device"], manifest["dtype"], manifest["alarms"]) == ("none", "int", [])
+    assert manifest["gate"] == {"pass_1": 1 / 3, "pass_k": 1.0, "samples": 3}
+    assert "the start is weak" in manifest["gate_warning"]
     assert (tmp_path / "adapter" / "adapter").read_text() == "0.75"
     assert {path.name for path in trainer.folder.iterdir()} == {"2", "3"}, "only the newest and the best are kept"
 
@@ -170,7 +175,8 @@ def test_rollouts_ahead_are_made_during_the_update_before_by_the_policy_before_i
     train_policy(task, config.model_copy(update={"rollouts_ahead": True}), trainer, tmp_path / "adapter")
     roll_out, update, dev = "roll out 2 x 4", "update from 8", "roll out 2 x 1"
     steps = [roll_out, roll_out, update, roll_out, update, dev, update, dev]
-    assert trainer.calls == ["start 0", dev, *steps, "close"]
+    gate = "roll out 2 x 3"
+    assert trainer.calls == ["start 0", gate, dev, *steps, "close"]
     lines = logged(tmp_path / "adapter")
     assert [line.metrics["sampled_step"] for line in lines[1:]] == [0, 0, 1], "step 1 is on policy"
 
@@ -195,7 +201,7 @@ def test_a_refill_replaces_groups_of_equal_rewards_and_the_next_step_begins_afte
     assert (first["questions"], first["refills"], first["groups_without_signal"]) == (4, 2, 0.5)
     assert first["f1"] == (1 + 0.25 + 1 + 0.25) / 4, "all rollouts count"
     calls = ["roll out 2 x 4", "roll out 1 x 4", "roll out 1 x 4", "update from 8"]
-    assert trainer.calls[2:6] == calls
+    assert trainer.calls[3:7] == calls
     assert trainer.rewards[0] == [[2.0, 0.0, 0.0, 0.0]] * 2
     assert trainer.trained == drawn(task, 4 + int(second["questions"]))
 
@@ -203,13 +209,13 @@ def test_a_refill_replaces_groups_of_equal_rewards_and_the_next_step_begins_afte
 def test_a_step_whose_refills_find_too_few_groups_with_a_signal_trains_on_those(train: Train, task: RlTask) -> None:
     order = drawn(task, 5)
     trainer = train(steps=1, easy={*order[:2], order[3]}, max_refills=1, epochs=9.0)
-    assert trainer.calls[2:5] == ["roll out 2 x 4", "roll out 2 x 4", "update from 4"]
+    assert trainer.calls[3:6] == ["roll out 2 x 4", "roll out 2 x 4", "update from 4"]
     assert logged(task.scratch)[1].metrics["groups_without_signal"] == 0.75
 
 
 def test_a_step_without_any_signal_trains_on_nothing(train: Train, task: RlTask) -> None:
     trainer = train(steps=1, easy=drawn(task, 5), max_refills=2, epochs=9.0)
-    assert trainer.calls[2:6] == [*["roll out 2 x 4"] * 3, "update from 0"]
+    assert trainer.calls[3:7] == [*["roll out 2 x 4"] * 3, "update from 0"]
     metrics = logged(task.scratch)[1].metrics
     assert (metrics["questions"], metrics["refills"], metrics["groups_without_signal"]) == (6, 2, 1.0)
 
@@ -442,3 +448,64 @@ def test_shuffled_rewards_stay_inside_their_group(train: Train, task: RlTask) ->
     shuffled = train(easy=easy, shuffle_rewards=True).rewards
     assert [[sorted(group, reverse=True) for group in groups] for groups in shuffled] == in_order
     assert shuffled != in_order
+
+
+def test_params_under_which_a_rollout_can_be_longer_than_what_is_trained_on_are_refused_with_the_arithmetic(
+    train: Train, task: RlTask
+) -> None:
+    limit = task.agent.context_tokens - 24
+    with pytest.raises(ConfigError, match=rf"rl\.max_sequence_tokens = {limit} .* up to 24 tokens too long"):
+        train(max_sequence_tokens=limit)
+
+
+class BadUpdates(TinyTrainer):
+    """Its first updates of step 2 are not finite; ``seeds`` are those of the rollouts of every try."""
+
+    def __init__(self, *arguments: Any, bad: int) -> None:
+        super().__init__(*arguments)
+        self.bad = bad
+        self.seeds: list[int] = []
+
+    async def roll_out(self, questions: Sequence[Question], sampling: Sampling) -> list[list[Rollout]]:
+        if sampling.trained and self.step == 1:
+            self.seeds.append(sampling.seed)
+        return await super().roll_out(questions, sampling)
+
+    async def update(
+        self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
+        if self.step == 1 and len(self.seeds) <= self.bad:
+            raise NotFiniteError("the loss is nan")
+        return await super().update(rollouts_QG, rewards_QG)
+
+
+def test_an_update_that_is_not_finite_is_tried_again_from_the_last_step_with_other_rollouts(
+    task: RlTask, config: RlConfig, tmp_path: Path
+) -> None:
+    trainer = BadUpdates(task.scratch / "checkpoints", None, (), bad=2)
+    for _ in range(2):
+        with pytest.raises(NotFiniteError):
+            train_policy(task, config, trainer, tmp_path / "adapter")
+        assert [line.step for line in logged(task.scratch)] == [0, 1]
+    train_policy(task, config, trainer, tmp_path / "adapter")
+    assert len(set(trainer.seeds)) == 3
+    assert [line.step for line in logged(tmp_path / "adapter")] == [0, 1, 2, 3]
+    assert json.loads((tmp_path / "adapter" / "adapter").read_text()) == 0.75
+
+
+def test_an_alarm_is_logged_said_once_and_ends_the_run_where_params_say_so(
+    train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    every = {f"q{n}" for n in range(7)}
+    train(steps=8, easy=every, epochs=9.0)
+    lines = logged(tmp_path / "adapter")
+    assert [line.metrics.get("alarm/no_signal") for line in lines] == [None] * 5 + [1.0] * 4
+    assert caplog.text.count("rl@base, step 5, no_signal: 100% of the groups") == 1
+    (alarm,) = json.loads((tmp_path / "adapter" / "manifest.json").read_text())["alarms"]
+    assert (alarm["name"], alarm["step"]) == ("no_signal", 5)
+
+    shutil.rmtree(tmp_path / "adapter")
+    shutil.rmtree(tmp_path / "work")
+    train(steps=8, easy=every, epochs=9.0, stop_on=("no_signal",))
+    assert logged(tmp_path / "adapter")[-1].step == 5
+    assert "rl.stop_on names no_signal" in caplog.text

@@ -33,14 +33,31 @@ PANEL_INCHES = (4.7, 1.9)
 LINE_INCHES = 0.29  # height that a line beyond the fourth adds to a panel
 
 
+class Gate(ForeignRecord):
+    """F1 of dev questions by the start: of one answer, and of the best of several."""
+
+    pass_1: float
+    pass_k: float
+    samples: int
+
+
+class ShownAlarm(ForeignRecord):
+    """An alarm of the run (:mod:`deepsearch_rl.training.rl.health`)."""
+
+    name: str
+    step: int
+    reason: str
+
+
 class RlManifest(ForeignRecord):
     """The fields of an RL run's ``manifest.json`` that the report shows."""
 
     steps: int
     best_step: int
     best_dev_f1: float
-    sampled_f1_at_start: float | None = None
-    below_gate: bool
+    gate: Gate
+    gate_warning: str
+    alarms: tuple[ShownAlarm, ...]
     backend: str = ""
     device: str = ""
     dtype: str = ""

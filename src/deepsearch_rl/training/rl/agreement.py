@@ -13,53 +13,113 @@ import math
 
 import torch
 
-from deepsearch_rl.errors import StalePolicyError
+from deepsearch_rl.errors import CheckFailedError, StalePolicyError
 from deepsearch_rl.training.rl.trainer import LossConfig
+
+MAX_ERRORS = 4.0
+"""Standard errors by which the sampler must be nearer to the start model before it counts as not updated."""
 
 
 def agreement(
     sampled_BS: torch.Tensor,
     trained_BS: torch.Tensor,
+    start_BS: torch.Tensor,
     advantages_B: torch.Tensor,
     loss: LossConfig,
     max_mismatch: float | None,
 ) -> dict[str, float]:
     """Return a step's metrics of sampler and trainer; log-probabilities in nats, NaN in ``sampled_BS`` where none is.
 
-    ``mismatch_mean``, ``mismatch_p99`` and ``mismatch_max`` are of the absolute difference over the P tokens,
-    ``mismatch_corr`` is the correlation of the two probabilities. ``mismatch_median`` is the median over rollouts of
-    their mean absolute difference: a policy that wrote tokens which its tokenizer would not choose for that text is
-    served other tokens in the next turn, so that single rollouts differ without being stale. ``outside_clip_positive``
-    and ``outside_clip_negative`` are the shares of rollouts with an advantage of that sign whose mean ratio of trainer
-    to sampler lies outside the clip range: those that would teach nothing if the sampler's were the old policy. A
-    metric that is not defined (no such rollout, equal probabilities) is left out. A rollout without a number counts as
-    one that differs.
+    ``trained_BS`` are those of the policy, ``start_BS`` those of the model that training began from, both by the
+    trainer. A metric that is not defined (no such rollout, equal probabilities) is left out:
 
-    Raises StalePolicyError if ``mismatch_median`` exceeds ``max_mismatch``; None is for rollouts of an earlier policy.
+    - ``mismatch_mean``, ``mismatch_p99`` and ``mismatch_max`` are of the absolute difference over the P tokens,
+      ``mismatch_corr`` is the correlation of the two probabilities.
+    - ``mismatch_median`` is the median over rollouts of their mean absolute difference: a policy that wrote tokens
+      which its tokenizer would not choose for that text is served other tokens in the next turn, so that single
+      rollouts differ without being stale. A rollout without a number counts as one that differs.
+    - ``served_share`` is how much of the training the sampler serves (:func:`served_share`): 1 is the policy, 0 the
+      model that it started from.
+    - ``outside_clip_positive`` and ``outside_clip_negative`` are the shares of rollouts with an advantage of that sign
+      whose mean ratio of trainer to sampler lies outside the clip range: those that would teach nothing if the
+      sampler's were the old policy.
+
+    Raises StalePolicyError if ``mismatch_median`` exceeds ``max_mismatch``, or if the sampler is nearer to the start
+    model than to the policy by more than the noise of the two engines; ``max_mismatch`` None, for rollouts of an
+    earlier policy, checks neither.
     """
     sampled_mask_BS = ~sampled_BS.isnan()
-    sampled_P, trained_P = sampled_BS[sampled_mask_BS].double(), trained_BS[sampled_mask_BS].double()
+    sampled_P = sampled_BS[sampled_mask_BS].double()
+    trained_P = trained_BS[sampled_mask_BS].double()
     mismatch_P = (sampled_P - trained_P).abs()
     rows_B = mean_difference((trained_BS - sampled_BS).abs())[:, 0]
     median = float(rows_B.nan_to_num(nan=math.inf).median())
-    if max_mismatch is not None and not median <= max_mismatch:  # NaN too
-        raise StalePolicyError(
-            "the rollouts were not sampled from the newest policy: in half of them the log-probabilities of the "
-            f"sampled tokens differ from the trainer's by {median:.2g} nats or more on average; rl.max_mismatch is "
-            f"{max_mismatch:g}. Nothing of this step was kept; check that the server took over the new weights and "
-            "renders prompts as the trainer does."
-        )
+    share, error = served_share(sampled_BS, trained_BS, start_BS)
+
+    if max_mismatch is not None:
+        if not median <= max_mismatch:  # NaN too
+            raise StalePolicyError(
+                "the rollouts were not sampled from the newest policy: in half of them the log-probabilities of the "
+                f"sampled tokens differ from the trainer's by {median:.2g} nats or more on average; rl.max_mismatch is "
+                f"{max_mismatch:g}. Nothing of this step was kept; check that the server took over the new weights and "
+                "renders prompts as the trainer does."
+            )
+        if share + MAX_ERRORS * error < 1 / 2:
+            raise StalePolicyError(
+                "the rollouts were not sampled from the newest policy: the log-probabilities of the sampled tokens "
+                f"have gone {share:.0%} (standard error {error:.0%}) of the way from the start model to the trained "
+                "policy, where 100% is right and 0% is a server without the trained weights. Nothing of this step was "
+                "kept; check that the server applies the adapter of the newest step."
+            )
+
     metrics = {
         "mismatch_mean": float(mismatch_P.mean()),
         "mismatch_median": median,
         "mismatch_p99": float(mismatch_P.kthvalue(math.ceil(0.99 * len(mismatch_P))).values),
         "mismatch_max": float(mismatch_P.max()),
         "mismatch_corr": float(torch.corrcoef(torch.stack([sampled_P.exp(), trained_P.exp()]))[0, 1]),
+        "served_share": share,
     }
     outside_B = outside_clip(mean_difference(trained_BS - sampled_BS)[:, 0], loss)
     for sign, rows_B in (("positive", advantages_B > 0), ("negative", advantages_B < 0)):
         metrics[f"outside_clip_{sign}"] = float(outside_B[rows_B].double().mean())
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def served_share(sampled_BS: torch.Tensor, trained_BS: torch.Tensor, start_BS: torch.Tensor) -> tuple[float, float]:
+    """Return how far the sampler has come from the start model to the policy, and the standard error of that.
+
+    It is the least-squares coefficient of ``sampled - start`` on ``trained - start`` over all sampled tokens: 1 where
+    the sampler has the policy's weights, 0 where it has the start model's or weights that have nothing to do with the
+    policy's. Below one half, the squared distance to the policy is the larger one. The noise of the two engines is
+    independent of the direction and only widens the error, which is that of an estimate from clusters, the rollouts.
+    Both are NaN where policy and start model are equal, as before the first update.
+    """
+    direction_BS = (trained_BS - start_BS).double()
+    way_BS = (sampled_BS - start_BS).double()
+    direction_BS = direction_BS.where(~way_BS.isnan(), 0.0)
+    way_BS = way_BS.nan_to_num(0.0)
+
+    length = direction_BS.square().sum()
+    share = (way_BS * direction_BS).sum() / length
+    residuals_B = ((way_BS - share * direction_BS) * direction_BS).sum(dim=1)
+    error = residuals_B.square().sum().sqrt() / length
+    return float(share), float(error)
+
+
+def require_unclipped(clip_fraction: float) -> None:
+    """Raise CheckFailedError if a step's first update clips: its ratio is 1 by definition, as no weight has changed.
+
+    ``clip_fraction`` is the share of the update's tokens whose ratio lies outside the clip range.
+    """
+    if clip_fraction == 0:
+        return
+    raise CheckFailedError(
+        f"{clip_fraction:.1%} of the tokens of a step's first update are outside the clip range (rl.loss.epsilon, "
+        "rl.loss.epsilon_high), although no weight has changed since the rollouts were scored: this device does not "
+        "compute the same log-probability twice, by more than the range allows, and such tokens teach nothing. "
+        "Nothing of this step was kept. Widen the range, set rl.dtype: float32, or change rl.max_batch_tokens."
+    )
 
 
 def mean_difference(difference_BS: torch.Tensor) -> torch.Tensor:

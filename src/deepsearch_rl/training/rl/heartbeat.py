@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from deepsearch_rl.errors import DeepsearchError, EndpointDownError, EndpointError, full_disk_named
 from deepsearch_rl.processes import is_healthy
 from deepsearch_rl.records import Record
+from deepsearch_rl.training.finite import NotFiniteError
 
 HEALTH_CHECKS = 3  # of a server under load, two seconds each
 Phase: TypeAlias = Literal["load", "start", "roll out", "update", "dev", "save"]
@@ -98,7 +99,12 @@ def run_watched(work: Callable[[], None], pipe: int) -> int:
 
 
 def _is_final(error: Exception, phase: Phase) -> bool:
-    """Return whether another attempt would end the same: errors of files and params, a server that never came up."""
+    """Return whether another attempt would end the same: errors of files and params, a server that never came up.
+
+    An update that is not finite is tried again from the last checkpoint with other rollouts.
+    """
+    if isinstance(error, NotFiniteError):
+        return False
     if isinstance(error, EndpointError):
         return phase in ("load", "start") and not isinstance(error, EndpointDownError)
     of_system = isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)

@@ -27,15 +27,17 @@ from statistics import fmean
 from transformers import AutoTokenizer
 
 from deepsearch_rl.agent.config import FUNCTION_CALLING
-from deepsearch_rl.answers import score_rollout
+from deepsearch_rl.answers import INSUFFICIENT, normalise, score_rollout
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, look_up
-from deepsearch_rl.files import AppendLog, atomic_directory, read_jsonl, sha256_json, write_json, write_jsonl
+from deepsearch_rl.files import AppendLog, atomic_directory, read_json, read_jsonl, sha256_json, write_json, write_jsonl
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, StopReason
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 from deepsearch_rl.serving.trained_with import TRAINED_WITH, require_trained_with, served_with
 from deepsearch_rl.training.curves import TrainingStep, record_step, standard_error
+from deepsearch_rl.training.finite import NotFiniteError
 from deepsearch_rl.training.rl.checkpoints import kept_steps, origin
+from deepsearch_rl.training.rl.health import alarms_at_end, alarms_of_log, gate_warning
 from deepsearch_rl.training.rl.heartbeat import begin
 from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollout, Sampling
@@ -45,6 +47,8 @@ TRAIN_LOG = "train_log.jsonl"
 Groups = list[list[Rollout]]  # Q questions, G rollouts of each
 BROKEN = frozenset({StopReason.TOOL_ERROR, StopReason.MODEL_ERROR, StopReason.DEADLINE})
 """How a rollout ends that infrastructure broke: a search or a model call failed, or time ran out."""
+BAD_UPDATE = "bad_update.json"
+"""File of the scratch folder that says which step's update was not finite, and how often."""
 MIN_DEV_SHARE = 0.9
 """Share of a dev score's rollouts that infrastructure must have left whole; with fewer the score is none."""
 
@@ -55,7 +59,8 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
     Raises:
         StalePolicyError: the server does not serve the policy that was just trained.
         ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``, another protocol,
-            or thoughts not sent back; or the start was trained with another prompt, tool or chat template.
+            thoughts not sent back, or rollouts that are longer than what is trained on; or the start was trained with
+            another prompt, tool or chat template.
         UnknownNameError: a type in ``rl.type_shares`` that no train question has.
         ArtifactError: a split without a question.
         EndpointError: all rollouts of a step failed.
@@ -79,6 +84,13 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
             f"{len(task.train)} train questions of {config.dataset}; lower the steps to {int(limit // per_step)} or "
             "raise rl.epochs."
         )
+    if task.agent.context_tokens > config.max_sequence_tokens:
+        raise ConfigError(
+            f"a rollout can have agent.context_tokens = {task.agent.context_tokens} tokens, and rl trains on "
+            f"rl.max_sequence_tokens = {config.max_sequence_tokens} of them at most: the longest rollouts, up to "
+            f"{task.agent.context_tokens - config.max_sequence_tokens} tokens too long, would be left out, whatever "
+            "their reward. Set the two to the same number."
+        )
     policy = policy_text(task.start, config)
     if policy.opens_thought and not task.agent.history_reasoning:
         raise ConfigError(
@@ -86,14 +98,16 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
             "thoughts; set agent.history_reasoning: true, so that this is what the model is served."
         )
     lines = asyncio.run(_Run(task, config, trainer, policy).train())
-    best, start_f1 = best_line(lines), lines[1].metrics["f1"] if len(lines) > 1 else None
+    best = best_line(lines)
+    gate = lines[0].metrics
     manifest = {
         "start": task.start_name,
         "steps": lines[-1].step,
         "best_step": best.step,
         "best_dev_f1": best.dev_f1,
-        "sampled_f1_at_start": start_f1,
-        "below_gate": start_f1 is not None and start_f1 < config.gate_f1,
+        "gate": {"pass_1": gate["pass_1"], "pass_k": gate["pass_k"], "samples": config.gate.samples},
+        "gate_warning": gate_warning(gate["pass_1"], gate["pass_k"], config.gate.samples, config.gate.min_f1),
+        "alarms": [alarm._asdict() for alarm in alarms_of_log(lines)],
         "backend": f"{config.backend.engine}, {config.backend.service}",
         **trainer.hardware,
         "seed": task.seed,
@@ -170,13 +184,18 @@ class _Run:
                 for step in range(len(lines), steps + 1):
                     if step and evaluations_since_best(lines) >= (self.config.patience or steps + 2):
                         break
+                    if stops := set(self.config.stop_on) & set(alarms_at_end(lines)):
+                        _LOG.warning("rl@%s ends: rl.stop_on names %s", self.task.start_name, ", ".join(sorted(stops)))
+                        break
                     first = sum(int(line.metrics["questions"]) for line in lines[1:])
                     metrics, ahead = await self._update(step, first, ahead) if step else ({}, None)
                     evaluated = step % self.config.dev.every == 0 or step == steps
                     begin("dev", step)
+                    if step == 0:
+                        metrics = await self._gate()
                     dev = await self._dev_f1() if evaluated else {"dev_f1": None}
                     begin("save", step)
-                    lines.append(TrainingStep.model_validate({"step": step, **dev, **metrics}))
+                    lines.append(self._with_alarms(lines, {"step": step, **dev, **metrics}))
                     record_step(lines[-1].model_dump())
                     log.append(lines[-1])
                     newest = range(len(lines), max(0, len(lines) - self.config.keep.last), -1)
@@ -187,6 +206,28 @@ class _Run:
             await self.trainer.close()
         return lines
 
+    def _with_alarms(self, lines: Sequence[TrainingStep], figures: Mapping[str, float | None]) -> TrainingStep:
+        """Return the next line of the log, with a metric for each alarm that it gives; say those that begin with it."""
+        line = TrainingStep.model_validate(figures)
+        alarms = alarms_at_end([*lines, line])
+        before = alarms_at_end(lines) if lines else {}
+        for name in sorted(alarms.keys() - before.keys()):
+            _LOG.warning("rl@%s, step %d, %s: %s.", self.task.start_name, line.step, name, alarms[name])
+        return TrainingStep.model_validate({**figures, **{f"alarm/{name}": 1.0 for name in alarms}})
+
+    async def _gate(self) -> dict[str, float]:
+        """Return the F1 of one answer and of the best of several to dev questions by the start; say what is wrong."""
+        gate = self.config.gate
+        questions = self.task.dev[: gate.questions]
+        sampling = Sampling(gate.samples, self.config.temperature, self._seed(-2), trained=False)
+        kept = await self._answers_by(questions, sampling)
+        f1_QG = [[score_rollout(rollout.trajectory).f1 for rollout in rollouts_G] for rollouts_G in kept]
+        pass_1 = fmean(map(fmean, f1_QG))
+        pass_k = fmean(map(max, f1_QG))
+        if warning := gate_warning(pass_1, pass_k, gate.samples, gate.min_f1):
+            _LOG.warning("rl@%s: %s.", self.task.start_name, warning)
+        return {"pass_1": pass_1, "pass_k": pass_k}
+
     async def _update(self, step: int, first: int, ahead: Groups | None) -> tuple[dict[str, float], Groups | None]:
         """Make and serve the policy of a step from its rollouts, which are made here unless they were made ``ahead``.
 
@@ -194,7 +235,8 @@ class _Run:
         rollouts if they were made meanwhile.
         """
         kept_QG, rewards_QG, metrics = await self._rewarded(step, first, ahead)
-        update, size = self.trainer.update(kept_QG, rewards_QG), self.config.groups_per_step
+        update = self._finite_update(step, kept_QG, rewards_QG)
+        size = self.config.groups_per_step
         if not self.config.rollouts_ahead or step == self.config.steps[self.task.start_name]:
             metrics, following = metrics | await update, None
         else:
@@ -207,6 +249,23 @@ class _Run:
                 rollouts.cancel()
         await self.trainer.serve()
         return metrics, following
+
+    async def _finite_update(
+        self, step: int, rollouts_QG: Groups, rewards_QG: Sequence[Sequence[float]]
+    ) -> dict[str, float]:
+        """Have the engine update; note an update that is not finite, so that its next try has other rollouts."""
+        try:
+            return await self.trainer.update(rollouts_QG, rewards_QG)
+        except NotFiniteError:
+            tries = self._bad_tries(step) + 1
+            write_json(self.task.scratch / BAD_UPDATE, {"step": step, "tries": tries})
+            raise
+
+    def _bad_tries(self, step: int) -> int:
+        """Return how many updates of this step were not finite."""
+        path = self.task.scratch / BAD_UPDATE
+        noted = read_json(path) if path.is_file() else {}
+        return int(noted["tries"]) if noted.get("step") == step else 0
 
     async def _rewarded(
         self, step: int, first: int, ahead: Groups | None
@@ -227,16 +286,14 @@ class _Run:
             if not missing or refills == config.max_refills:
                 break
             refills += 1
-        metrics = rollout_metrics([rollout for rollouts_G in rollouts_QG for rollout in rollouts_G])
-        if step == 1 and metrics["f1"] < config.gate_f1:
-            text = "rl@%s starts at a sampled F1 of %.2f, below the gate of %.2f: expect it to learn little."
-            _LOG.warning(text, self.task.start_name, metrics["f1"], config.gate_f1)
+        rollouts = [rollout for rollouts_G in rollouts_QG for rollout in rollouts_G]
+        metrics = rollout_metrics(rollouts, self.task.agent.max_searches)
         metrics |= standard_error("reward", [fmean(rollout.reward for rollout in group) for group in rollouts_QG])
         metrics["questions"] = len(rollouts_QG)
         metrics["left_out"] = float(sum(map(len, rollouts_QG)) - sum(map(len, kept_QG)))
+        metrics["groups_without_signal"] = 1 - len(signal_QG) / len(rollouts_QG)
         if config.max_refills:
-            share = 1 - len(signal_QG) / len(rollouts_QG)
-            metrics |= {"refills": refills, "groups_without_signal": share}
+            metrics["refills"] = refills
             kept_QG = signal_QG
         rewards_QG = [[rollout.reward for rollout in rollouts_G] for rollouts_G in kept_QG]
         if config.shuffle_rewards:
@@ -248,7 +305,8 @@ class _Run:
     async def _roll_out(self, step: int, first: int, count: int) -> Groups:
         """Return the rollouts of ``count`` questions from number ``first`` on, with their rewards."""
         questions = batch(self.task, self.config.type_shares, first, count)
-        sampling = Sampling(self.config.group_size, self.config.temperature, self._seed(step - 1), trained=True)
+        seed = self._seed(step - 1, self._bad_tries(step))
+        sampling = Sampling(self.config.group_size, self.config.temperature, seed, trained=True)
         rollouts_QG = await self.trainer.roll_out(questions, sampling)
         weights, policy = self.config.rewards, self.policy
         return [
@@ -259,20 +317,31 @@ class _Run:
     async def _dev_f1(self) -> dict[str, float]:
         questions = self.task.dev[: self.config.dev.questions]
         sampling = Sampling(self.config.dev.samples, self.config.dev.temperature, self._seed(-1), trained=False)
+        kept = await self._answers_by(questions, sampling)
+        f1_Q = [fmean(score_rollout(rollout.trajectory).f1 for rollout in rollouts_G) for rollouts_G in kept]
+        return {"dev_f1": fmean(f1_Q), **standard_error("dev_f1", f1_Q)}
+
+    async def _answers_by(self, questions: Sequence[Question], sampling: Sampling) -> Groups:
+        """Return the rollouts of dev questions that infrastructure left whole: no other may choose a checkpoint.
+
+        Raises EndpointError if they are less than :data:`MIN_DEV_SHARE`.
+        """
         groups = await self.trainer.roll_out(questions, sampling)
-        kept = trainable(groups)  # an answer that a server failed to give must not choose the checkpoint
-        if (whole := sum(map(len, kept))) < MIN_DEV_SHARE * (wanted := sum(map(len, groups))):
+        kept = trainable(groups)
+        whole = sum(map(len, kept))
+        wanted = sum(map(len, groups))
+        if whole < MIN_DEV_SHARE * wanted:
             raise EndpointError(
                 f"{wanted - whole} of the {wanted} rollouts of a dev score failed by a server or a deadline, and the "
                 "others are too few to choose a checkpoint by. Check the servers and run the command again, which goes "
                 "on from the last step."
             )
-        f1_Q = [fmean(score_rollout(rollout.trajectory).f1 for rollout in rollouts_G) for rollouts_G in kept]
-        return {"dev_f1": fmean(f1_Q), **standard_error("dev_f1", f1_Q)}
+        return kept
 
-    def _seed(self, draw: int) -> int:
+    def _seed(self, draw: int, tries: int = 0) -> int:
         """Return the seed of a roll-out; all dev runs share one draw and thus their random numbers."""
-        return int(sha256_json([self.task.seed, draw])[:12], 16)
+        parts = [self.task.seed, draw, tries] if tries else [self.task.seed, draw]
+        return int(sha256_json(parts)[:12], 16)
 
 
 def best_line(lines: Sequence[TrainingStep]) -> TrainingStep:
@@ -303,18 +372,26 @@ def trainable(rollouts_QG: Groups) -> Groups:
     return list(filter(None, kept_QG))
 
 
-def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return means over a step's rollouts: reward and parts, F1, lengths, tool calls, and the share of each failure."""
-    trajectories, n = [rollout.trajectory for rollout in rollouts], len(rollouts)
+def rollout_metrics(rollouts: Sequence[Rollout], max_searches: int) -> dict[str, float]:
+    """Return means over a step's rollouts: reward and parts, F1, lengths, tool calls, and the share of each failure.
+
+    ``refusals`` is the share that answers :data:`~deepsearch_rl.answers.INSUFFICIENT`, ``at_search_limit`` that which
+    used all searches it was allowed.
+    """
+    trajectories = [rollout.trajectory for rollout in rollouts]
     failures = Counter(trajectory.stop_reason for trajectory in trajectories if trajectory.failed)
+    refusal = normalise(INSUFFICIENT)
+    parts = rollouts[0].parts
     return {
-        "reward": sum(rollout.reward for rollout in rollouts) / n,
-        **{f"reward/{name}": sum(rollout.parts[name] for rollout in rollouts) / n for name in rollouts[0].parts},
-        "f1": sum(score_rollout(trajectory).f1 for trajectory in trajectories) / n,
+        "reward": fmean(rollout.reward for rollout in rollouts),
+        **{f"reward/{name}": fmean(rollout.parts[name] for rollout in rollouts) for name in parts},
+        "f1": fmean(score_rollout(trajectory).f1 for trajectory in trajectories),
+        "refusals": fmean(normalise(trajectory.answer) == refusal for trajectory in trajectories),
         "response_tokens": fmean(trajectory.completion_tokens for trajectory in trajectories),
         "tool_calls": fmean(trajectory.tool_calls for trajectory in trajectories),
+        "at_search_limit": fmean(trajectory.tool_calls >= max_searches for trajectory in trajectories),
         "rounds": fmean(trajectory.rounds for trajectory in trajectories),
-        **{f"failures/{kind}": count / n for kind, count in sorted(failures.items())},
+        **{f"failures/{kind}": count / len(rollouts) for kind, count in sorted(failures.items())},
     }
 
 

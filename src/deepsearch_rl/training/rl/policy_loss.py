@@ -173,12 +173,15 @@ def token_weights(aggregation: Aggregation, mask_BS: torch.Tensor, max_tokens: i
     """Return the weight of every token in the loss of a batch, [B, S]; 0 where the mask is.
 
     With N rollouts that have a token: ``token`` is one over all tokens (DAPO), ``sequence`` one over N and the tokens
-    of the rollout (GRPO), ``constant`` one over N and ``max_tokens``, the same number at every step (Dr. GRPO). Give
-    the mask of all rows of an optimizer step: the sums of its forward batches, each with its rows of the weights, then
+    of the rollout (GRPO), ``constant`` one over N and ``max_tokens``, the same number at every step (Dr. GRPO).
+    ``sequence_art`` has the weights of ``sequence``; it differs where a step has several optimizer steps, whose share
+    of it ART 0.5.18 counts in tokens: a short rollout then weighs more than a long one. Give the mask of all rows of an
+    optimizer step: the sums of its forward batches, each with its rows of the weights, then
     add up to the loss of the step.
     """
     tokens_B1 = mask_BS.sum(dim=1, keepdim=True)
     if aggregation == "token":
         return mask_BS / tokens_B1.sum()
     rollouts = (tokens_B1 > 0).sum()
-    return mask_BS / (rollouts * (tokens_B1.clamp(min=1) if aggregation == "sequence" else max_tokens))
+    length = max_tokens if aggregation == "constant" else tokens_B1.clamp(min=1)
+    return mask_BS / (rollouts * length)

@@ -17,11 +17,12 @@ from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.records import NonEmpty, Question, Record, Trajectory
 from deepsearch_rl.training.rl.checkpoints import KeepConfig
+from deepsearch_rl.training.rl.health import AlarmName
 from deepsearch_rl.training.rl.rewards import REWARDS, ThinkLength
 from deepsearch_rl.training.rl.watchdog import WatchdogConfig
 
 AlgorithmName = Literal["grpo", "gspo", "gspo_token", "dr_grpo", "rloo", "reinforce_pp", "cispo"]
-Aggregation = Literal["token", "sequence", "constant"]
+Aggregation = Literal["token", "sequence", "sequence_art", "constant"]
 KlEstimate = Literal["k1", "k2", "k3"]
 
 
@@ -49,6 +50,14 @@ class DevConfig(Record):
     questions: int = Field(ge=1, description="questions of the dev split")
     samples: int = Field(ge=1, description="answers per question")
     temperature: float = Field(ge=0)
+
+
+class GateConfig(Record):
+    """What the start is asked before the first step, to say what RL can find (:func:`health.gate_warning`)."""
+
+    questions: int = Field(ge=1, description="of the dev split")
+    samples: int = Field(ge=2, description="answers per question, at rl.temperature")
+    min_f1: float = Field(ge=0, le=1, description="F1 of one answer below which a start is reported as too weak")
 
 
 class LoraConfig(Record):
@@ -110,7 +119,9 @@ class RlConfig(Record):
     max_refills: int = Field(ge=0, description="times that a step replaces groups of equal rewards; 0: keep them")
     group_size: int = Field(ge=2, description="rollouts per question")
     concurrency: int = Field(ge=1, description="rollouts at once")
-    temperature: float = Field(gt=0, description="of the rollouts; engines report log-probabilities of temperature 1")
+    temperature: float = Field(
+        gt=0, description="of the rollouts that are trained on, and of all their log-probabilities"
+    )
     learning_rate: float = Field(gt=0)
     optimizer: OptimizerConfig
     minibatches: int | None = Field(ge=1, description="optimizer steps per update epoch; null: one per rollout")
@@ -119,7 +130,8 @@ class RlConfig(Record):
     rewards: dict[str, FiniteFloat] = Field(min_length=1, description="weights by reward")
     think_length: ThinkLength = Field(description="tokens of a thought that short_think rewards")
     shuffle_rewards: bool = Field(description="control experiment: shuffle rewards inside every group")
-    gate_f1: float = Field(ge=0, le=1, description="sampled training F1 below which a start is reported as too weak")
+    gate: GateConfig
+    stop_on: tuple[AlarmName, ...] = Field(description="alarms that end a run (training/rl/health.py); empty: none")
     max_sequence_tokens: int = Field(ge=1, description="of a rollout that is trained on; a multiple of logprob_chunk")
     max_batch_tokens: int = Field(ge=1, description="of one forward pass, padding counted; a longer rollout goes alone")
     logprob_chunk: int = Field(ge=1, description="tokens whose logits are held at once")

@@ -1,8 +1,12 @@
 """A policy in training on any device: an adapter or all weights, AdamW, and forward passes in batches by tokens.
 
 Rollouts of a step are rows. Batches are made of rows of similar length, each padded to its own longest row, so that at
-most ``rl.max_batch_tokens`` go through the model at once. Logits are computed only for tokens that carry loss, and in
-chunks of ``rl.logprob_chunk``, whose gradient is recomputed.
+most ``rl.max_batch_tokens`` go through the model at once. Logits are computed only for tokens that carry loss, in
+float32, and in chunks of ``rl.logprob_chunk``, whose gradient is recomputed.
+
+There is one way to a log-probability. A row is scored in the batch in which it is trained on, by the same operations,
+so that the ratio of new to old policy is 1 until the first weight changes. Batches of another shape round in another
+way, and in bfloat16 that is more than a clip range of 3e-4: most rollouts would teach nothing.
 
 Shapes: N rows of a step, B rows of a forward pass, S tokens (padded on the right), P positions that carry loss, E
 hidden size, V vocabulary. Log-probabilities, masks and weights [B, S] have at position ``t`` what belongs to token
@@ -12,6 +16,7 @@ hidden size, V vocabulary. Log-probabilities, masks and weights [B, S] have at p
 import contextlib
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,12 +28,12 @@ from peft.tuners.lora import Linear
 from torch.utils.checkpoint import checkpoint as recomputed
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.errors import ArtifactError, CheckFailedError
 from deepsearch_rl.files import atomic_directory, read_json, write_json
 from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
 from deepsearch_rl.training.finite import NotFiniteError, first_not_finite, require_finite_tensors
 from deepsearch_rl.training.model_folder import ADAPTER_FILES
-from deepsearch_rl.training.rl.agreement import agreement, outside_clip
+from deepsearch_rl.training.rl.agreement import agreement, outside_clip, require_unclipped
 from deepsearch_rl.training.rl.policy_loss import (
     ALGORITHMS,
     importance_weights,
@@ -62,12 +67,15 @@ class Rows:
     def weigh(self, chosen: torch.Tensor, loss: LossConfig, max_tokens: int) -> None:
         """Give the tokens of a minibatch their weights in its loss (``token_weights``).
 
-        They are those of the whole step over the minibatch's share of it: of its rollouts where the aggregation is
-        ``constant``, otherwise of its tokens, as ART has it.
+        They are those of the whole step over the minibatch's share of it: of its tokens where the aggregation counts
+        tokens (``token``, and ``sequence_art`` as ART does), otherwise of its rollouts.
         """
         aggregation = loss.aggregation or ALGORITHMS[loss.algorithm].aggregation
         mask_NS = self.mask(torch.arange(len(self.lengths_N)))
-        counts_N = (mask_NS.any(dim=1) if aggregation == "constant" else mask_NS.sum(dim=1)).float()
+        tokens_N = mask_NS.sum(dim=1)
+
+        counts_tokens = aggregation in ("token", "sequence_art")
+        counts_N = tokens_N.float() if counts_tokens else (tokens_N > 0).float()
         share = counts_N[chosen].sum() / counts_N.sum()
         self.tensors["token_weights"] = token_weights(aggregation, mask_NS, max_tokens) / share
 
@@ -94,7 +102,9 @@ class Policy:
     """
 
     def __init__(self, start: Path, config: RlConfig, seed: int, checkpoint: Path | None) -> None:
-        self.config, self._device = config, config.backend.device
+        self.config = config
+        self._device = config.backend.device
+        self._has_moved = True  # since the rows were scored; nothing is scored yet
         torch.manual_seed(seed)
         self._adapter: peft.PeftModel | None = None
         self._reference: PreTrainedModel | None = None  # of an adapter: the model without it
@@ -138,7 +148,8 @@ class Policy:
     def save(self, folder: Path, start: str) -> None:
         """Write weights and optimizer and seal them; ``folder`` appears by one rename."""
         with atomic_directory(folder) as partial:
-            require_finite_tensors("the trained weight", self._trained.named_parameters())
+            trained = ((name, weight) for name, weight in self._trained.named_parameters() if weight.requires_grad)
+            require_finite_tensors("the trained weight", trained)
             self._trained.save_pretrained(str(partial))
             if self._adapter is not None:  # PEFT writes a set, whose order changes from process to process
                 settings = read_json(partial / ADAPTER_FILES[0])
@@ -147,22 +158,31 @@ class Policy:
             torch.save(self.optimizer.state_dict(), partial / OPTIMIZER_FILE)
             seal(partial, start)
 
-    def score(self, rows: Rows, is_ahead: bool = False) -> dict[str, float]:
+    def score(self, rows: Rows, minibatches: Sequence[torch.Tensor], is_ahead: bool = False) -> dict[str, float]:
         """Give the rows the log-probabilities of this policy and of the start model; return the metrics of both.
 
-        The policy's own become ``logprobs``, the old policy of ratio and clip. The sampler's become
-        ``original_logprobs``, which truncated importance sampling compares them with. Raises StalePolicyError, but
-        not for rollouts that were made ahead of an update, and NotFiniteError.
+        ``minibatches`` are the row numbers of each update to come: rows are scored in the batches of these updates.
+        The policy's own log-probabilities become ``logprobs``, the old policy of ratio and clip. The sampler's become
+        ``original_logprobs``, which truncated importance sampling compares them with.
+
+        Raises StalePolicyError, but not for rollouts that were made ahead of an update, and NotFiniteError.
         """
         tensors = rows.tensors
-        own_NS, reference_NS = torch.zeros_like(tensors["logprobs"]), torch.zeros_like(tensors["logprobs"])
+        own_NS = torch.zeros_like(tensors["logprobs"])
+        reference_NS = torch.zeros_like(tensors["logprobs"])
+
         with torch.no_grad():
-            for rows_B in rows.batches(torch.arange(len(rows.lengths_N)), self.config.max_batch_tokens):
-                inputs = rows.take(rows_B, self._device)
-                width = inputs["tokens"].shape[1]
-                own_NS[rows_B, :width] = self.token_statistics(inputs)[0].cpu()
-                with self._adapter.disable_adapter() if self._adapter else contextlib.nullcontext():
-                    reference_NS[rows_B, :width] = self.token_statistics(inputs, self._reference)[0].cpu()
+            for chosen in minibatches:
+                for rows_B in rows.batches(chosen, self.config.max_batch_tokens):
+                    inputs = rows.take(rows_B, self._device)
+                    width = inputs["tokens"].shape[1]
+                    own_NS[rows_B, :width] = self.token_statistics(inputs)[0].cpu()
+
+                    with self._adapter.disable_adapter() if self._adapter else contextlib.nullcontext():
+                        start_BS = self.token_statistics(inputs, self._reference)[0]
+                    reference_NS[rows_B, :width] = start_BS.cpu()
+        self._has_moved = False
+
         mask_NS = rows.mask(torch.arange(len(own_NS)))
         for of, values_NS in (("the policy", own_NS), ("the start model", reference_NS)):
             if bad := int((~values_NS.isfinite()).any(dim=1).sum()):
@@ -170,21 +190,28 @@ class Policy:
                     f"the log-probabilities of {of} are not finite (NaN or infinite) in {bad} of {len(own_NS)} "
                     "rollouts. Nothing of this step is kept."
                 )
+
         sampled_NS = shift_tensor(tensors["logprobs"], float("nan")).where(mask_NS, float("nan"))
         advantages_N = tensors["advantages"].sum(dim=1)
         max_mismatch = None if is_ahead else self.config.max_mismatch
-        metrics = agreement(sampled_NS, own_NS, advantages_N, self.config.loss, max_mismatch)
+        metrics = agreement(sampled_NS, own_NS, reference_NS, advantages_N, self.config.loss, max_mismatch)
+
         tensors["original_logprobs"] = tensors["logprobs"]
         tensors["logprobs"] = own_NS.roll(1, dims=1).where(~tensors["logprobs"].isnan(), float("nan"))
         tensors["reference_logprobs"] = reference_NS
+        is_better_NS = mask_NS & (advantages_N > 0)[:, None]
+        if is_better_NS.any():
+            metrics["logprob_positive"] = float(own_NS[is_better_NS].mean())
         penalty_NS = kl_advantages(self.config.loss.kl_penalty, own_NS, reference_NS, mask_NS)
         tensors["advantages"] = tensors["advantages"] + penalty_NS.roll(1, dims=1)
         return {**metrics, "kl": mean_kl(own_NS[mask_NS], reference_NS[mask_NS])}
 
     def update(self, rows: Rows, chosen: torch.Tensor) -> dict[str, float]:
-        """Make one optimizer step over the chosen rows; return its metrics by ART's names.
+        """Make one optimizer step over the chosen rows, a minibatch of :meth:`score`; return metrics by ART's names.
 
-        Raises NotFiniteError, before a weight has changed, where the loss or a gradient is not finite.
+        Raises, before a weight has changed:
+            NotFiniteError: the loss or a gradient is not finite.
+            CheckFailedError: a token of the first update after :meth:`score` is outside the clip range.
         """
         totals: dict[str, float] = defaultdict(float)
         trained_tokens = float(rows.mask(chosen).sum())
@@ -204,7 +231,14 @@ class Policy:
                 f"the update was not applied: its loss is {totals['loss/train']:g}"
                 + (f", and the first gradient that is not finite is that of {first}." if first else ".")
             )
+        if not self._has_moved:
+            try:
+                require_unclipped(totals["loss/clip_fraction"])
+            except CheckFailedError:
+                self.optimizer.zero_grad(set_to_none=True)
+                raise
         self.optimizer.step()
+        self._has_moved = True
         self.optimizer.zero_grad(set_to_none=True)
         return {**totals, "loss/grad_norm": float(norm), "loss/learning_rate": self.optimizer.param_groups[0]["lr"]}
 
@@ -255,21 +289,26 @@ class Policy:
         """
         mask_BS = shift_tensor(inputs["assistant_mask"], False)
         next_P = shift_tensor(inputs["tokens"], 0)[mask_BS]
-        model, has_bonus = model or self.model, self.config.loss.entropy_bonus > 0
-        with torch.autocast(self._device, torch.bfloat16, enabled=self.config.dtype == "bfloat16"):
+        model = model or self.model
+        config = self.config
+
+        with torch.autocast(self._device, torch.bfloat16, enabled=config.dtype == "bfloat16"):
             decoder: Any = model.get_decoder()
             attention_BS = (inputs["group_ids"] != -1).long()
             hidden_BSE = decoder(inputs["tokens"], attention_mask=attention_BS, use_cache=False).last_hidden_state
-            hidden_PE, chunk = hidden_BSE[mask_BS], self.config.logprob_chunk
-            head = cast(torch.nn.Module, model.get_output_embeddings())
-            if len(hidden_PE) <= chunk:
-                logprobs_P, entropy_P = _log_softmax_of(head, hidden_PE, next_P, has_bonus)
-            else:
-                parts = [
-                    recomputed(_log_softmax_of, head, hidden, tokens, has_bonus, use_reentrant=False)
-                    for hidden, tokens in zip(hidden_PE.split(chunk), next_P.split(chunk), strict=True)
-                ]
-                logprobs_P, entropy_P = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        hidden_PE = hidden_BSE[mask_BS]
+
+        head = cast(torch.nn.Linear, model.get_output_embeddings())
+        settings = (head, config.temperature, config.loss.entropy_bonus > 0)
+        if len(hidden_PE) <= config.logprob_chunk:
+            logprobs_P, entropy_P = _log_softmax_of(hidden_PE, next_P, *settings)
+        else:
+            chunks = zip(hidden_PE.split(config.logprob_chunk), next_P.split(config.logprob_chunk), strict=True)
+            parts = [
+                recomputed(_log_softmax_of, hidden, tokens, *settings, use_reentrant=False) for hidden, tokens in chunks
+            ]
+            logprobs_P, entropy_P = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+
         zeros_BS = torch.zeros(mask_BS.shape, device=mask_BS.device)
         return zeros_BS.masked_scatter(mask_BS, logprobs_P), zeros_BS.masked_scatter(mask_BS, entropy_P)
 
@@ -293,10 +332,15 @@ def _with_adapter(model: PreTrainedModel, config: RlConfig, checkpoint: Path | N
 
 
 def _log_softmax_of(
-    head: torch.nn.Module, hidden_PE: torch.Tensor, next_P: torch.Tensor, has_bonus: bool
+    hidden_PE: torch.Tensor, next_P: torch.Tensor, head: torch.nn.Linear, temperature: float, has_bonus: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of the tokens ``next_P`` and the entropies, in float32."""
-    logprobs_PV = torch.log_softmax(head(hidden_PE).float(), dim=-1)
+    """Return the log-probabilities of the tokens ``next_P`` at a temperature and the entropies, in float32.
+
+    The head multiplies in float32 whatever the model's dtype is: a logit of 16 to 32 has steps of 0.125 in bfloat16.
+    """
+    bias = None if head.bias is None else head.bias.float()
+    logits_PV = torch.nn.functional.linear(hidden_PE.float(), head.weight.float(), bias)
+    logprobs_PV = torch.log_softmax(logits_PV / temperature, dim=-1)
     with torch.set_grad_enabled(has_bonus and torch.is_grad_enabled()):
         entropy_P = -(logprobs_PV.exp() * logprobs_PV).sum(-1)
     return logprobs_PV.gather(-1, next_P[:, None])[:, 0], entropy_P

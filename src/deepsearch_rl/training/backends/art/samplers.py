@@ -154,6 +154,8 @@ def lora_serve_command(start: Path, config: RlConfig, context_tokens: int, seed:
     )
     # Two at once: the next one is loaded before the last one is unloaded.
     lora = ["--enable-lora", "--max-lora-rank", str(lora_rank(config)), "--max-loras", "2"]
+    # Log-probabilities are those of rl.temperature, and the head multiplies in float32, both as in the trainer.
+    lora += ["--logprobs-mode", "processed_logprobs", "--hf-overrides", '{"head_dtype": "float32"}']
     switches = ["VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"]
     if sampler.sleep:
         lora.append("--enable-sleep-mode")

@@ -6,6 +6,7 @@ the old policy of ratio and clip is the trainer's; optimizer and policy are one 
 
 import asyncio
 import contextlib
+import random
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
@@ -86,15 +87,20 @@ class OwnService:
         """
         step, steps = self.step + 1, self.config.steps[self.task.start_name]
         rows = Rows(packed_tensors_from_dir(**disk_packed_tensors))
+        parts = minibatches(len(rows.lengths_N), self.config.minibatches, self.task.seed + step)
         await asyncio.to_thread(self._sampler.rest)
+
         with memory_named(self.config):
             is_ahead = self.config.rollouts_ahead and self._has_updated
-            metrics = await asyncio.to_thread(self._policy.score, rows, is_ahead)
+            metrics = await asyncio.to_thread(self._policy.score, rows, parts, is_ahead)
             self._policy.optimizer.param_groups[0]["lr"] = learning_rate(self.config, step, steps)
+
             for epoch in range(self.config.update_epochs):
-                seed = self.task.seed + step + epoch * steps  # of an order that no other step or epoch has
-                for chosen in minibatches(len(rows.lengths_N), self.config.minibatches, seed):
+                # The parts stay what they were scored as; each later epoch takes them in an order of its own.
+                order = random.Random(f"{self.task.seed}/{step}/{epoch}").sample(parts, len(parts)) if epoch else parts
+                for chosen in order:
                     yield {**metrics, **await asyncio.to_thread(self._policy.update, rows, chosen)}
+
         await asyncio.to_thread(self._policy.save, self._checkpoint(step), self.task.weights)
         self._has_updated = True
 

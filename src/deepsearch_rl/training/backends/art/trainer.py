@@ -52,6 +52,8 @@ METRICS = {
     "data/step_num_groups_trainable": "trainable_groups",
     "data/step_trainer_tokens": "trained_tokens",
     "kl": "kl",
+    "served_share": "served_share",
+    "logprob_positive": "logprob_positive",
     **{f"mismatch_{name}": f"mismatch_{name}" for name in ("mean", "median", "p99", "max", "corr")},
     **{f"outside_clip_{sign}": f"outside_clip_{sign}" for sign in ("positive", "negative")},
 }
@@ -66,29 +68,37 @@ class ServiceBackend(LocalBackend):
     Rollouts are packed to ``rl.max_sequence_tokens``; the services cut them to their own length or check the chunks.
     """
 
-    def __init__(self, *, loss: LossConfig, in_process: bool, path: str) -> None:
+    def __init__(self, *, config: RlConfig, in_process: bool, path: str) -> None:
         super().__init__(in_process=in_process, path=path)
-        self._loss = loss
+        self._loss = config.loss
+        self._max_tokens = config.max_sequence_tokens
+        self.overlong = 0
+        """Rollouts of the last update that were longer than what is trained on."""
         self._packed_sequence_length_requires_chunk_alignment = False
 
     async def _get_service(self, model: art.TrainableModel[Any, Any]) -> ModelService:
         return self._services[model.name]
 
     def _get_packed_tensors(self, *arguments: Any, **named: Any) -> PackedTensors | None:
-        """Tokenise and pack as ART does, with the advantages of ``rl.loss``, which ART would compute on the way."""
+        """Tokenise and pack as ART does, with the advantages of ``rl.loss``, which ART would compute on the way.
+
+        ART drops a rollout that is longer than a row after it has compared rewards. Here it is left out, and counted,
+        before that: a baseline is the mean of what is trained on.
+        """
         results: list[TokenizedResult] = []
 
         def tokenized(tokenizer: Any, groups: Any, no_logprobs: bool, _: bool, **rest: Any) -> list[TokenizedResult]:
             rest["drop_zero_advantage_trajectories"] = False
             rows = list(tokenize_trajectory_groups(tokenizer, groups, no_logprobs, False, **rest))
-            results.extend(with_advantages(rows, self._loss))
+            fitting = [row for row in rows if len(row.token_ids) <= self._max_tokens]
+            self.overlong = len(rows) - len(fitting)
+            results.extend(with_advantages(fitting, self._loss))
             return results
 
         with patch.object(local_backend, tokenize_trajectory_groups.__name__, tokenized):
             packed = super()._get_packed_tensors(*arguments, **named)
         if packed is not None and not self._loss.unit_advantages:
-            width = packed["tokens"].shape[1]
-            packed["advantages"] *= fmean(abs(row.advantage) for row in results if len(row.token_ids) <= width)
+            packed["advantages"] *= fmean(abs(row.advantage) for row in results)
         return packed
 
 
@@ -109,7 +119,7 @@ class ArtTrainer:
     ) -> None:
         self.hardware: Mapping[str, str] = {"device": config.backend.device, "dtype": config.dtype}
         self._task, self._config, self._make_service, self._in_process = task, config, make_service, in_process
-        self._backend = ServiceBackend(loss=config.loss, path=str(task.scratch), in_process=in_process)
+        self._backend = ServiceBackend(config=config, path=str(task.scratch), in_process=in_process)
         self._model: art.TrainableModel[Any, Any] = art.TrainableModel(
             name="policy", project="deepsearch-rl", base_model=str(task.start), _internal_config=settings
         )
@@ -180,7 +190,8 @@ class ArtTrainer:
         ]
         with contextlib.redirect_stdout(io.StringIO()):  # ART prints a line per step; the loop's log holds more
             result = await self._backend.train(self._model, groups, **train_arguments(self._config))
-        return {name: float(result.metrics[key]) for key, name in METRICS.items() if key in result.metrics}
+        metrics = {name: float(result.metrics[key]) for key, name in METRICS.items() if key in result.metrics}
+        return {**metrics, "overlong": float(self._backend.overlong)}
 
     def require_whole(self, step: int) -> None:
         """Compare a step's checkpoint with its seal."""

@@ -25,6 +25,7 @@ from deepsearch_rl.training.backends.art.checkpoints import OPTIMIZER_FILE, seal
 from deepsearch_rl.training.backends.art.policy import clipped, mean_kl
 from deepsearch_rl.training.backends.art.service import memory_named
 from deepsearch_rl.training.backends.art.trainer import ArtTrainer, model_settings
+from deepsearch_rl.training.finite import require_finite_tensors
 from deepsearch_rl.training.rl.agreement import agreement
 from deepsearch_rl.training.rl.policy_loss import ALGORITHMS
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask
@@ -36,11 +37,12 @@ def require_honoured(config: RlConfig) -> None:
     """Raise ConfigError with every field of params that has a value which this service cannot honour."""
     whole, loss = config.max_sequence_tokens, config.loss
     needed: dict[str, tuple[object, object, str]] = {
-        "loss.aggregation": (loss.aggregation or ALGORITHMS[loss.algorithm].aggregation, "sequence", "ART's"),
+        "loss.aggregation": (loss.aggregation or ALGORITHMS[loss.algorithm].aggregation, "sequence_art", "ART's"),
         "loss.unit_advantages": (loss.unit_advantages, True, "ART's"),
         "loss.dual_clip": (loss.dual_clip, None, "ART has none"),
         "loss.kl_loss": (loss.kl_loss, 0.0, "ART has none"),
         "loss.entropy_bonus": (loss.entropy_bonus, 0.0, "ART has none"),
+        "temperature": (config.temperature, 1.0, "ART's log-probabilities are those of temperature 1"),
         "minibatches": (config.minibatches, None, "one optimizer step per rollout"),
         "update_epochs": (config.update_epochs, 1, "ART trains once on a rollout"),
         "max_batch_tokens": (config.max_batch_tokens, whole, "every rollout is padded to max_sequence_tokens"),
@@ -192,9 +194,14 @@ def measured(config: RlConfig) -> Iterator[dict[str, float]]:
         trained_BS = score(context, packed, train, art).float()
         with context.peft_model.disable_adapter():
             reference_BS = score(context, packed, train, art).float()
-        mask_BS, advantages_B = packed["assistant_mask"], packed["advantages"].sum(dim=1)
+        mask_BS = packed["assistant_mask"]
+        for of, values_BS in (("policy", trained_BS), ("start model", reference_BS)):
+            require_finite_tensors("the log-probability of the", [(of, values_BS[mask_BS])])
+
+        advantages_B = packed["advantages"].sum(dim=1)
         sampled_BS = packed["logprobs"].where(mask_BS, float("nan"))
-        metrics.update(agreement(sampled_BS, trained_BS, advantages_B, config.loss, config.max_mismatch))
+        compared = agreement(sampled_BS, trained_BS, reference_BS, advantages_B, config.loss, config.max_mismatch)
+        metrics.update(compared)
         metrics["kl"] = mean_kl(trained_BS[mask_BS], reference_BS[mask_BS])
         return trained_BS
 
