@@ -94,8 +94,9 @@ class FunctionCalling:
         """Return the model's reply to a conversation; its calls have ids that are new to the conversation."""
         message = completion.message
         content = message.text
-        if message.tool_calls:  # some servers repeat the calls as raw text; the template would render them twice
-            content = _RAW_CALL.sub("", content)
+        if message.tool_calls:
+            content = _RAW_CALL.sub("", content)  # some servers repeat the calls; a template would render them twice
+            content = content.removesuffix("\n")  # the template writes the newline between a text and its calls
         used_ids = {call.id for earlier in messages for call in earlier.tool_calls}
         calls: list[ToolCall] = []
         for call in message.tool_calls or ():
