@@ -413,3 +413,21 @@ def test_ifeval_scores_what_was_said_as_the_agent_reads_it(
     evaluate_ifeval("m", chat_server.endpoint, config, generated_prompts(1), 1, tmp_path / "ifeval")
     [row] = read_jsonl(tmp_path / "ifeval/responses.jsonl", IfevalResponse)
     assert row.response == response
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("content", [None, "", "\n\n"])
+def test_an_answer_in_the_reasoning_field_alone_is_told_with_the_servers_option(
+    chat_server: Any, answer: Answer, content: str | None, field: str
+) -> None:  # vllm-project/vllm#17349, vllm-project/vllm#17609
+    message = {"role": "assistant", "content": content, field: ANSWER}
+    chat_server.script.append(reply({"index": 0, "message": message, "finish_reason": "stop"}))
+    trajectory = answer()
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ANSWER_TAG, "")
+    assert "the answer stands in the reasoning field" in (trajectory.error or "")
+    assert "--reasoning-parser" in (trajectory.error or "")
+
+
+def test_a_thought_alone_is_told_as_one(chat_server: Any, answer: Answer) -> None:
+    chat_server.says(None, reasoning="Which fact is missing?")
+    assert answer().error == "a turn without a text: all 22 characters are in the reasoning field"

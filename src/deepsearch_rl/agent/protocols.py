@@ -26,9 +26,11 @@ capture rollouts there (openpipe-art does) see every call.
 
 import itertools
 import json
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, TypeAlias
 
 import openai
@@ -49,6 +51,7 @@ from deepsearch_rl.answers import has_answer_tags
 from deepsearch_rl.records import Message, StopReason, TokenUsage, ToolCall
 from deepsearch_rl.retrieval.passages import NO_PASSAGES, Found, format_passages
 
+_LOG = logging.getLogger(__name__)
 _SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
 """The tool's schema and the words that a template writes around it."""
 _MESSAGE_CHARACTERS = 24  # what a template writes around a message or a call
@@ -56,6 +59,12 @@ _TAGS_CHARACTERS = 60  # what a template writes around the two messages of searc
 _RAW_CALL = re.compile(r"\s*<tool_call>.*?</tool_call>\s*", re.DOTALL)
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _STOPS = ("</search>", "</answer>")
+_ANSWER_IN_REASONING = (
+    "a turn without a text: the answer stands in the reasoning field, where the server's reasoning parser put it, and "
+    "counts as none. For a model or a request that does not think, start vLLM or SGLang without --reasoning-parser "
+    "(llama.cpp: --reasoning-format none); for a model that does, name its own parser, e.g. qwen3 in place of "
+    "deepseek_r1, which takes every text without </think> for a thought."
+)
 INVALID_ACTION = (
     "\nThat was neither a search nor an answer. A query stands between <search> and </search>, "
     "the final answer between <answer> and </answer>.\n"
@@ -124,6 +133,8 @@ class FunctionCalling:
             raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse")
         if not split_thought(turn).closed:
             raise RolloutStopped(StopReason.NO_ANSWER_TAG, "a thought that was never closed")
+        if not text.strip() and turn.reasoning:
+            raise RolloutStopped(StopReason.NO_ANSWER_TAG, _all_reasoning(turn.reasoning))
         if not text:
             raise RolloutStopped(StopReason.NO_ANSWER_TAG, "an empty turn")
 
@@ -134,6 +145,22 @@ class FunctionCalling:
     def notice(self, text: str, observation: str = "") -> str:
         """Return what the model reads instead of passages, or after an observation."""
         return f"{observation}\n\n{text}" if observation else text
+
+
+def _all_reasoning(reasoning: str) -> str:
+    """Return what to do about a turn that a server returned in its reasoning field alone; an answer in it is warned of.
+
+    vLLM does so with thoughts that never end, and with a parser that does not fit the model or its template.
+    """
+    if not has_answer_tags(reasoning):
+        return f"a turn without a text: all {len(reasoning)} characters are in the reasoning field"
+    _warn_once(_ANSWER_IN_REASONING)
+    return _ANSWER_IN_REASONING
+
+
+@cache
+def _warn_once(text: str) -> None:
+    _LOG.warning("%s", text)
 
 
 def _compact(arguments: str) -> str:
