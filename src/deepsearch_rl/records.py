@@ -114,6 +114,14 @@ class StopReason(StrEnum):
     MODEL_ERROR = "model_error"
 
 
+SERVER_FAILURES = frozenset({StopReason.MODEL_ERROR, StopReason.TOOL_ERROR})
+"""How a rollout ends that a server failed, whatever the model wrote; every other end is what the model did.
+
+Training and the choice of a checkpoint leave such rollouts out. Evaluation counts them as zeros, and a repeated command
+asks for these alone again, so that no repetition can raise the score of what a model did.
+"""
+
+
 class ToolCall(Record):
     """A call of a model. ``arguments`` is JSON text, spaced as `json.dumps` does; what is no JSON stays as written."""
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepsearch_rl.agent.chat_messages import Thought, chat_messages, split_thought
+from deepsearch_rl.agent.chat_messages import Thought, chat_messages, split_thought, spoken_text
 from deepsearch_rl.records import Message, ToolCall
 
 CALL = ToolCall(id="call_1", name="retrieve", arguments='{"query": "mayor"}')
@@ -34,13 +34,37 @@ def turn(content: str, reasoning: str | None = None) -> Message:
         (turn("So it is."), None, "So it is."),
         (turn("\nSo it is.", "\n"), None, "\nSo it is."),
         (turn("So <think>late</think> it is."), None, "So <think>late</think> it is."),
-        (turn("<think>never closed"), None, "<think>never closed"),
         (Message(role="tool", content="a</think>b", tool_call_id="call_1"), None, "a</think>b"),
         (Message(role="user", content="<think>a</think>b"), None, "<think>a</think>b"),
     ],
 )
 def test_a_thought_is_found_wherever_the_server_put_it(message: Message, reasoning: str | None, text: str) -> None:
     assert split_thought(message) == Thought(reasoning, text)
+
+
+def test_a_thought_that_was_never_closed_is_all_of_a_turn() -> None:
+    message = turn("<think>Perhaps <answer>Mary Moss</answer>, or")
+    assert split_thought(message) == Thought("Perhaps <answer>Mary Moss</answer>, or", "", closed=False)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (turn("So it is."), "So it is."),
+        (turn("<think>Look.</think>\n\nSo it is."), "So it is."),
+        (turn("Look.</think>\n\nSo it is."), "So it is."),
+        (turn("So it is.", "Look."), "So it is."),
+        (turn("<think>never closed"), ""),
+        (turn("So <think>late</think> it is."), "So  it is."),
+        (turn("So <think>late and never closed"), "So "),
+        (turn("<think>a</think>So <think>again"), "So "),
+        (turn("<think>a<think>b</think>c</think>So."), "So."),
+        (turn("<think>a</think>b</think>So."), "So."),
+        (turn("So <think>never closed", "Look."), "So "),
+    ],
+)
+def test_what_a_turn_says_stands_outside_of_all_its_thoughts(message: Message, text: str) -> None:
+    assert spoken_text(message) == text
 
 
 def test_reasoning_is_sent_back_by_both_its_names_and_not_in_the_text() -> None:

@@ -75,7 +75,7 @@ CALL = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "director of Si
 
 def test_calls_that_parse_become_tool_calls_with_the_text_before_them_as_content() -> None:
     message = assistant_message(f"Let me look.\n{CALL}\n{CALL}")
-    assert message["content"] == "Let me look."
+    assert message["content"] == "Let me look.\n"  # as vLLM's hermes parser leaves it
     assert [call["function"]["arguments"] for call in message["tool_calls"]] == [
         '{"query": "director of Silent Harbor"}'
     ] * 2

@@ -114,6 +114,17 @@ def test_rollouts_that_a_server_ended_are_tried_again_and_those_a_model_ended_ar
     assert again.asked == ["q1#0", "q3#0"]
     assert {trajectory.question_id for trajectory in found if trajectory.failed} == {"q2"}
     assert len(log.read_bytes().splitlines()) == 22
+    assert found.asked_again == run(ScriptedAgent(), log).asked_again == 2
+
+
+def test_what_is_asked_for_again_is_named(log: Path, caplog: pytest.LogCaptureFixture):
+    assert run(ends({"q1": StopReason.MODEL_ERROR}), log).asked_again == 0
+    assert run(ends({"q1": StopReason.TOOL_CALL_UNPARSABLE}), log).asked_again == 1
+    assert "a server had failed 1 of these rollouts" in caplog.text
+    assert "q1#0" in caplog.text
+    last = ScriptedAgent()
+    run(last, log)
+    assert last.asked == []  # the model's own failure is final
 
 
 def test_a_server_that_is_gone_stops_the_run_with_its_error(log: Path):

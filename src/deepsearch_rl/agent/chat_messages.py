@@ -3,7 +3,9 @@
 A server returns the reasoning of a turn in one of three places: a field of its own, where it runs a reasoning parser
 (vLLM calls it ``reasoning``, older versions and others ``reasoning_content``; both are :attr:`Message.reasoning`
 here); in the text between ``<think>`` and ``</think>``; or in the text before ``</think>`` alone, where the opening
-tag belongs to the prompt, as with Qwen3's Thinking models. :func:`split_thought` reads all three.
+tag belongs to the prompt, as with Qwen3's Thinking models. :func:`split_thought` reads all three, and a thought that
+was never closed: everything after its opening tag is thought. :func:`spoken_text` is what a turn says, and the only
+text that may hold an answer. Agent, rewards, training rows and IFEval read thoughts with these two functions alone.
 
 Requests carry reasoning in the fields and nowhere else: Qwen3's templates read the field first, and newer ones would
 render a block inside the text a second time. Both names are sent, because vLLM from 0.16 on reads ``reasoning`` alone,
@@ -14,6 +16,7 @@ server's own schema, which is longer (titles, defaults, an argument for callers)
 """
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -38,18 +41,23 @@ RETRIEVE_TOOL: Final[dict[str, JsonValue]] = {
 """The tool in OpenAI's function format. Changing a character of it needs new training of every model."""
 
 
+_THINK_TAG = re.compile(f"{OPEN_THINK}|{CLOSE_THINK}")
+
+
 class Thought(NamedTuple):
     """The reasoning of a turn without tags and outer white space, None where there is none, and the other text."""
 
     reasoning: str | None
     text: str
+    closed: bool = True
+    """False where the turn ended in the middle of its thought, so that it says nothing."""
 
 
 def split_thought(message: Message) -> Thought:
     """Return the reasoning of a turn and the text after it, wherever the server put the reasoning.
 
     Only a block at the very beginning of the text is reasoning; it is dropped if it is empty or repeats the field. A
-    text without such a block stays as it is.
+    block without a closing tag is all of the text. A text without such a block stays as it is.
     """
     block = Thought(None, message.content)
     if message.role != "assistant":
@@ -58,18 +66,54 @@ def split_thought(message: Message) -> Thought:
     start = before.lstrip()
     if closed and (OPEN_THINK not in start or start.startswith(OPEN_THINK)):
         block = Thought(start.removeprefix(OPEN_THINK).strip() or None, after.lstrip("\n"))
+    elif not closed and start.startswith(OPEN_THINK):
+        block = Thought(start.removeprefix(OPEN_THINK).strip() or None, "", closed=False)
     reasoning = (message.reasoning or "").strip()
     if not reasoning:
         return block
     text = block.text if block.reasoning in (None, reasoning) else message.content
-    return Thought(reasoning, text.lstrip("\n"))
+    return Thought(reasoning, text.lstrip("\n"), block.closed)
+
+
+def spoken_text(message: Message) -> str:
+    """Return the text of a turn outside all of its thoughts, wherever they stand, closed or not."""
+    text = split_thought(message).text
+    spoken: list[str] = []
+    depth = 0
+    end = 0
+    for tag in _THINK_TAG.finditer(text):
+        if depth == 0:
+            spoken.append(text[end : tag.start()])
+        if tag[0] == OPEN_THINK:
+            depth += 1
+        elif depth == 0:  # the text before it was a thought, too
+            spoken.clear()
+        else:
+            depth -= 1
+        end = tag.end()
+    if depth == 0:
+        spoken.append(text[end:])
+    return "".join(spoken)
+
+
+def assistant_turn(
+    text: str, reasoning: str | None, calls: tuple[ToolCall, ...] = (), *, begins_in_thought: bool = False
+) -> Message:
+    """Return a turn as a model wrote it.
+
+    ``begins_in_thought``: the prompt ends in an opening tag, and the server leaves thoughts in the text. A text without
+    a closing tag is then an unclosed thought, and gets the prompt's tag, by which every reader knows it.
+    """
+    if begins_in_thought and reasoning is None and CLOSE_THINK not in text and not text.lstrip().startswith(OPEN_THINK):
+        text = OPEN_THINK + text
+    return Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
 
 
 def chat_messages(messages: Iterable[Message], *, with_reasoning: bool = False) -> list[dict[str, JsonValue]]:
     """Return messages as requests carry them: texts may be empty, but not null, which some servers refuse."""
     chat: list[dict[str, JsonValue]] = []
     for message in messages:
-        reasoning, text = split_thought(message)
+        reasoning, text, _ = split_thought(message)
         fields: dict[str, JsonValue] = {"role": message.role, "content": text}
         if with_reasoning and reasoning is not None:
             fields |= {"reasoning": reasoning, "reasoning_content": reasoning}

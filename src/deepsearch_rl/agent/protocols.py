@@ -26,22 +26,32 @@ capture rollouts there (openpipe-art does) see every call.
 
 import itertools
 import json
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, TypeAlias
 
 import openai
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages, search_call, split_thought
+from deepsearch_rl.agent.chat_messages import (
+    RETRIEVE_TOOL,
+    assistant_turn,
+    chat_messages,
+    search_call,
+    split_thought,
+    spoken_text,
+)
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
-from deepsearch_rl.agent.endpoint import Completion, read_completion
+from deepsearch_rl.agent.endpoint import Completion, complete
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.transcript import RolloutStopped
 from deepsearch_rl.answers import has_answer_tags
 from deepsearch_rl.records import Message, StopReason, TokenUsage, ToolCall
 from deepsearch_rl.retrieval.passages import NO_PASSAGES, Found, format_passages
 
+_LOG = logging.getLogger(__name__)
 _SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
 """The tool's schema and the words that a template writes around it."""
 _MESSAGE_CHARACTERS = 24  # what a template writes around a message or a call
@@ -49,6 +59,12 @@ _TAGS_CHARACTERS = 60  # what a template writes around the two messages of searc
 _RAW_CALL = re.compile(r"\s*<tool_call>.*?</tool_call>\s*", re.DOTALL)
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _STOPS = ("</search>", "</answer>")
+_ANSWER_IN_REASONING = (
+    "a turn without a text: the answer stands in the reasoning field, where the server's reasoning parser put it, and "
+    "counts as none. For a model or a request that does not think, start vLLM or SGLang without --reasoning-parser "
+    "(llama.cpp: --reasoning-format none); for a model that does, name its own parser, e.g. qwen3 in place of "
+    "deepseek_r1, which takes every text without </think> for a thought."
+)
 INVALID_ACTION = (
     "\nThat was neither a search nor an answer. A query stands between <search> and </search>, "
     "the final answer between <answer> and </answer>.\n"
@@ -63,6 +79,8 @@ class FunctionCalling:
     instruction: str
     history_reasoning: bool = False
     offer_tool: bool = True
+    begins_in_thought: bool = False
+    """The prompt of a turn ends in an opening think tag, and the server leaves thoughts in the text."""
 
     def opening(self, question: str) -> list[Message]:
         """Return the messages that a conversation begins with."""
@@ -85,8 +103,9 @@ class FunctionCalling:
         """Return the model's reply to a conversation; its calls have ids that are new to the conversation."""
         message = completion.message
         content = message.text
-        if message.tool_calls:  # some servers repeat the calls as raw text; the template would render them twice
-            content = _RAW_CALL.sub("", content)
+        if message.tool_calls:
+            content = _RAW_CALL.sub("", content)  # some servers repeat the calls; a template would render them twice
+            content = content.removesuffix("\n")  # the template writes the newline between a text and its calls
         used_ids = {call.id for earlier in messages for call in earlier.tool_calls}
         calls: list[ToolCall] = []
         for call in message.tool_calls or ():
@@ -95,7 +114,7 @@ class FunctionCalling:
                 id_ = next(name for name in map("call_{}".format, itertools.count(1)) if name not in used_ids)
             used_ids.add(id_)
             calls.append(ToolCall(id=id_, name=call.function.name, arguments=_compact(call.function.arguments)))
-        return Message(role="assistant", content=content, reasoning=message.thought, tool_calls=tuple(calls))
+        return assistant_turn(content, message.thought, tuple(calls), begins_in_thought=self.begins_in_thought)
 
     def search(self, query: str) -> Message:
         """Return a turn that searches, as a model would write it."""
@@ -103,15 +122,19 @@ class FunctionCalling:
 
     def complete(self, turn: Message) -> bool:
         """Return whether a turn can be carried out although its token limit ended it."""
-        return has_answer_tags(split_thought(turn).text)
+        return has_answer_tags(spoken_text(turn))
 
     def correction(self, turn: Message) -> None:
         """Return what the model reads after an invalid action, None after a valid one; it may raise RolloutStopped."""
-        text = split_thought(turn).text
+        text = spoken_text(turn)
         if turn.tool_calls or has_answer_tags(text):
             return
         if "<tool_call>" in text:
             raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse")
+        if not split_thought(turn).closed:
+            raise RolloutStopped(StopReason.NO_ANSWER_TAG, "a thought that was never closed")
+        if not text.strip() and turn.reasoning:
+            raise RolloutStopped(StopReason.NO_ANSWER_TAG, _all_reasoning(turn.reasoning))
         if not text:
             raise RolloutStopped(StopReason.NO_ANSWER_TAG, "an empty turn")
 
@@ -122,6 +145,22 @@ class FunctionCalling:
     def notice(self, text: str, observation: str = "") -> str:
         """Return what the model reads instead of passages, or after an observation."""
         return f"{observation}\n\n{text}" if observation else text
+
+
+def _all_reasoning(reasoning: str) -> str:
+    """Return what to do about a turn that a server returned in its reasoning field alone; an answer in it is warned of.
+
+    vLLM does so with thoughts that never end, and with a parser that does not fit the model or its template.
+    """
+    if not has_answer_tags(reasoning):
+        return f"a turn without a text: all {len(reasoning)} characters are in the reasoning field"
+    _warn_once(_ANSWER_IN_REASONING)
+    return _ANSWER_IN_REASONING
+
+
+@cache
+def _warn_once(text: str) -> None:
+    _LOG.warning("%s", text)
 
 
 def _compact(arguments: str) -> str:
@@ -192,11 +231,11 @@ class SearchTags:
 AgentProtocol: TypeAlias = FunctionCalling | SearchTags
 
 
-def open_protocol(config: AgentConfig, *, offer_tool: bool = True) -> AgentProtocol:
+def open_protocol(config: AgentConfig, *, offer_tool: bool = True, begins_in_thought: bool = False) -> AgentProtocol:
     """Return the protocol that the settings name, with their prompt."""
     instruction = load_prompt(config.prompt)
     if config.protocol == FUNCTION_CALLING:
-        return FunctionCalling(instruction, config.history_reasoning, offer_tool)
+        return FunctionCalling(instruction, config.history_reasoning, offer_tool, begins_in_thought)
     return SearchTags(instruction)
 
 
@@ -229,16 +268,15 @@ class EndpointPolicy(RolloutPolicy):
     logprobs: bool = False
 
     async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:
-        """Return the next turn; raise openai.APIError after all attempts, EndpointError if it is no completion."""
+        """Return the next turn; raises as :func:`complete`."""
         options = self.protocol.request(messages)
         if self.seed is not None:
             options["seed"] = self.seed
         if self.logprobs:
             options["logprobs"] = True
-        response = await self.client.chat.completions.create(
-            model=self.model, temperature=self.temperature, max_tokens=max_tokens, **options
+        completion = await complete(
+            self.client, model=self.model, temperature=self.temperature, max_tokens=max_tokens, **options
         )
-        completion = read_completion(response)
         turn = self.protocol.turn(completion, messages)
         truncated = completion.truncated(max_tokens) and not self.protocol.complete(turn)
         return Reply(turn, completion.usage, truncated)

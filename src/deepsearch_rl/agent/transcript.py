@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from agents.exceptions import AgentsException
 
-from deepsearch_rl.agent.chat_messages import split_thought
+from deepsearch_rl.agent.chat_messages import spoken_text
 from deepsearch_rl.agent.endpoint import replace_lone_surrogates
 from deepsearch_rl.answers import extract_answer
 from deepsearch_rl.records import (
@@ -138,7 +138,7 @@ class Transcript:
             **asdict(key),
             messages=tuple(_with_call_ids(message, names) for message in self.messages),
             retrievals=tuple(self.retrievals),
-            answer=extract_answer(split_thought(self.messages[-1]).text) if reason is StopReason.ANSWERED else "",
+            answer=extract_answer(spoken_text(self.messages[-1])) if reason is StopReason.ANSWERED else "",
             stop_reason=reason,
             error=error and replace_lone_surrogates(error),
             usage=tuple(self.usage),

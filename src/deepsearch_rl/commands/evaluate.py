@@ -185,5 +185,5 @@ def _cells(row: "F1TableRow") -> list[str]:
         f"{row.acc:.3f}",
         f"{row.mean_tool_calls:.2f}",
         f"{row.constant.f1:.3f}",
-        ", ".join(f"{count} {kind}" for kind, count in row.failures.items()) or "none",
+        ", ".join(f"{count} {kind}" for kind, count in row.counts.items()) or "none",
     ]

@@ -39,7 +39,9 @@ class ControlAgent:
     ) -> None:
         self._endpoint, self._seed, self._gold_passages = endpoint, seed, gold_passages
         self._key = RolloutKey(model_name, config.prompt_title, temperature, config.protocol)
-        self._protocol = open_protocol(config, offer_tool=gold_passages is not None)
+        self._protocol = open_protocol(
+            config, offer_tool=gold_passages is not None, begins_in_thought=endpoint.begins_in_thought
+        )
         inserted_turn = {"max_turns": config.max_turns + 1}
         single_answer = {"max_searches": 0, "max_turns": 1}
         self._config = config.model_copy(update=single_answer if gold_passages is None else inserted_turn)

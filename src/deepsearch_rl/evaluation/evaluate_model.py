@@ -209,4 +209,5 @@ class _Evaluator:
             variant=self.setting.variant,
             trained_with_other=self._trained_with_other(),
         )
-        return build_row(key, rollouts, generated, self.setting.evaluate.draws)
+        row = build_row(key, rollouts, generated, self.setting.evaluate.draws)
+        return row.model_copy(update={"asked_again": rollouts.asked_again})

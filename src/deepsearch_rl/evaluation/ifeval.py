@@ -2,8 +2,9 @@
 
 Accuracies are those of the official scorer (Zhou et al. 2023, arXiv 2311.07911): per prompt (all its instructions
 followed) and per instruction, strict (the response as it is) and loose (also without its first or last line and
-without asterisks). Reasoning between think tags is no part of a response. Every prompt must be answered and scored, or
-there is no score at all. Generated prompts have the official form and need no download: two of the 25 official kinds of
+without asterisks). Reasoning is no part of a response; it is read as in every rollout
+(:func:`~deepsearch_rl.agent.chat_messages.spoken_text`). Every prompt must be answered and scored, or there is no score
+at all. Generated prompts have the official form and need no download: two of the 25 official kinds of
 instruction, whose checkers need NLTK's data, are left out of ``ifeval_prompts.yaml``.
 """
 
@@ -17,14 +18,14 @@ from typing import Any, Literal
 import numpy as np
 import openai
 import yaml
-from evalscope.api.messages.utils import parse_content_with_reasoning
 from evalscope.benchmarks.ifeval import instructions_registry
 from evalscope.benchmarks.ifeval.utils import process_results
 from langdetect import DetectorFactory
 from openai.types.chat import ChatCompletionUserMessageParam
 from pydantic import Field, JsonValue, model_validator
 
-from deepsearch_rl.agent.endpoint import Endpoint, open_client, read_completion
+from deepsearch_rl.agent.chat_messages import assistant_turn, spoken_text
+from deepsearch_rl.agent.endpoint import Endpoint, complete, open_client
 from deepsearch_rl.corpora.flashrag import read_rows
 from deepsearch_rl.corpora.ifeval import IfevalRow
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, EndpointError
@@ -170,12 +171,14 @@ async def _ask_all(prompts: Sequence[IfevalPrompt], endpoint: Endpoint, config: 
         async def ask(prompt: IfevalPrompt) -> str:
             messages: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": prompt.prompt}]
             async with free_requests:
-                completion = await client.chat.completions.create(
-                    model=endpoint.model, messages=messages, temperature=0.0, max_tokens=config.max_tokens
+                completion = await complete(
+                    client, model=endpoint.model, messages=messages, temperature=0.0, max_tokens=config.max_tokens
                 )
             bar.advance()
-            message = read_completion(completion).message
-            return parse_content_with_reasoning(message.content or message.refusal or "")[0]
+            message = completion.message
+            turn = assistant_turn(message.text, message.thought, begins_in_thought=endpoint.begins_in_thought)
+            response = spoken_text(turn)
+            return response if response == message.text else response.strip()
 
         try:
             async with client:

@@ -63,7 +63,8 @@ def assistant_message(text: str) -> dict[str, Any]:
     """Return an answer as a Chat Completions message.
 
     If all its tool calls parse, they become ``tool_calls`` and the text before them the content (None if there is
-    none). If one does not, the text stays as the model wrote it, so that a caller can see what went wrong.
+    none), to the letter, as vLLM's hermes parser leaves it. If one does not, the text stays as the model wrote it, so
+    that a caller can see what went wrong.
     """
     before, *pieces = text.split(OPEN_TAG)
     bodies = [piece.partition(CLOSE_TAG) for piece in pieces]
@@ -77,4 +78,4 @@ def assistant_message(text: str) -> dict[str, Any]:
     tool_calls = [
         {"id": f"call_{uuid.uuid4().hex[:12]}", "type": "function", "function": function} for function in functions
     ]
-    return {"role": "assistant", "content": before.strip() or None, "tool_calls": tool_calls}
+    return {"role": "assistant", "content": before or None, "tool_calls": tool_calls}

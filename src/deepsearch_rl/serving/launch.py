@@ -24,6 +24,7 @@ from deepsearch_rl.processes import LOOPBACK, free_port, running_server
 from deepsearch_rl.records import NonEmpty, Record, ServingBackend
 from deepsearch_rl.serving.adapters import Adapter, read_adapter, served_rank
 from deepsearch_rl.serving.hardware import require_gpu
+from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 from deepsearch_rl.serving.remote import open_endpoint, read_remote
 
 SERVED_NAME = "policy"
@@ -109,8 +110,10 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
         command = vllm_serve_command(base, settings, port, adapter_flags(adapter) if adapter else ())
         command[0] = str(Path(sys.executable).with_name("vllm"))  # the one installed beside this interpreter
     url, timeout_s = f"http://{LOOPBACK}:{port}", settings.start_timeout_s
+    splits_thoughts = isinstance(settings, VllmConfig) and settings.reasoning_parser is not None
+    begins_in_thought = not splits_thoughts and prompt_opens_thought(base)
     with running_server("the model server", command, url, "/health", timeout_s, listener=listener):
-        yield Endpoint(base_url=f"{url}/v1", model=SERVED_NAME, api_key="EMPTY")
+        yield Endpoint(f"{url}/v1", SERVED_NAME, "EMPTY", begins_in_thought)
 
 
 def adapter_flags(adapter: Adapter) -> list[str]:

@@ -31,12 +31,11 @@ from deepsearch_rl.files import (
     write_jsonl,
 )
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Question, StopReason, Trajectory
+from deepsearch_rl.records import SERVER_FAILURES, Question, StopReason, Trajectory
 
 _LOG = logging.getLogger(__name__)
-SERVER_FAILURES = frozenset({StopReason.MODEL_ERROR, StopReason.TOOL_ERROR})
-"""Stop reasons of rollouts that a server failed, whatever the model wrote."""
 _MISSING = -1
+SHOWN_NAMES = 10
 FAILURES_IN_A_ROW = 16  # after so many server failures in a row the server counts as gone
 
 
@@ -102,6 +101,8 @@ class TrajectoryFile:
     count: int
     server_failures: int = 0
     """How many ended because a server failed; a run with the same log makes them again."""
+    asked_again: int = 0
+    """How many stand in place of an earlier one that a server had failed."""
 
     def __iter__(self) -> Iterator[Trajectory]:
         return read_jsonl(self.path, Trajectory)
@@ -139,10 +140,18 @@ def collect(
         rollouts = RolloutLog(lines, questions, samples)
         for trajectory in rollouts.replay():
             figures.add(trajectory, resumed=True)
+        if again := rollouts.asked_again:
+            _LOG.warning(
+                "%s: a server had failed %d of these rollouts; they are asked for again, and rows count them: %s",
+                label,
+                len(again),
+                shortened(again),
+            )
         if figures.finished < len(rollouts):
             with ProgressBar(label, len(rollouts), "rollouts", done=figures.finished) as meter:
                 asyncio.run(_answer_missing(rollouts, make_agent, concurrency, times, figures, meter))
-        artifact = TrajectoryFile(out, write_jsonl(out, rollouts.rollouts()), figures.server_failures)
+        count = write_jsonl(out, rollouts.rollouts())
+        artifact = TrajectoryFile(out, count, figures.server_failures, len(rollouts.asked_again))
     if artifact.server_failures:
         counts = f"{artifact.server_failures} of {artifact.count} rollouts"
         _LOG.warning(
@@ -154,6 +163,12 @@ def collect(
     return artifact
 
 
+def shortened(names: Sequence[str]) -> str:
+    """Return the first names of a list, and how many follow."""
+    shown = ", ".join(names[:SHOWN_NAMES])
+    return shown if len(names) <= SHOWN_NAMES else f"{shown} and {len(names) - SHOWN_NAMES} more"
+
+
 class RolloutLog:
     """The rollouts of a run, ``samples`` per question: which are done, and where in the log their lines begin."""
 
@@ -161,6 +176,12 @@ class RolloutLog:
         self._log, self._questions, self._samples = log, questions, samples
         self._positions = {question.id: position for position, question in enumerate(questions)}
         self._offsets = array("q", [_MISSING]) * (len(questions) * samples)
+        self._failed_by_server: dict[int, str] = {}
+
+    @property
+    def asked_again(self) -> list[str]:
+        """Ids of the rollouts that a server had failed when the log was read; this run or one before made them anew."""
+        return [self._failed_by_server[slot] for slot in sorted(self._failed_by_server)]
 
     def __len__(self) -> int:
         """Rollouts of the run, done or not."""
@@ -183,9 +204,12 @@ class RolloutLog:
                 if trajectory.id != id_:
                     raise RecordError(self._log.path, number, "id", f"{trajectory.id!r} should be {id_!r}")
                 position = self._positions.get(trajectory.question_id)
-                if position is None or trajectory.sample >= self._samples or trajectory.stop_reason in SERVER_FAILURES:
+                if position is None or trajectory.sample >= self._samples:
                     continue
                 slot = position * self._samples + trajectory.sample
+                if trajectory.stop_reason in SERVER_FAILURES:
+                    self._failed_by_server[slot] = trajectory.id
+                    continue
                 if self._offsets[slot] != _MISSING:
                     problem = f"an earlier line is rollout {id_!r}, too; remove one of them"
                     raise RecordError(self._log.path, number, "id", problem)

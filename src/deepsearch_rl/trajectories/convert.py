@@ -56,7 +56,7 @@ def swift_row(trajectory: Trajectory, target: int | None = None) -> SwiftRow:
         if message.role == "tool":
             parts.append(SwiftMessage(role="tool_response", content=message.content))
             continue
-        reasoning, text = split_thought(message)
+        reasoning, text, _ = split_thought(message)
         text = f"{text}\n" if message.tool_calls and text else text
         if reasoning is not None and target in (None, position):
             text = f"{OPEN_THINK}\n{reasoning}\n{CLOSE_THINK}\n\n{text}"

@@ -76,8 +76,11 @@ def evidence_found(trajectory: Trajectory, question: Question) -> bool:
 
 def reasoned(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001
     """Every turn has exactly one thought, as the chat template of a thinking model needs it."""
-    for reasoning, text in (split_thought(message) for message in trajectory.messages if message.role == "assistant"):
-        if reasoning is None or any(tag in reasoning + text for tag in (OPEN_THINK, CLOSE_THINK)):
+    for message in trajectory.messages:
+        if message.role != "assistant":
+            continue
+        reasoning, text, closed = split_thought(message)
+        if reasoning is None or not closed or any(tag in reasoning + text for tag in (OPEN_THINK, CLOSE_THINK)):
             return False
     return True
 

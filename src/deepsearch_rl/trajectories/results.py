@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, Field
 
+from deepsearch_rl.agent.chat_messages import spoken_text
 from deepsearch_rl.answers import extract_answer
 from deepsearch_rl.errors import CheckFailedError, ConfigError, RecordError
 from deepsearch_rl.files import numbered_records, parse_record, read_json, write_jsonl
@@ -50,7 +51,8 @@ class _ResultRow(ForeignRow):
     def trajectory(self, model: str) -> Trajectory:
         """Return the row as a rollout of a model, with sample number 0."""
         text = self.output.answer or f"<answer>{self.output.pred or ''}</answer>"
-        answer = self.output.pred if self.output.pred is not None else extract_answer(text)
+        turn = Message(role="assistant", content=text)
+        answer = self.output.pred if self.output.pred is not None else extract_answer(spoken_text(turn))
         reason = StopReason.ANSWERED if answer else StopReason.NO_ANSWER_TAG
         return Trajectory(
             id=f"{self.id}#0",
@@ -62,7 +64,7 @@ class _ResultRow(ForeignRow):
             model=model,
             prompt=UNKNOWN,
             temperature=0.0,
-            messages=(Message(role="user", content=self.question), Message(role="assistant", content=text)),
+            messages=(Message(role="user", content=self.question), turn),
             answer="" if self.output.error else answer,
             stop_reason=StopReason.MODEL_ERROR if self.output.error else reason,
             error=self.output.error or None,

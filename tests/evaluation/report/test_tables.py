@@ -72,6 +72,18 @@ def test_a_row_whose_model_was_trained_with_another_text_is_marked_and_explained
     assert flat == ["unknown", "none", "prompt;tool"]
 
 
+def test_rollouts_that_were_asked_for_again_are_told_in_every_form(own: F1TableRow) -> None:
+    again = own.model_copy(update={"model": "kimi", "asked_again": 3, "failures": {"model_error": 1}})
+    table = F1Table(profile="tiny", generated=True, rows=(own, again), comparisons=())
+    note = f"Rollouts that were asked for again, because a server had failed them: kimi, {own.run_name}: 3."
+    assert note in markdown(table)
+    assert "asked for again" not in markdown(table.model_copy(update={"rows": (own,)}))
+    assert flat_rows((again,))[0]["failures"] == "asked_again=3;model_error=1"
+    assert again.model_dump()["asked_again"] == 3
+    assert "asked_again" not in own.model_dump()
+    assert F1TableRow.model_validate(own.model_dump()) == own
+
+
 def test_rows_are_read_the_in_domain_set_first_and_models_in_training_order(own: F1TableRow) -> None:
     keys = [("musique", "base"), ("multihoprag", "sft_rl"), ("multihoprag", "base"), ("multihoprag", "kimi")]
     rows = tuple(own.model_copy(update={"dataset": dataset, "model": model}) for dataset, model in keys)

@@ -29,8 +29,8 @@ MARKDOWN = Path(__file__).with_name("f1_table.md")
 DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
 MODEL_ORDER = ("base", "sft", "rl", "sft_rl")
 CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": "gold passages"}
-_NESTED = {"pass_at", "constant", "types", "controls"}
-CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in _NESTED)
+_NO_COLUMNS = {"asked_again", "pass_at", "constant", "types", "controls"}
+CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in _NO_COLUMNS)
 """The key and figures of a row as docs/contracts.md lists them; pass@k and baselines follow under their own names."""
 BASELINE_COLUMNS = ("constant_f1", "no_search_f1", "gold_passage_f1")
 _SHARE = pa.Check.in_range(0, 1)
@@ -141,6 +141,11 @@ class F1Table(Record):
         rows = [row for row in self.reading_order if row.training_note]
         return {f"{row.model}, {row.kind}" if row.kind else row.model: row.training_note for row in rows}
 
+    @property
+    def again_notes(self) -> dict[str, int]:
+        """How many rollouts of a row stand in place of one that a server had failed, by model and question set."""
+        return {f"{row.model}, {row.run_name}": row.asked_again for row in self.reading_order if row.asked_again}
+
     def comparisons_on(self, dataset: str) -> list[Comparison]:
         """Return the comparisons on a question set, the greedy answers of a pair of models after the sampled ones."""
         return [entry for entry in self.comparisons if entry.dataset == dataset]
@@ -227,12 +232,13 @@ def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> 
 def flat_rows(rows: Iterable[F1TableRow]) -> list[dict[str, Any]]:
     """Return rows by :data:`CSV_COLUMNS` and ``pass_at_<k>``.
 
-    Failures are ``kind=count``, and what a model was trained with in another form ``prompt;tool``.
+    Failures and rollouts that were asked for again are ``kind=count``, what a model was trained with in another form is
+    ``prompt;tool``.
     """
     return [
         {name: getattr(row, name) for name in CSV_COLUMNS}
         | row.pass_scores
-        | {"failures": ";".join(f"{kind}={count}" for kind, count in sorted(row.failures.items()))}
+        | {"failures": ";".join(f"{kind}={count}" for kind, count in sorted(row.counts.items()))}
         | {"trained_with_other": row.flat_trained_with_other}
         for row in rows
     ]

@@ -87,11 +87,23 @@ class F1TableRow(F1Score, RowKey):
     mean_rounds: Rounded = Field(description="assistant turns per rollout")
     mean_tool_calls: Rounded = Field(description="searches asked for per rollout")
     failures: dict[str, int] = Field(description="rollouts that did not end in an answer, by stop reason")
+    asked_again: int = Field(
+        default=0,
+        ge=0,
+        exclude_if=lambda count: count == 0,
+        description="rollouts that stand in place of an earlier one which a server had failed; written where above 0",
+    )
     pass_at: dict[int, Share] = Field(description="pass@k by k: 1, and the largest power of two among the samples")
     generated: bool = Field(description="the questions and their corpus are generated, not a published set")
     constant: ConstantScore
     types: dict[str, TypeScore]
     controls: dict[Control, ControlScore] = Field(default_factory=dict)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """``failures`` by kind, and ``asked_again`` where there are any, as tables show them."""
+        again = {"asked_again": self.asked_again} if self.asked_again else {}
+        return {**self.failures, **again}
 
     @property
     def main(self) -> bool:

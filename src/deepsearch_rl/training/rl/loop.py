@@ -26,13 +26,13 @@ from statistics import fmean
 
 from transformers import AutoTokenizer
 
-from deepsearch_rl.agent.chat_messages import OPEN_THINK
 from deepsearch_rl.agent.config import FUNCTION_CALLING
 from deepsearch_rl.answers import INSUFFICIENT, normalise, score_rollout
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, look_up
 from deepsearch_rl.files import AppendLog, atomic_directory, read_json, read_jsonl, sha256_json, write_json, write_jsonl
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Question, StopReason
+from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 from deepsearch_rl.serving.trained_with import TRAINED_WITH, require_trained_with, served_with
 from deepsearch_rl.training.curves import TrainingStep, record_step, standard_error
 from deepsearch_rl.training.finite import NotFiniteError
@@ -123,12 +123,10 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
 def policy_text(start: Path, config: RlConfig) -> PolicyText:
     """Return how to read the policy that starts from a model folder, from its tokenizer and chat template."""
     tokenizer = AutoTokenizer.from_pretrained(start)
-    turns = [{"role": "user", "content": "?"}]
-    prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     return PolicyText(
         count_tokens=lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
         think_length=config.think_length,
-        opens_thought=str(prompt).rstrip().endswith(OPEN_THINK),
+        opens_thought=prompt_opens_thought(start),
     )
 
 

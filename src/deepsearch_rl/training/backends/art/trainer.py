@@ -35,6 +35,7 @@ from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.records import Question
+from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 from deepsearch_rl.training.backends.art.checkpoints import RESUME_ONLY, is_whole, require_start
 from deepsearch_rl.training.rl.checkpoints import checkpoints
 from deepsearch_rl.training.rl.heartbeat import check_server
@@ -124,6 +125,8 @@ class ArtTrainer:
         )
         self._folder = Path(get_model_dir(self._model, str(task.scratch)))
         self._step = 0
+        splits_thoughts = config.backend.device == "cuda" and config.sampler.reasoning_parser is not None
+        self._begins_in_thought = not splits_thoughts and prompt_opens_thought(task.start)
 
     async def start(self, step: int) -> int:
         """Serve the newest policy up to ``step`` whose checkpoint is whole; delete all others, and say if one is not.
@@ -174,7 +177,7 @@ class ArtTrainer:
         address, key = self._model.inference_base_url, self._model.inference_api_key
         assert address is not None, "the trainer was not started"
         assert key is not None
-        return Endpoint(address, self._model.get_inference_name(self._step), key)
+        return Endpoint(address, self._model.get_inference_name(self._step), key, self._begins_in_thought)
 
     async def update(
         self, rollouts_QG: Sequence[Sequence[Rollout]], rewards_QG: Sequence[Sequence[float]]

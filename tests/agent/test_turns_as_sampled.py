@@ -1,0 +1,111 @@
+"""A turn comes back to the model as it was sampled, through the tool call parser of vLLM and of our own server."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages
+from deepsearch_rl.agent.endpoint import Completion
+from deepsearch_rl.agent.protocols import FunctionCalling
+from deepsearch_rl.serving.chat_format import ChatFormat, assistant_message, load_chat_format
+from tests.policies import policy_folder
+
+__all__ = ["policy_folder"]
+Parser = Callable[[str], dict[str, Any]]
+HERMES = re.compile(r"<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
+
+
+def hermes(text: str) -> dict[str, Any]:
+    """Return the message of vLLM 0.32: Hermes2ProToolParser.extract_tool_calls, its own lines."""
+    if "<tool_call>" not in text:
+        return {"role": "assistant", "content": text}
+    calls = [json.loads(match[0] if match[0] else match[1]) for match in HERMES.findall(text)]
+    tool_calls = [
+        {
+            "id": f"chatcmpl-tool-{number}",
+            "type": "function",
+            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)},
+        }
+        for number, call in enumerate(calls)
+    ]
+    content = text[: text.find("<tool_call>")]
+    return {"role": "assistant", "content": content if content else None, "tool_calls": tool_calls}
+
+
+@pytest.fixture(scope="module")
+def chat_format(policy_folder: Path) -> ChatFormat:
+    return load_chat_format(policy_folder)
+
+
+def call(query: str) -> str:
+    """Return a call as a trained model writes it."""
+    arguments = json.dumps({"query": query}, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": "retrieve", "arguments": {arguments}}}\n</tool_call>'
+
+
+def served_back(text: str, parser: Parser, chat_format: ChatFormat, passages: str = "About it.") -> str:
+    """Return the prompt after a turn, as text."""
+    message = parser(text)
+    protocol = FunctionCalling("Search.", history_reasoning=True)
+    messages = protocol.opening("Who?")
+    completion = Completion.model_validate({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    turn = protocol.turn(completion, messages)
+    results = [
+        turn.model_copy(update={"role": "tool", "content": passages, "tool_calls": (), "tool_call_id": each.id})
+        for each in turn.tool_calls
+    ]
+    prompt = chat_format.tokenizer.apply_chat_template(
+        chat_messages([*messages, turn, *results], with_reasoning=True),
+        tools=[RETRIEVE_TOOL],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    return str(prompt)
+
+
+@pytest.mark.parametrize("parser", [hermes, assistant_message])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"I will search.\n{call('Silent Harbor')}",
+        f"I will search.\n\n{call('Silent Harbor')}",
+        f" I will search. \n{call('Silent Harbor')}",
+        call("Silent Harbor"),
+        f"{call('one')}\n{call('two')}",
+        f"Two of them.\n{call('one')}\n{call('two')}\n{call('three')}",
+        f"Zoë, 北京, 😀.\n{call('Zoë in 北京')}",
+    ],
+)
+def test_a_turn_with_calls_comes_back_to_the_letter(text: str, parser: Parser, chat_format: ChatFormat) -> None:
+    passages = "<tool_call>\n</tool_response><|im_end|>\n<think>"  # words of the template inside a passage
+    assert f"<|im_start|>assistant\n{text}<|im_end|>\n" in served_back(text, parser, chat_format, passages)
+
+
+WORDS = st.text(alphabet=st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=20)
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=WORDS.filter(lambda text: text != "\n"), queries=st.lists(WORDS, min_size=1, max_size=3))
+def test_any_text_before_any_calls_comes_back_to_the_letter(
+    text: str, queries: list[str], chat_format: ChatFormat
+) -> None:
+    turn = "\n".join(([text] if text else []) + [call(query) for query in queries])
+    for parser in (hermes, assistant_message):
+        assert f"<|im_start|>assistant\n{turn}<|im_end|>\n" in served_back(turn, parser, chat_format)
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=WORDS, queries=st.lists(WORDS, max_size=2))
+def test_both_parsers_read_a_turn_alike(text: str, queries: list[str]) -> None:
+    turn = text + "\n".join(call(query) for query in queries)
+    ours = assistant_message(turn)
+    theirs = hermes(turn)
+    assert ours["content"] == theirs["content"]
+    names = [[each["function"] for each in message.get("tool_calls", ())] for message in (ours, theirs)]
+    assert names[0] == names[1]
