@@ -1,15 +1,36 @@
 """Small inputs of public reports about retrieval and its server; the source stands beside each."""
 
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
+import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
+from deepsearch_rl.errors import EndpointDownError, EndpointError
 from deepsearch_rl.files import write_jsonl
 from deepsearch_rl.retrieval.build import build_index
+from deepsearch_rl.retrieval.encoders.remote import RemoteConfig, RemoteEncoder
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, split_question
-from deepsearch_rl.retrieval.searcher import open_index
+from deepsearch_rl.retrieval.online.endpoint import OnlineConfig, SearchEndpoint
+from deepsearch_rl.retrieval.online.searcher import OnlineSearcher
+from deepsearch_rl.retrieval.rerank import RerankedSearcher
+from deepsearch_rl.retrieval.rows import Filter
+from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError, SearchesChunks, open_index
+from deepsearch_rl.retrieval.server.batching import SearchFailedError, SearchQueue
+from deepsearch_rl.retrieval.server.metrics import Metrics
+from deepsearch_rl.retrieval.server.requests import Guard
+from deepsearch_rl.retrieval.server.service import RetrievalApp
 from deepsearch_rl.retrieval.sparse.analysis import analyse
 from tests.chunks import make_chunks
+from tests.retrieval.server.searchers import GatedSearcher, engine, hit, service_config
+from tests.search_servers import in_thread
 from tests.settings import INDEX
 
 UNSPACED_PASSAGES = (
@@ -89,3 +110,212 @@ def test_a_question_in_chinese_is_split_at_its_punctuation_and_names_its_source(
     parts = split_question("据人民日报报道\uff0c北京是首都\uff0c那么上海呢\uff1f", SourceNames.of(["人民日报"]))
     assert parts.sources == (0,)
     assert [part for part in parts.parts if "北京" in part] == ["北京是首都"]
+
+
+def embeddings_server(refused: str | None, status: int) -> tuple[ThreadingHTTPServer, list[int]]:
+    """A server that refuses every request with the word ``refused`` in it (None: every request), and its requests."""
+    requests: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
+            requests.append(len(texts))
+            fails = refused is None or refused in texts
+            vectors = [{"index": row, "embedding": [1.0, 0.0]} for row in range(len(texts))]
+            body = json.dumps({"error": {"message": "no"}} if fails else {"data": vectors}).encode()
+            self.send_response(status if fails else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Silence."""
+
+    return ThreadingHTTPServer(("127.0.0.1", 0), Handler), requests
+
+
+@dataclass
+class EncodingSearcher:
+    """Finds one chunk for a query that its encoder can read."""
+
+    encoder: RemoteEncoder
+
+    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:  # noqa: ARG002
+        self.encoder.encode(queries, "query")
+        return [[hit(query)] for query in queries]
+
+
+QUERIES = [f"q{number}" for number in range(64)]
+
+
+async def ask_each(searcher: SearchesChunks, **settings: object) -> list[object]:
+    """What 64 clients with a query each, which share a search, get."""
+    queue = SearchQueue(searcher, service_config(window_ms=15_000, max_batch=64, **settings), Metrics())
+    async with queue:
+        return await asyncio.gather(*(queue.search([query], 1) for query in QUERIES), return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("refused", "status", "requests", "failures"),
+    [
+        (None, 503, 2, 64),  # down: one attempt and one probe
+        (None, 400, 2, 64),  # refuses everything
+        (None, 401, 1, 64),  # the key is wrong
+        ("q9", 400, 20, 1),
+        ("q9", 500, 20, 1),  # fails at a text that it cannot read
+    ],
+)
+def test_a_failing_embeddings_server_is_asked_a_few_times_for_a_whole_batch(
+    refused: str | None, status: int, requests: int, failures: int
+) -> None:
+    server, sizes = embeddings_server(refused, status)
+    with in_thread(server):
+        config = RemoteConfig(
+            name="remote",
+            base_url=f"http://127.0.0.1:{server.server_port}/v1",
+            model="m",
+            api_key_variable=None,
+            dimension=2,
+            query_prefix="",
+            passage_prefix="",
+            max_characters=None,
+            batch_texts=64,
+            concurrency=1,
+            timeout_s=10,
+            retries=0,
+        )
+        answers = asyncio.run(ask_each(EncodingSearcher(RemoteEncoder(config))))
+    assert sum(isinstance(answer, SearchFailedError) for answer in answers) == failures
+    assert len(sizes) <= requests
+
+
+@pytest.mark.parametrize(
+    ("refused", "status", "requests", "failures"), [("q9", 400, 64, 1), (None, 400, 64, 64), (None, 401, 4, 64)]
+)
+def test_a_query_that_a_paid_endpoint_refuses_costs_no_second_request_for_the_others(
+    refused: str | None, status: int, requests: int, failures: int
+) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.params["q"])
+        if refused in (None, asked[-1]):
+            return httpx.Response(status, text="refused")
+        return httpx.Response(200, json=[{"text": f"about {asked[-1]}"}])
+
+    endpoint = SearchEndpoint(
+        OnlineConfig.model_validate(
+            {
+                "name": "web",
+                "url": "https://a.example/?q={query}",
+                "fields": {"results": None, "text": "text"},
+                "max_concurrency": 1,
+            }
+        )
+    )
+    endpoint._transport = httpx.MockTransport(answer)
+    answers = asyncio.run(ask_each(OnlineSearcher(endpoint)))
+    assert sum(isinstance(answer, SearchFailedError) for answer in answers) == failures
+    assert len(asked) <= requests
+    assert len(set(asked)) == len(asked)
+
+
+def test_a_reranker_orders_the_hits_of_the_queries_that_did_not_fail() -> None:
+    class Partial:
+        def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:  # noqa: ARG002
+            raise QueriesFailedError([[hit("far"), hit("near")], EndpointError("refused.")])
+
+    class Nearness:
+        def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+            return np.array(["near" in contents for _, contents in pairs], dtype=np.float32)
+
+    reranked = RerankedSearcher(Partial(), Nearness(), depth=2)  # type: ignore[arg-type]
+    with pytest.raises(QueriesFailedError, match="1 of 2 queries failed, the first one because refused") as raised:
+        reranked.search(["a", "b"], 1)
+    [hits, failure] = raised.value.outcomes
+    assert isinstance(hits, list)
+    assert [each.chunk.id for each in hits] == ["near"]
+    assert isinstance(failure, EndpointError)
+
+
+def test_what_waits_is_answered_when_the_endpoint_is_down() -> None:
+    class Down(GatedSearcher):
+        def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+            super().search(queries, top_k, where)
+            raise EndpointDownError("it is down.")
+
+    async def scenario() -> tuple[list[object], int]:
+        searcher = Down()
+        queue = SearchQueue(searcher, service_config(), Metrics())
+        async with queue:
+            tasks = [asyncio.create_task(queue.search(["a"], 1))]
+            await asyncio.to_thread(searcher.started.acquire, timeout=10)
+            tasks += [asyncio.create_task(queue.search(["b"], top_k)) for top_k in (1, 2, 3)]
+            await asyncio.sleep(0)
+            searcher.gate.set()
+            return await asyncio.gather(*tasks, return_exceptions=True), len(searcher.batches)
+
+    answers, searches = asyncio.run(scenario())
+    assert [str(answer) for answer in answers] == ["it is down."] * 4
+    assert searches == 1
+
+
+class HangingSearcher(GatedSearcher):
+    """Hangs at the query "hang" until the gate opens."""
+
+    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+        if "hang" in queries:
+            return super().search(queries, top_k, where)
+        return [[hit(query)] for query in queries]
+
+
+def test_a_search_that_hangs_stops_nobody_else_and_healthz_says_so() -> None:
+    searcher = HangingSearcher()
+    app = RetrievalApp(
+        engine(searcher), service_config(search_timeout_s=0.2, cache_entries=0), Guard(token=None, loopback=False)
+    )
+    with TestClient(app) as client:
+        assert client.get("/healthz").json() == {"status": "ok"}
+        hanging = client.post("/retrieve", json={"queries": ["hang", "beside it"]})
+        assert (hanging.status_code, hanging.headers["retry-after"]) == (503, "1")
+        assert "within 0.2 s" in hanging.json()["detail"]
+        sick = client.get("/healthz")
+        assert sick.status_code == 503
+        assert "search_timeout_s" in sick.json()["detail"]
+        assert client.post("/retrieve", json={"queries": ["a"]}).status_code == 200
+        assert client.post("/retrieve", json={"queries": ["beside it"]}).status_code == 200
+        for _ in range(9):  # the one that hangs is searched for alone, once, and then refused
+            assert client.post("/retrieve", json={"queries": ["hang"]}).status_code == 503
+        assert searcher.batches == [["hang", "beside it"], ["hang"]]
+        assert client.post("/retrieve", json={"queries": ["a"]}).status_code == 200
+        assert b"deepsearch_hanging_searches 2.0" in client.get("/metrics").content
+        searcher.gate.set()
+        for _ in range(100):
+            if client.get("/healthz").status_code == 200:
+                break
+            time.sleep(0.01)
+        assert client.post("/retrieve", json={"queries": ["hang"]}).status_code == 200
+
+
+def test_a_request_of_ten_thousand_queries_leaves_room_and_turns_for_others() -> None:
+    async def scenario() -> list[list[str]]:
+        searcher = GatedSearcher()
+        queue = SearchQueue(searcher, service_config(max_batch=8, max_pending=16, cache_entries=0), Metrics())
+        async with queue:
+            first = asyncio.create_task(queue.search(["first"], 1))
+            await asyncio.to_thread(searcher.started.acquire, timeout=10)
+            long = asyncio.create_task(queue.search([f"long {number}" for number in range(10_000)], 1))
+            await asyncio.sleep(0)
+            short = asyncio.create_task(queue.search(["short 0", "short 1"], 1))
+            await asyncio.sleep(0)
+            searcher.gate.set()
+            await asyncio.gather(first, short)
+            batches = list(searcher.batches)
+            assert not long.done()
+            await long
+        return batches
+
+    batches = asyncio.run(scenario())
+    assert sorted(batches[1])[-2:] == ["short 0", "short 1"]
+    assert len(batches) < 10

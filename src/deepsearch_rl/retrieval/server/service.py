@@ -30,9 +30,10 @@ from deepsearch_rl.retrieval.rows import UNKNOWN_DAY
 from deepsearch_rl.retrieval.searcher import SearchesChunks, open_index
 from deepsearch_rl.retrieval.server import requests
 from deepsearch_rl.retrieval.server.answers import normalise_url, read_pages
-from deepsearch_rl.retrieval.server.batching import OTHER_ROUTE, Metrics, OverloadedError, SearchQueue
+from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue, SearchTimeoutError
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
+from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
 
 _LOG = logging.getLogger(__name__)
 _RETRY = {"retry-after": "1"}
@@ -177,7 +178,9 @@ class RetrievalApp:
             answers = await self._queue.search(body.queries, top_k)
         except EndpointError as error:
             # A full queue and an online search's endpoint may be well again soon, an index will not.
-            passes = isinstance(error, OverloadedError) or isinstance(error.__cause__, EndpointError)
+            passes = isinstance(error, OverloadedError | SearchTimeoutError) or isinstance(
+                error.__cause__, EndpointError
+            )
             raise HTTPException(503 if passes else 500, str(error), _RETRY if passes else None) from error
         return _results([answer.as_json(body.return_scores) for answer in answers])
 
@@ -190,7 +193,9 @@ class RetrievalApp:
         return _results(pages)
 
     async def _healthz(self) -> dict[str, str]:
-        """Answer once the index is open and warm."""
+        """Answer once the index is open and warm, with 503 while a search is past its deadline."""
+        if problem := self._queue.problem():
+            raise HTTPException(503, problem, _RETRY)
         return {"status": "ok"}
 
     async def _show_metrics(self) -> Response:
