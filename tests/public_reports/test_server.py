@@ -3,14 +3,18 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
 from deepsearch_rl.errors import EndpointDownError, EndpointError
@@ -24,14 +28,16 @@ from deepsearch_rl.retrieval.rerank import RerankedSearcher
 from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError, SearchesChunks, open_index
 from deepsearch_rl.retrieval.server.batching import SearchFailedError, SearchQueue
+from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.retrieval.server.limits import Budget
 from deepsearch_rl.retrieval.server.metrics import Metrics
-from deepsearch_rl.retrieval.server.requests import Guard
+from deepsearch_rl.retrieval.server.requests import MAX_BODIES_BYTES, MAX_BODY_BYTES, Guard
 from deepsearch_rl.retrieval.server.service import RetrievalApp
 from deepsearch_rl.retrieval.sparse.analysis import analyse
 from tests.chunks import make_chunks
-from tests.retrieval.server.searchers import GatedSearcher, engine, hit, service_config
+from tests.retrieval.server.searchers import GatedSearcher, engine, hit, open_searcher, service_config
 from tests.search_servers import in_thread
-from tests.settings import INDEX
+from tests.settings import INDEX, RETRIEVAL
 
 UNSPACED_PASSAGES = (
     "北京\n北京是中华人民共和国的首都。",  # bm25s#34, pyserini#565, llama_index#13866
@@ -319,3 +325,109 @@ def test_a_request_of_ten_thousand_queries_leaves_room_and_turns_for_others() ->
     batches = asyncio.run(scenario())
     assert sorted(batches[1])[-2:] == ["short 0", "short 1"]
     assert len(batches) < 10
+
+
+def test_all_answers_together_hold_no_more_passages_than_the_process_may() -> None:
+    async def scenario() -> tuple[int, list[int]]:
+        budget, held, most = Budget(1600), 0, 0
+
+        async def request(documents: int) -> int:
+            nonlocal held, most
+            async with budget.part(documents, timeout_s=10):
+                held += documents
+                most = max(most, held)
+                await asyncio.sleep(0)
+                held -= documents
+            return documents
+
+        sizes = [800] * 20 + [1, 100, 50] * 20
+        return most, await asyncio.gather(*map(request, sizes))
+
+    most, answered = asyncio.run(scenario())
+    assert most <= 1600
+    assert len(answered) == 80
+
+
+def test_large_answers_in_a_row_keep_no_small_one_waiting_and_no_turn_is_lost() -> None:
+    async def scenario() -> list[int]:
+        budget = Budget(1600)
+        async with budget.part(800, 1):
+            late = asyncio.create_task(held(budget, 800, 10))
+            leaving = asyncio.create_task(held(budget, 800, 10))
+            await asyncio.sleep(0)
+            async with budget.part(100, 0.01):
+                pass
+            leaving.cancel()
+            with pytest.raises(HTTPException) as refused:
+                await held(budget, 800, 0.01)
+        await late
+        await held(budget, 800, 0.01)
+        return [refused.value.status_code]
+
+    async def held(budget: Budget, amount: int, timeout_s: float) -> None:
+        async with budget.part(amount, timeout_s):
+            await asyncio.sleep(0)
+
+    assert asyncio.run(scenario()) == [503]
+
+
+def test_bodies_that_are_never_finished_cannot_fill_the_memory() -> None:
+    async def scenario() -> tuple[list[int], int]:
+        app = RetrievalApp(engine(open_searcher()), service_config(), Guard(token=None, loopback=False))
+        never = asyncio.Event()
+        statuses: list[int] = []
+
+        async def upload(size: int, *, ends: bool) -> None:
+            messages = [{"type": "http.request", "body": b" " * size, "more_body": not ends}]
+
+            async def receive() -> dict[str, object]:
+                if not messages:
+                    await never.wait()
+                return messages.pop()
+
+            async def send(message: MutableMapping[str, Any]) -> None:
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+
+            scope = {"type": "http", "method": "POST", "path": "/retrieve", "headers": []}
+            await app(scope, receive, send)
+
+        fitting = MAX_BODIES_BYTES // MAX_BODY_BYTES
+        uploads = [asyncio.create_task(upload(MAX_BODY_BYTES, ends=False)) for _ in range(fitting + 3)]
+        await asyncio.sleep(0.1)
+        refused = list(statuses)
+        for task in uploads:
+            task.cancel()
+        await asyncio.gather(*uploads, return_exceptions=True)
+        statuses.clear()
+        await upload(10, ends=True)  # the bytes were given back; a blank body is no JSON
+        return refused, statuses[0]
+
+    assert asyncio.run(scenario()) == ([503] * 3, 422)
+
+
+def peak_memory_bytes(pid: int) -> int:
+    """The most memory that a process has had (VmHWM)."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024
+
+
+@pytest.mark.nightly
+def test_the_peak_of_a_server_does_not_grow_with_the_requests_for_many_passages(tmp_path: Path) -> None:
+    rows, clients = 15_000, 16  # without a common limit: 240,000 passages, about 900 MB
+    texts = (f"Title {row}\ncommon {'text ' * 100}" for row in range(rows))
+    write_jsonl(tmp_path / "chunks.jsonl", make_chunks(texts))
+    bm25_config = INDEX.model_copy(update={"encoder": INDEX.encoder.model_copy(update={"fit_rows": 10})})
+    build_index(tmp_path / "chunks.jsonl", tmp_path / "index", bm25_config, seed=0)
+    config = RETRIEVAL.model_copy(update={"max_batch": 256, "max_pending": 4096})
+    with serve_index(tmp_path / "index", tmp_path / "chunks.jsonl", config) as url:
+
+        def ask(number: int) -> int:
+            body = {"queries": [f"common {number}"], "topk": rows}
+            return len(httpx.post(f"{url}/retrieve", json=body, timeout=300).content)
+
+        with ThreadPoolExecutor(clients) as threads:
+            sizes = list(threads.map(ask, range(clients)))
+        peak_bytes = max(peak_memory_bytes(process.pid) for process in psutil.Process().children(recursive=True))
+    assert min(sizes) > rows * 500
+    assert peak_bytes < 450 * 2**20
