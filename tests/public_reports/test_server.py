@@ -1,6 +1,7 @@
 """Small inputs of public reports about retrieval and its server; the source stands beside each."""
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import MutableMapping, Sequence
@@ -34,11 +35,13 @@ from deepsearch_rl.retrieval.server.metrics import Metrics
 from deepsearch_rl.retrieval.server.requests import MAX_BODIES_BYTES, MAX_BODY_BYTES, Guard
 from deepsearch_rl.retrieval.server.service import RetrievalApp
 from deepsearch_rl.retrieval.sparse.analysis import analyse
+from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
 from tests.chunks import make_chunks
 from tests.retrieval.server.searchers import GatedSearcher, engine, hit, open_searcher, service_config
 from tests.search_servers import in_thread
 from tests.settings import INDEX, RETRIEVAL
 
+BM25 = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})
 UNSPACED_PASSAGES = (
     "北京\n北京是中华人民共和国的首都。",  # bm25s#34, pyserini#565, llama_index#13866
     "富士山\n富士山は日本で最も高い山です。",
@@ -431,3 +434,26 @@ def test_the_peak_of_a_server_does_not_grow_with_the_requests_for_many_passages(
         peak_bytes = max(peak_memory_bytes(process.pid) for process in psutil.Process().children(recursive=True))
     assert min(sizes) > rows * 500
     assert peak_bytes < 450 * 2**20
+
+
+class CountingColumn:
+    """A column that counts how often it is read."""
+
+    def __init__(self, column: np.ndarray) -> None:
+        self._column, self.reads = column, 0
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        self.reads += 1
+        return self._column[rows]
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 5461])
+def test_the_postings_of_a_term_are_read_once_however_often_the_query_repeats_it(tmp_path: Path, repeats: int) -> None:
+    index = Bm25Index.build(make_chunks(["river", "comet river", "comet comet"]), tmp_path, BM25)
+    column = CountingColumn(index.rows_P)
+    counting = dataclasses.replace(index, rows_P=column)
+    [once] = index.search(["comet"], 3)
+    [repeated] = counting.search([" comet" * repeats + " zebra"], 3)
+    assert column.reads == 1
+    assert repeated.rows_K.tolist() == once.rows_K.tolist() == [2, 1]
+    assert repeated.scores_K.tolist() == pytest.approx((repeats * once.scores_K).tolist())
