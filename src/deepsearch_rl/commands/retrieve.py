@@ -54,6 +54,7 @@ _SERVE_FIELDS = {
     "window_ms": FieldOption("retrieval.window_ms", float, "How long a search waits for others to share it.", min=0),
     "max_batch": FieldOption("retrieval.max_batch", int, "Queries that share a search at most.", min=1),
     "max_pending": FieldOption("retrieval.max_pending", int, "Queries that may wait; more are answered 503.", min=1),
+    "search_timeout_s": FieldOption("retrieval.search_timeout_s", float, "Longest search; then 503.", min=0.001),
     "cache_entries": FieldOption("retrieval.cache_entries", int, "Answers kept for repeated queries; 0: none.", min=0),
 }
 _FOLDERS = {"show_default": "the folder's"}
