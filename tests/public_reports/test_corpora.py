@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from deepsearch_rl.corpora import flashrag, flashrag_sets, graphrag_bench
+from deepsearch_rl.corpora.chunking import ChunkConfig, Cutting, chunk_corpora, cut_documents
+from deepsearch_rl.corpora.spans import word_spans
+from deepsearch_rl.corpora.titles import title_key
+from deepsearch_rl.corpora.token_counts import WordCounter
 from deepsearch_rl.errors import RecordError
 from deepsearch_rl.evaluation.scoring.predictions import score_predictions
+from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.records import Chunk, Document, Question
 from deepsearch_rl.retrieval.gold import gold_evidence
 from deepsearch_rl.retrieval.rows import read_chunks
@@ -119,3 +124,147 @@ def test_whole_numbers_are_taken_as_ids_and_nothing_else_that_is_no_text(tmp_pat
             with pytest.raises(RecordError) as caught:
                 read(tmp_path, (DOCUMENT if read is documents else QUESTION) | {"id": id_})
             assert caught.value.field == "id"
+
+
+# --- Keys of a line, and a title beside contents (pyserini#242, castorini/eval#26) ---
+
+
+@pytest.mark.parametrize(
+    ("title", "contents", "expected"),
+    [
+        ("Water", "It is wet.", "Water\nIt is wet."),
+        ("Water", "Water\nIt is wet.", "Water\nIt is wet."),
+        ("Water", '"water"\nIt is wet.', '"water"\nIt is wet.'),
+        ("Art", "Artists paint.", "Art\nArtists paint."),
+        ("Water\nIce", "It is wet.", "Water Ice\nIt is wet."),
+        (None, "It is wet.", "It is wet."),
+    ],
+)
+def test_a_title_beside_contents_is_put_before_contents_that_do_not_begin_with_it(
+    tmp_path: Path, title: str | None, contents: str, expected: str
+) -> None:
+    line = {"id": "a", "title": title, "contents": contents}
+    [document], [chunk] = documents(tmp_path, line), chunks(tmp_path, line)
+    assert document.contents == chunk.contents == expected
+
+
+def test_keys_that_the_format_does_not_need_are_metadata_under_their_own_names(tmp_path: Path) -> None:
+    keys: Line = {"_id": 3, "self": 1, "doc_id": "d", "author": ["A"], "copy": {"x": None}, "id_": "b"}
+    [beside] = documents(tmp_path, DOCUMENT | keys)
+    [below] = documents(tmp_path, DOCUMENT | {"metadata": keys})
+    assert beside.metadata == below.metadata == keys
+    [question] = questions(tmp_path, QUESTION | keys)
+    assert question.metadata.model_extra == keys
+
+
+def test_what_the_format_needs_is_never_taken_from_metadata(tmp_path: Path) -> None:
+    metadata = {"id": "m", "contents": "No", "title": "M", "text": "no", "question": "No?", "golden_answers": ["n"]}
+    [document] = documents(tmp_path, {"id": "a", "text": "It is wet.", "metadata": metadata})
+    [question] = questions(tmp_path, QUESTION | {"metadata": metadata})
+    assert (document.id, document.title, document.text, document.metadata) == ("a", "", "It is wet.", metadata)
+    assert (question.id, question.question, question.metadata.model_extra) == ("q", "Who?", metadata)
+    with pytest.raises(RecordError, match="field 'id'"):
+        documents(tmp_path, {"contents": "T\nx", "metadata": metadata})
+
+
+@pytest.mark.parametrize("metadata", ["a note", ["x"], 7])
+def test_metadata_that_is_no_object_is_kept_under_its_name(tmp_path: Path, metadata: object) -> None:
+    [document] = documents(tmp_path, DOCUMENT | {"metadata": metadata})
+    assert document.metadata == {"metadata": metadata}
+
+
+def test_a_key_with_two_values_is_named_because_one_would_be_lost(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"line 1: 'source' stands beside metadata and in it with different values"):
+        documents(tmp_path, DOCUMENT | {"source": "A", "metadata": {"source": "B"}})
+    [document] = documents(tmp_path, DOCUMENT | {"source": "A", "metadata": {"source": "A", "x": None}})
+    assert document.metadata == {"source": "A"}
+
+
+def test_metadata_under_a_name_that_chunks_need_is_kept_and_the_chunk_keeps_its_own(tmp_path: Path) -> None:
+    line = DOCUMENT | {"doc_id": "d7", "doc_chunk_id": "third", "source": "S"}
+    config = ChunkConfig(chunker="sentences", chunk_size=9, overlap=0, tokenizer="words", passages=(), variants={})
+    (tmp_path / "corpora").mkdir()
+    write_jsonl(tmp_path / "corpora" / "c.jsonl", documents(tmp_path, line))
+    chunk_corpora(tmp_path / "corpora", tmp_path / "chunks", config)
+    [indexed] = chunks(tmp_path, line)
+    [cut] = read_jsonl(tmp_path / "chunks" / "c.jsonl", Chunk)
+    for chunk in (indexed, cut):
+        assert (chunk.metadata.doc_id, chunk.metadata.doc_chunk_id) == ("a", 0)
+        assert chunk.metadata.model_extra == {
+            "source": "S", "document_metadata": {"doc_id": "d7", "doc_chunk_id": "third"},
+        }  # fmt: skip
+
+
+# --- A document of one line (PeterGriffinJin/Search-R1#74 and its README) ---
+
+LONG_LINE = "Evan Morris Evan L. Morris was a lobbyist for Genentech. " + "He knew many people in the city. " * 40
+
+
+@pytest.mark.parametrize("contents", [LONG_LINE, f"{LONG_LINE}\nMore.", "\u6c34" * 200], ids=["one", "two", "CJK"])
+def test_a_line_longer_than_a_title_can_be_is_text_and_is_cut(tmp_path: Path, contents: str) -> None:
+    [document] = documents(tmp_path, {"id": "0", "contents": contents})
+    [chunk] = chunks(tmp_path, {"id": "0", "contents": contents})
+    assert (document.title, document.text) == (chunk.title, chunk.text) == ("", contents)
+    cutting = Cutting(chunker="sentences", chunk_size=20, overlap=0)
+    cut = list(cut_documents([document], WordCounter(), cutting))
+    assert all(sum(1 for _ in word_spans(chunk.contents)) <= 20 for chunk in cut)
+    assert {chunk.title for chunk in cut} == {""}
+    assert "".join("".join(chunk.text.split()) for chunk in cut) == "".join(contents.split())
+
+
+def test_a_short_first_line_stays_the_title_and_long_documents_are_found_by_the_title_that_they_have(
+    tmp_path: Path,
+) -> None:
+    gold = gold_evidence(questions(tmp_path, QUESTION | {"supporting_titles": ["Evan Morris"]})[0])
+    assert gold is not None
+    for line in (
+        {"contents": f"Evan Morris\n{LONG_LINE}"},
+        {"contents": LONG_LINE, "title": "Evan Morris"},
+        {"contents": LONG_LINE, "metadata": {"title": "Evan Morris"}},
+        {"text": LONG_LINE, "title": "Evan Morris"},
+    ):
+        [chunk] = chunks(tmp_path, {"id": "0", **line})
+        assert gold.found_in(chunk) == {0}
+    assert documents(tmp_path, {"id": "0", "contents": "Evan Morris"})[0].title == "Evan Morris"
+
+
+# --- Titles are compared as titles ---
+
+
+@pytest.mark.parametrize(
+    ("gold_title", "title"),
+    [
+        ("Ed Wood (film)", "ed wood (Film)"),
+        ("Ed Wood (film)", "Ed_Wood_(film)"),
+        ("Xawery \u017bu\u0142awski", "Xawery Z\u0307u\u0142awski"),
+        ("The Verge", "\uff34\uff48\uff45 Verge"),
+        ("Earth, Wind & Fire", "Earth, Wind &amp; Fire"),
+        ("Earth, Wind & Fire", "Earth, Wind &amp;amp; Fire"),
+        ('"Weird Al" Yankovic', '"""Weird Al"" Yankovic"'),
+        ('"Weird Al" Yankovic', "\u201cWeird Al\u201d Yankovic"),
+        ('"Weird Al" Yankovic', '\\"Weird Al\\" Yankovic'),
+        ("Ocean's Eleven", "Ocean\u2019s Eleven"),
+        ("Zo\u00eb", "Zo%C3%AB"),
+        ("Zo\u00eb", "Zo\\u00eb"),
+        ("2008\u201310 crisis", "2008-10 crisis"),
+        ("New York", "New  York\u00a0"),
+    ],
+)
+def test_a_title_in_another_spelling_is_the_same_title(tmp_path: Path, gold_title: str, title: str) -> None:
+    [question] = questions(tmp_path, QUESTION | {"supporting_titles": ["Ice", gold_title]})
+    gold = gold_evidence(question)
+    [chunk] = chunks(tmp_path, {"id": "0", "title": title, "text": "x"})
+    assert gold is not None
+    assert gold.items == ("Ice", gold_title)
+    assert gold.found_in(chunk) == {1}
+
+
+@pytest.mark.parametrize(
+    "pair", [("R\u00e9sum\u00e9", "Resume"), ("100% Love", "100 Love"), ("A", "A (film)"), ("C", "C++")]
+)
+def test_other_titles_stay_other_titles(pair: tuple[str, str]) -> None:
+    assert title_key(pair[0]) != title_key(pair[1])
+
+
+def test_a_title_without_letters_matches_no_untitled_passage(tmp_path: Path) -> None:
+    assert gold_evidence(questions(tmp_path, QUESTION | {"supporting_titles": ['""']})[0]) is None
