@@ -1,13 +1,19 @@
 """Corpora, questions and results as people have them: the inputs of public reports, and what becomes of them."""
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+from deepsearch_rl.answers import INSUFFICIENT
+from deepsearch_rl.cli import app
 from deepsearch_rl.corpora import flashrag, flashrag_sets, graphrag_bench
+from deepsearch_rl.corpora.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.corpora.chunking import ChunkConfig, Cutting, chunk_corpora, cut_documents
 from deepsearch_rl.corpora.spans import word_spans
 from deepsearch_rl.corpora.titles import title_key
@@ -15,7 +21,9 @@ from deepsearch_rl.corpora.token_counts import WordCounter
 from deepsearch_rl.errors import RecordError
 from deepsearch_rl.evaluation.scoring.predictions import score_predictions
 from deepsearch_rl.files import read_jsonl, write_jsonl
+from deepsearch_rl.presets import load_preset
 from deepsearch_rl.records import Chunk, Document, Question
+from deepsearch_rl.retrieval.build import IndexSection, build_index
 from deepsearch_rl.retrieval.gold import gold_evidence
 from deepsearch_rl.retrieval.rows import read_chunks
 
@@ -268,3 +276,164 @@ def test_other_titles_stay_other_titles(pair: tuple[str, str]) -> None:
 
 def test_a_title_without_letters_matches_no_untitled_passage(tmp_path: Path) -> None:
     assert gold_evidence(questions(tmp_path, QUESTION | {"supporting_titles": ['""']})[0]) is None
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """An index over two passages."""
+    lines = [{"id": "1", "title": "Ed Wood", "text": "A film of 1994."}, {"id": "2", "title": "Water", "text": "Wet."}]
+    write(tmp_path / "passages.jsonl", *lines)
+    settings = load_preset("retrieve").with_overrides({"index.encoder.dimension": 2})
+    config = settings.section("index", IndexSection).of("")
+    build_index(tmp_path / "passages.jsonl", tmp_path / "index", config, 0)
+    return tmp_path / "index"
+
+
+def run(*arguments: object) -> str:
+    """What a command prints."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_gold_that_the_corpus_does_not_have_is_counted_and_listed_with_the_nearest(tmp_path: Path, index: Path) -> None:
+    """A score of zero because of a title that is spelled too differently is not silent."""
+    lines = [
+        QUESTION | {"id": "1", "supporting_titles": ["ed_wood", "Waters"]},
+        QUESTION | {"id": "2", "supporting_doc_ids": [2, "9"]},
+        QUESTION | {"id": "3", "supporting_titles": ["Somebody Else"]},
+    ]
+    path = write(tmp_path / "q.jsonl", *lines)
+    options = ("--index", index, "--questions", path, "--stored-weights", "--draws", 0, "--retriever", "bm25")
+    missing = json.loads(run("retrieve", "eval", *options, "--json"))["missing_gold"]
+    assert (missing["documents"], missing["missing"]) == (5, 3)
+    assert [(each["name"], each["nearest"]) for each in missing["listed"]] == [
+        ("Waters", "Water"), ("Somebody Else", None), ("9", None),
+    ]  # fmt: skip
+    assert "3 of 5 gold documents are not in the corpus: 'Waters' (nearest: 'Water')" in run(
+        "retrieve", "eval", *options
+    )
+
+
+# --- Official files, FlashRAG's question files, training rows ---
+
+HOTPOT = {
+    "_id": "5a8b57f2", "answer": "yes", "question": "Were both American?", "type": "comparison", "level": "hard",
+    "supporting_facts": [["Scott Derrickson", 0], ["Ed Wood", 0]],
+    "context": [["Ed Wood", ["He was American.", " He made films."]], ["Scott Derrickson", ["He is American."]]],
+}  # fmt: skip
+WIKI = HOTPOT | {"evidences": [["Ed Wood", "country", "US"]], "answer": "no", "type": "bridge_comparison"}
+MUSIQUE = {
+    "id": "2hop__1_2",
+    "question": "Who is the spouse of the Green performer?",
+    "answer": "Miquette Giraudy",
+    "answer_aliases": ["M. Giraudy"],
+    "answerable": True,
+    "paragraphs": [
+        {"idx": 0, "title": "Blue", "paragraph_text": "A colour.", "is_supporting": False},
+        {"idx": 1, "title": "Green (album)", "paragraph_text": "By Steve Hillage.", "is_supporting": True},
+        {"idx": 2, "title": "Miquette Giraudy", "paragraph_text": "She married him.", "is_supporting": True},
+    ],
+    "question_decomposition": [
+        {"id": 1, "question": "Green >> performer", "answer": "Steve Hillage", "paragraph_support_idx": 1},
+        {"id": 2, "question": "#1 >> spouse", "answer": "Miquette Giraudy", "paragraph_support_idx": 2},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("set_", "row"), [("hotpotqa", HOTPOT), ("2wikimultihopqa", WIKI)], ids=["HotpotQA", "2WikiMultihopQA"]
+)
+def test_official_files_of_hotpotqa_and_2wiki_are_read_with_answer_gold_and_paragraphs(
+    tmp_path: Path, set_: str, row: Line
+) -> None:
+    path = tmp_path / "dev.json"
+    path.write_text(json.dumps([row], indent=1))  # one JSON array over many lines
+    [question] = QUESTION_FORMATS[set_](path)
+    assert (question.id, question.golden_answers) == ("5a8b57f2", (row["answer"],))
+    assert question.metadata.question_type == row["type"]
+    assert question.metadata.supporting_titles == ("Scott Derrickson", "Ed Wood")
+    paragraphs = [document.contents for document in CORPUS_FORMATS[f"{set_}_paragraphs"](path)]
+    assert paragraphs == ["Ed Wood\nHe was American. He made films.", "Scott Derrickson\nHe is American."]
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"golden_answers": ["Miquette Giraudy", "M. Giraudy"]}], ids=["official", "with golden answers"]
+)
+def test_official_musique_files_keep_their_gold(tmp_path: Path, change: Line) -> None:
+    path = write(tmp_path / "musique_ans_v1.0_dev.jsonl", MUSIQUE | change)
+    [question] = QUESTION_FORMATS["musique"](path)
+    assert question.golden_answers == ("Miquette Giraudy", "M. Giraudy")
+    assert question.metadata.question_type == "2_hop"
+    assert question.metadata.supporting_titles == ("Green (album)", "Miquette Giraudy")
+    titles = [document.title for document in CORPUS_FORMATS["musique_paragraphs"](path)]
+    assert titles == ["Blue", "Green (album)", "Miquette Giraudy"]
+
+
+def test_an_unanswerable_question_of_musique_full_has_no_evidence_and_the_answer_of_such_questions(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path / "full.jsonl", MUSIQUE, MUSIQUE | {"answerable": False, "answer": "Miquette Giraudy"})
+    answerable, unanswerable = QUESTION_FORMATS["musique"](path)
+    assert answerable.id != unanswerable.id
+    assert unanswerable.golden_answers == (INSUFFICIENT,)
+    assert unanswerable.metadata.evidence_list == ()
+    assert gold_evidence(unanswerable) is None
+
+
+FLASHRAG = {
+    "id": 7, "question": "Who made Ed Wood?", "golden_answers": ["Tim Burton"], "split": "dev", "level": "hard",
+    "metadata": {"supporting_titles": ["Ed Wood"], "self": 1},
+}  # fmt: skip
+SEARCH_R1 = {
+    "data_source": "nq",
+    "prompt": [{"role": "user", "content": "Answer the given question. \\Question: Who made Ed Wood?\n"}],
+    "ability": "fact-reasoning",
+    "reward_model": {"style": "rule", "ground_truth": {"target": ["Tim Burton"]}},
+    "extra_info": {"split": "train", "index": 7},
+}
+VERL = SEARCH_R1 | {
+    "data_source": "searchR1_nq",
+    "prompt": [{"role": "system", "content": "Search."}, {"role": "user", "content": "Question: Who made Ed Wood?"}],
+    "extra_info": {"split": "train", "index": 7, "question": "Who made Ed Wood?", "need_tools_kwargs": True},
+}
+
+
+def test_flashrags_question_files_are_taken_wherever_questions_are(tmp_path: Path, index: Path) -> None:
+    """Extra keys, whole numbers as ids and gzip, in conversions, measurements and builds."""
+    path = tmp_path / "dev.jsonl.gz"
+    with gzip.open(path, "wt") as lines:
+        lines.writelines(json.dumps(FLASHRAG | {"id": number}) + "\n" for number in range(6))
+    run("trajectories", "convert", path, tmp_path / "out.jsonl", "--to", "rlinf")
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 6
+    options = ("--index", index, "--questions", path, "--stored-weights", "--draws", 0, "--retriever", "bm25")
+    scores = json.loads(run("retrieve", "eval", *options, "--json"))
+    assert (scores["questions"], scores["scores"]["bm25"]["mrr@10"]["mean"]) == (6, 1.0)
+    passages = index.with_name("passages.jsonl")
+    built = run("retrieve", "build", "--corpus", passages, "--out", tmp_path / "new", "--questions", path)
+    assert "2 passages" in built
+
+
+@pytest.mark.parametrize("row", [SEARCH_R1, VERL], ids=["Search-R1", "veRL"])
+def test_training_rows_of_search_r1_and_verl_are_questions(tmp_path: Path, row: Line) -> None:
+    rows = [row, row | {"extra_info": row["extra_info"] | {"index": 8}}]
+    pd.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
+    first, second = flashrag.read_questions(tmp_path / "train.parquet")
+    assert (first.question, first.golden_answers) == ("Who made Ed Wood?", ("Tim Burton",))
+    assert (first.id, second.id) == (f"{row['data_source']}_train_7", f"{row['data_source']}_train_8")
+    assert first.metadata.model_extra == {"data_source": row["data_source"], "ability": "fact-reasoning"}
+
+
+def test_our_own_rows_for_search_r1_come_back_as_the_questions_that_they_were(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", QUESTION | {"question": "Who? Question: what?"}, QUESTION | {"id": "r"})
+    for to in ("search-r1", "verl"):
+        run("trajectories", "convert", path, tmp_path / f"{to}.parquet", "--to", to, "--dataset", "nq")
+    [_, second] = flashrag.read_questions(tmp_path / "search-r1.parquet")
+    first, _ = flashrag.read_questions(tmp_path / "verl.parquet")
+    assert (first.question, second.question, second.golden_answers) == ("Who? Question: what?", "Who?", ("x",))
+
+
+@pytest.mark.parametrize("row", [HOTPOT | {"answer": None}, SEARCH_R1 | {"reward_model": None}], ids=["test", "none"])
+def test_a_question_without_an_answer_is_named(tmp_path: Path, row: Line) -> None:
+    with pytest.raises(RecordError, match=r"line 1: field 'golden_answers'"):
+        questions(tmp_path, row)

@@ -130,7 +130,9 @@ class QuestionRow(Row, Generic[DetailsT]):
             values = _from_training_row(values)
         if is_missing(values.get("golden_answers")) and not is_missing(values.get("answer")):
             aliases = values.get("answer_aliases")
-            answers = [values["answer"], *(aliases if isinstance(aliases, list) else ())]
+            answer = values["answer"]
+            first = answer if isinstance(answer, list) else [answer]
+            answers = [*first, *(aliases if isinstance(aliases, list) else ())]
             rest = {name: value for name, value in values.items() if name not in ("answer", "answer_aliases")}
             return rest | {"golden_answers": [*dict.fromkeys(answers)] if _all_text(answers) else answers}
         return values
@@ -176,7 +178,13 @@ def _from_training_row(values: Values) -> Values:
 
 def read_documents(path: Path) -> Iterator[Document]:
     """Yield the documents of a corpus file; chunking and indexing check that their ids differ."""
-    return (row.document() for row in read_rows(path, DocumentRow))
+    return (document for _, document in numbered_documents(path))
+
+
+def numbered_documents(path: Path) -> Iterator[tuple[int, Document]]:
+    """Yield the documents of a file with the numbers of their lines."""
+    for number, row in numbered_rows(path, DocumentRow):
+        yield number, row.document()
 
 
 def read_questions(path: Path) -> Iterator[Question]:
