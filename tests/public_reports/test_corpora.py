@@ -1,31 +1,38 @@
 """Corpora, questions and results as people have them: the inputs of public reports, and what becomes of them."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.cli import app
-from deepsearch_rl.corpora import flashrag, flashrag_sets, graphrag_bench
+from deepsearch_rl.corpora import flashrag, flashrag_sets, graphrag_bench, layouts
 from deepsearch_rl.corpora.catalogue import CORPUS_FORMATS, QUESTION_FORMATS
 from deepsearch_rl.corpora.chunking import ChunkConfig, Cutting, chunk_corpora, cut_documents
 from deepsearch_rl.corpora.spans import word_spans
 from deepsearch_rl.corpora.titles import title_key
 from deepsearch_rl.corpora.token_counts import WordCounter
-from deepsearch_rl.errors import RecordError
+from deepsearch_rl.errors import ArtifactError, RecordError
 from deepsearch_rl.evaluation.scoring.predictions import score_predictions
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.records import Chunk, Document, Question
 from deepsearch_rl.retrieval.build import IndexSection, build_index
 from deepsearch_rl.retrieval.gold import gold_evidence
-from deepsearch_rl.retrieval.rows import read_chunks
+from deepsearch_rl.retrieval.rows import read_chunks, write_rows
 
 Line = dict[str, Any]
 NAN = float("nan")
@@ -437,3 +444,185 @@ def test_our_own_rows_for_search_r1_come_back_as_the_questions_that_they_were(tm
 def test_a_question_without_an_answer_is_named(tmp_path: Path, row: Line) -> None:
     with pytest.raises(RecordError, match=r"line 1: field 'golden_answers'"):
         questions(tmp_path, row)
+
+
+# --- Layouts (pyserini#331, pyserini#1902, beir#78, anserini#961, datasets#8241) ---
+
+ROWS = [
+    {"id": "1", "text": 'Aaron, a "prophet"\nand priest', "title": "Aaron"},
+    {"id": "2", "text": "\u6c34 is wet", "title": ""},
+]
+JSON_LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+TSV = 'id\ttext\ttitle\n1\t"Aaron, a ""prophet""\nand priest"\tAaron\n2\t\u6c34 is wet\t\n'
+CSV = TSV.replace("\t", ",")
+BOM = b"\xef\xbb\xbf"
+
+
+def tarred(data: bytes, mode: Literal["w", "w:gz"]) -> bytes:
+    """An archive of one file."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:
+        member = tarfile.TarInfo("corpus.jsonl")
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
+def zipped(*names: str) -> bytes:
+    """An archive of files that all hold the rows."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in names:
+            archive.writestr(name, JSON_LINES)
+    return out.getvalue()
+
+
+def arrow(open_writer: Callable[..., Any]) -> bytes:
+    out = io.BytesIO()
+    table = pa.Table.from_pylist(ROWS)
+    with open_writer(out, table.schema) as writer:
+        writer.write_table(table)
+    return out.getvalue()
+
+
+def parquet(compression: str) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(ROWS), out, compression=compression)
+    return out.getvalue()
+
+
+LAYOUTS = {
+    "lines": ("c.jsonl", JSON_LINES.encode()),
+    "lines of any name": ("c.txt", b"\n \n" + JSON_LINES.encode().rstrip()),
+    "lines with a byte order mark": ("c.jsonl", BOM + JSON_LINES.encode()),
+    "BEIR": ("c.jsonl", JSON_LINES.replace('"id"', '"_id"').encode()),
+    "array": ("c.json", json.dumps(ROWS).encode()),
+    "indented array with a byte order mark": ("c.json", BOM + json.dumps(ROWS, indent=2).encode() + b"\n"),
+    "DPR's table": ("psgs_w100.tsv", TSV.encode()),
+    "table of Windows": ("c.csv", BOM + CSV.replace("\n2", "\r\n2").encode()),
+    "table of any name": ("c.txt", CSV.encode()),
+    "Parquet": ("c.parquet", parquet("snappy")),
+    "Parquet of any name": ("c.data", parquet("zstd")),
+    "Arrow stream": ("c.arrow", arrow(pa.ipc.new_stream)),
+    "Arrow file": ("c.arrow", arrow(pa.ipc.new_file)),
+    "gzip": ("c.jsonl.gz", gzip.compress(JSON_LINES.encode())),
+    "gzip of any name": ("c.jsonl", gzip.compress(JSON_LINES.encode())),
+    "gzipped table": ("psgs_w100.tsv.gz", gzip.compress(TSV.encode())),
+    "gzipped array": ("c.json.gz", gzip.compress(json.dumps(ROWS).encode())),
+    "bzip2": ("c.jsonl.bz2", bz2.compress(JSON_LINES.encode())),
+    "xz": ("c.jsonl.xz", lzma.compress(JSON_LINES.encode())),
+    "zip": ("c.zip", zipped("corpus.jsonl", "__MACOSX/._corpus.jsonl")),
+    "tar": ("c.tar", tarred(JSON_LINES.encode(), "w")),
+    "gzipped tar": ("c.tar.gz", tarred(JSON_LINES.encode(), "w:gz")),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_layouts_that_people_have_are_read_and_converted(tmp_path: Path, layout: str) -> None:
+    name, data = LAYOUTS[layout]
+    (tmp_path / name).write_bytes(data)
+    read = list(flashrag.read_documents(tmp_path / name))
+    assert [(each.id, each.contents, each.metadata) for each in read] == [
+        ("1", 'Aaron\nAaron, a "prophet"\nand priest', {}), ("2", "\n\u6c34 is wet", {}),
+    ]  # fmt: skip
+    run("retrieve", "convert", tmp_path / name, tmp_path / "out.jsonl")
+    assert [chunk.contents for _, _, chunk in read_chunks(tmp_path / "out.jsonl")] == [one.contents for one in read]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x28\xb5\x2f\xfd\x04", "zstd -d"),
+        (JSON_LINES.encode("utf-16"), "iconv -f UTF-16"),
+        (b"\x80\x05\x95\x00", "Python pickle; .*to_json"),
+        (b"SQLite format 3\x00", "sqlite3 -header -csv"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html>", "page of HTML"),
+        (zipped("corpus.jsonl", "queries.jsonl"), r"holds 2 files \(corpus.jsonl, queries.jsonl\); unpack it"),
+        (zipped("xl/workbook.xml", "xl/sheet1.xml"), "save its sheet as CSV"),
+        (gzip.compress(parquet("snappy")), "unpack it first"),
+        (gzip.compress(JSON_LINES.encode())[:-9], "damaged or not complete"),
+        ("id,text\n1,caf\u00e9\n".encode("latin-1"), "is not UTF-8 text"),
+    ],
+)
+def test_a_layout_that_is_not_read_is_named_with_what_makes_it_readable(
+    tmp_path: Path, data: bytes, words: str
+) -> None:
+    (tmp_path / "c.jsonl").write_bytes(data)
+    with pytest.raises(ArtifactError, match=words):
+        list(flashrag.read_documents(tmp_path / "c.jsonl"))
+
+
+@pytest.mark.parametrize("data", [b"\x28\xb5\x2f\xfd\x04", JSON_LINES.encode("utf-16"), b"<!DOCTYPE html>"])
+def test_an_index_over_what_is_not_read_says_so_as_well(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "c.jsonl").write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"zstd -d|iconv|HTML"):
+        list(read_chunks(tmp_path / "c.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "words"),
+    [
+        ("c.tsv", "1\tSome text\n2\tMore\n", 1, "put a line with the names of the columns"),
+        ("c.tsv", "id\ttext\n1\ta\tb\n", 2, "3 cells for 2 columns"),
+        ("c.csv", "id,text\n1,x\n2\n", 3, "1 cells for 2 columns"),
+        ("c.tsv", 'id\ttext\n1\t"Foo" bar\n', 2, "double the quotes"),
+        ("c.json", '[{"id": "1", "text": "x"}, {"id": "2", "text": }]', 2, "no JSON"),
+        ("c.json", '[{"id": "1", "text": "x"}', 1, "ends after this entry"),
+        ("c.json", '[{"id": "1", "text": "x"}, 7]', 2, "object"),
+    ],
+)
+def test_a_row_of_a_table_or_array_that_does_not_fit_is_named(
+    tmp_path: Path, name: str, text: str, line: int, words: str
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(RecordError, match=words) as caught:
+        list(flashrag.read_documents(tmp_path / name))
+    assert caught.value.line == line
+
+
+@pytest.mark.parametrize("layout", ["array", "DPR's table", "Parquet", "Arrow stream", "zip", "bzip2"])
+def test_an_index_over_another_layout_names_the_command_that_converts_it(tmp_path: Path, layout: str) -> None:
+    name, data = LAYOUTS[layout]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(
+        ArtifactError, match=r"position in JSON Lines; write them so with `deepsearch retrieve convert "
+    ):
+        list(read_chunks(tmp_path / name))
+
+
+def test_an_array_of_many_blocks_is_read_entry_by_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "BLOCK_CHARS", 7)
+    rows: list[object] = [{"id": str(number), "text": "x" * number} for number in range(40)]
+    (tmp_path / "c.json").write_text(json.dumps([*rows, 12345678901, "a]"]), encoding="utf-8")
+    read = [json.loads(row) for _, row in layouts.read_numbered(tmp_path / "c.json")]
+    assert read == [*rows, 12345678901, "a]"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([DOCUMENT, DOCUMENT | {"contents": "Ice\nx"}], r"line 2: field 'id': 'a' is the id of line 1"),
+        ([DOCUMENT, {"id": "b", "contents": ""}], "line 2: "),
+        ([DOCUMENT, {"id": "b", "contents": " \n "}], "line 2: .*neither a title nor a text"),
+    ],
+    ids=["one id twice", "empty", "blank"],
+)
+def test_repeated_ids_and_empty_documents_are_judged_alike_by_build_and_by_the_stage_chunk(
+    tmp_path: Path, lines: list[Line], words: str
+) -> None:
+    (tmp_path / "corpora").mkdir()
+    path = write(tmp_path / "corpora" / "c.jsonl", *lines)
+    config = ChunkConfig(chunker="sentences", chunk_size=9, overlap=0, tokenizer="words", passages=(), variants={})
+    with pytest.raises(RecordError, match=words):
+        write_rows(path, tmp_path / "rows")
+    with pytest.raises(RecordError, match=words):
+        chunk_corpora(tmp_path / "corpora", tmp_path / "chunks", config)
+
+
+def test_a_document_that_is_a_title_alone_is_one_passage_of_both(tmp_path: Path) -> None:
+    for line in ({"contents": "Water"}, {"title": "Water", "text": ""}, {"title": "Water", "text": None}):
+        [document], [chunk] = documents(tmp_path, {"id": "a", **line}), chunks(tmp_path, {"id": "a", **line})
+        cutting = Cutting(chunker="sentences", chunk_size=9, overlap=0)
+        [cut] = cut_documents([document], WordCounter(), cutting)
+        assert document.title == chunk.title == cut.title == "Water"

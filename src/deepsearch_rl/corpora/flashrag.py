@@ -103,7 +103,7 @@ class DocumentRow(Row):
     def document(self) -> Document:
         """Return the row as a record; beside ``contents``, title and text are metadata as well."""
         title = " ".join(self.title.splitlines())
-        if not self.contents:
+        if not self.contents.strip():
             return Document(id=self.id, contents=f"{title}\n{self.text}", metadata=self.metadata)
         beside: dict[str, JsonValue] = {"title": self.title, "text": self.text}
         metadata = {name: value for name, value in beside.items() if value} | self.metadata

@@ -96,10 +96,20 @@ def read_numbered(path: Path) -> Iterator[Row]:
 
 
 def layout_of(path: Path) -> str:
-    """Return what a file is, in words; for text that looks like nothing else, JSON Lines."""
+    """Return what a file is, in words; for text that looks like nothing else, JSON Lines.
+
+    Raise ArtifactError where it is in a layout that is not read.
+    """
     with path.open("rb") as raw:
         head = raw.read(HEAD_BYTES)
+    _refuse_unread(head, path)
     return _layout(head, path.name)
+
+
+def _refuse_unread(head: bytes, path: Path) -> None:
+    for magic, (what, remedy) in _REMEDIES.items():
+        if head.removeprefix(BOM).startswith(magic):
+            raise ArtifactError(f"{path} {what}; {remedy}.")
 
 
 def _layout(head: bytes, name: str) -> str:
@@ -132,9 +142,7 @@ def _rows(stream: Any, path: Path, name: str, is_outermost: bool = True) -> Iter
     if head[257:262] == b"ustar":  # the magic number of a tar's first block
         yield from _lines_of_tar(stream)
         return
-    for magic, (what, remedy) in _REMEDIES.items():
-        if head.removeprefix(BOM).startswith(magic):
-            raise ArtifactError(f"{path} {what}; {remedy}.")
+    _refuse_unread(head, path)
     layout = _layout(head, name)
     if layout in (ZIP, PARQUET, ARROW) and not is_outermost:
         raise ArtifactError(f"{path} holds {layout} in another archive; unpack it first.")
@@ -169,6 +177,8 @@ def _rows_of_zip(stream: BinaryIO, path: Path) -> Iterator[Row]:
     with zipfile.ZipFile(stream) as archive:
         # A Mac adds a folder of its own to what it packs.
         names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+        if any(name.startswith("xl/") for name in names):
+            raise ArtifactError(f"{path} is an Excel workbook; save its sheet as CSV.")
         if len(names) != 1:
             files = ", ".join(names[:5]) or "none"
             raise ArtifactError(

@@ -66,7 +66,7 @@ def _nearest(wanted: Sequence[str], candidates: Callable[[], Iterator[tuple[str,
     """Return the most similar of the candidates, pairs of a key and a name, for each wanted key that has one."""
     if not wanted:
         return {}
-    best = dict.fromkeys(wanted, (NEAREST_RATIO, ""))
+    best: dict[str, tuple[float, str]] = {key: (NEAREST_RATIO, "") for key in wanted}
     matchers = {key: SequenceMatcher(None, "", key, autojunk=False) for key in wanted}
     words = {key: set(key.split()) for key in wanted}
     last = ""
