@@ -1,32 +1,48 @@
-"""A model server: its address, client and errors, and the fields of its chat completions that the agent uses.
+"""A model server: its address, its client, and the fields of its chat completions that the agent uses.
 
-The fields are checked here, because the OpenAI client accepts whatever a server sends.
+The fields are checked here, because the OpenAI client accepts whatever a server sends. A reply of status 200 can be a
+failure, too: a generation that an error, a filter or a lost connection ended is no answer of the model. It is asked for
+again, and then it is an error with the provider's reason. What an error means is decided in
+:mod:`deepsearch_rl.agent.model_failures`.
 """
 
 import base64
-import re
+import json
+import logging
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
+import httpx
 import openai
 from openai.types.chat import ChatCompletion
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, ValidationError
 
+from deepsearch_rl.agent.model_failures import failure_in
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import ForeignRecord, StopReason, TokenUsage
 from deepsearch_rl.redaction import redact
+from deepsearch_rl.retries import retry
+
+_LOG = logging.getLogger(__name__)
 
 NO_KEY = "none"  # the key for a server that needs none
 MODEL_RETRIES = 3
 """Further attempts of a model call; the client makes them for 408, 409, 429, 5xx, connection errors and time-outs."""
 CONNECT_TIMEOUT_S = 10.0
-_TOO_LONG = re.compile(
-    r"context.?(length|window)|context of \d+ tokens|max_model_len|too long|too many (input )?tokens", re.IGNORECASE
+FIRST_WAIT_S = 0.5
+"""Wait before a failed generation is asked for again; it doubles with each further attempt."""
+ENDED_BY_MODEL = frozenset(
+    {"stop", "tool_calls", "function_call", "eos", "eos_token", "stop_sequence", "end_turn", "tool_use", "complete"}
 )
-"""How OpenAI, vLLM, other servers and our own report that a prompt does not fit."""
-_REFUSALS = {400, 413, 422}
+"""Finish reasons, in lower case, of a turn that the model ended (TGI, Anthropic, Cohere and Gemini have their own)."""
+ENDED_BY_LIMIT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
+"""Finish reasons, in lower case, of a turn that the limit of tokens ended."""
+
+
+class FailedGenerationError(EndpointError):
+    """A reply of status 200 in which the provider reports that it generated no whole turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +63,27 @@ class Endpoint:
 def open_client(endpoint: Endpoint, timeout_s: float) -> openai.AsyncOpenAI:
     """Return a client that retries failed calls with back-off; ``timeout_s`` applies to each call."""
     timeout = openai.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
+    http_client = openai.DefaultAsyncHttpxClient(event_hooks={"response": [_keep_what_is_final]})
     return openai.AsyncOpenAI(
-        base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=timeout, max_retries=MODEL_RETRIES
+        base_url=endpoint.base_url,
+        api_key=endpoint.api_key,
+        timeout=timeout,
+        max_retries=MODEL_RETRIES,
+        http_client=http_client,
     )
 
 
-def model_failure(error: openai.APIError) -> StopReason:
-    """Return whether the prompt did not fit or the endpoint failed."""
-    refused = isinstance(error, openai.APIStatusError) and error.status_code in _REFUSALS
-    return StopReason.TOKEN_BUDGET if refused and _TOO_LONG.search(str(error)) else StopReason.MODEL_ERROR
+async def _keep_what_is_final(response: httpx.Response) -> None:
+    """Keep the client from repeating a request whose status 5xx is about the request or about the model's own turn.
+
+    Ollama and llama.cpp report a malformed call of the model and a prompt that does not fit in that way. Another
+    attempt would draw another turn in place of the model's own.
+    """
+    if response.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+        return
+    await response.aread()
+    if failure_in(response.text) is not StopReason.MODEL_ERROR:
+        response.headers["x-should-retry"] = "false"
 
 
 def replace_lone_surrogates(text: str) -> str:
@@ -103,9 +131,16 @@ class AssistantMessage(_ServerRecord):
 
 class _Choice(_ServerRecord):
     finish_reason: str | None = None
+    native_finish_reason: str | None = None
     stop_reason: str | int | None = None
     matched_stop: str | int | None = None
+    error: JsonValue = None
     message: AssistantMessage
+
+    @property
+    def ending(self) -> str:
+        """The finish reason in lower case, empty where the server gives none."""
+        return (self.finish_reason or "").lower()
 
 
 class _Usage(_ServerRecord):
@@ -144,17 +179,78 @@ class Completion(_ServerRecord):
         A server that parses tool calls may report ``tool_calls`` for a truncated turn, and some report nothing; the
         token count then decides. It does not for a turn that ended by itself: some servers count hidden reasoning.
         """
-        reason = self.choices[0].finish_reason
+        ending = self.choices[0].ending
         completion_tokens = self.usage.completion_tokens if self.usage else 0
-        return reason == "length" or (reason in {None, "tool_calls"} and completion_tokens >= max_tokens)
+        return ending in ENDED_BY_LIMIT or (ending in {"", "tool_calls"} and completion_tokens >= max_tokens)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the provider generated no whole turn, in its own words; None for a turn that the model wrote.
+
+        A turn without a character is one that the model wrote only where the server counted a token of it.
+        """
+        choice = self.choices[0]
+        if choice.error is not None:
+            return _error_text(choice.error)
+        if choice.ending and choice.ending not in ENDED_BY_MODEL | ENDED_BY_LIMIT:
+            native = choice.native_finish_reason
+            return f"finish_reason {choice.finish_reason!r}" + (f", {native}" if native else "")
+        message = self.message
+        is_empty = not (message.text or message.thought or message.tool_calls)
+        has_tokens = self.usage is not None and self.usage.completion_tokens > 0
+        if is_empty and not has_tokens and choice.ending not in ENDED_BY_LIMIT:
+            return "nothing was generated"
+        return None
+
+
+def _error_text(error: JsonValue) -> str:
+    """Return an error object in one line: the message, and the code where there is one."""
+    if not isinstance(error, dict):
+        return str(error)
+    message, code = error.get("message"), error.get("code")
+    text = message if isinstance(message, str) and message else json.dumps(error, ensure_ascii=False)
+    return text if code is None else f"{text} (code {code})"
 
 
 def read_completion(response: ChatCompletion) -> Completion:
-    """Return the checked fields of a server's response; raise EndpointError if it is no chat completion."""
+    """Return the checked fields of a server's response.
+
+    Raises:
+        FailedGenerationError: the response reports that the generation failed, which another attempt may mend.
+        EndpointError: it is no chat completion, or it reports an error that another attempt would repeat.
+    """
     if not isinstance(response, ChatCompletion):  # the client returns a body that is no JSON as text
         raise EndpointError("the endpoint's response is not JSON")
-    try:
-        return Completion.model_validate(response.model_dump(warnings=False))
-    except ValidationError as error:
-        field, problem = first_problem(error)
-        raise EndpointError(f"the endpoint's response is not a chat completion ({field}: {problem})") from error
+    fields = response.model_dump(warnings=False)
+    error = fields.get("error")
+    if error is None:
+        try:
+            completion = Completion.model_validate(fields)
+        except ValidationError as invalid:
+            field, problem = first_problem(invalid)
+            raise EndpointError(f"the endpoint's response is not a chat completion ({field}: {problem})") from invalid
+        failure = completion.failure
+        if failure is None:
+            return completion
+    else:
+        failure = _error_text(error)
+    text = f"the provider failed under status 200: {failure}"
+    if failure_in(failure) is not StopReason.MODEL_ERROR:
+        raise EndpointError(text)
+    raise FailedGenerationError(text)
+
+
+async def complete(client: openai.AsyncOpenAI, **request: Any) -> Completion:
+    """Return the completion of a request; a failed generation is asked for as often as the client repeats a call.
+
+    Raises openai.APIError after all attempts, and as :func:`read_completion`.
+    """
+
+    def log(error: BaseException, attempt: int) -> None:
+        _LOG.debug("attempt %d: %s", attempt, error)
+
+    @retry(client.max_retries + 1, FIRST_WAIT_S, FailedGenerationError, log)
+    async def ask() -> Completion:
+        return read_completion(await client.chat.completions.create(**request))
+
+    return await ask()

@@ -35,7 +35,7 @@ import openai
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages, search_call, split_thought
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
-from deepsearch_rl.agent.endpoint import Completion, read_completion
+from deepsearch_rl.agent.endpoint import Completion, complete
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.agent.transcript import RolloutStopped
 from deepsearch_rl.answers import has_answer_tags
@@ -229,16 +229,15 @@ class EndpointPolicy(RolloutPolicy):
     logprobs: bool = False
 
     async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:
-        """Return the next turn; raise openai.APIError after all attempts, EndpointError if it is no completion."""
+        """Return the next turn; raises as :func:`complete`."""
         options = self.protocol.request(messages)
         if self.seed is not None:
             options["seed"] = self.seed
         if self.logprobs:
             options["logprobs"] = True
-        response = await self.client.chat.completions.create(
-            model=self.model, temperature=self.temperature, max_tokens=max_tokens, **options
+        completion = await complete(
+            self.client, model=self.model, temperature=self.temperature, max_tokens=max_tokens, **options
         )
-        completion = read_completion(response)
         turn = self.protocol.turn(completion, messages)
         truncated = completion.truncated(max_tokens) and not self.protocol.complete(turn)
         return Reply(turn, completion.usage, truncated)

@@ -25,14 +25,15 @@ from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessa
 
 from deepsearch_rl.agent.chat_messages import split_thought
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
-from deepsearch_rl.agent.endpoint import Endpoint, model_failure, open_client
+from deepsearch_rl.agent.endpoint import Endpoint, open_client, replace_lone_surrogates
+from deepsearch_rl.agent.model_failures import failed_generation, model_failure
 from deepsearch_rl.agent.protocols import AgentProtocol, EndpointPolicy, Reply, RolloutPolicy, open_protocol
 from deepsearch_rl.agent.search_tool import SearchTool, open_session, parse_search, search_over_mcp
 from deepsearch_rl.agent.timing import timed
 from deepsearch_rl.agent.transcript import Observer, PromptCount, RolloutKey, RolloutStopped, Transcript
 from deepsearch_rl.answers import has_answer_tags
 from deepsearch_rl.errors import ConfigError, EndpointError
-from deepsearch_rl.records import Question, StopReason, Trajectory
+from deepsearch_rl.records import Message, Question, StopReason, Trajectory
 
 _LOG = logging.getLogger(__name__)
 NO_ROOM_LEFT = "No room left. Answer now."
@@ -94,7 +95,7 @@ class RolloutModel(Model):
         """Ask for a turn; if the server reports that it does not fit, ask for less and drop the last passages."""
         try:
             return await self._policy.reply(self._transcript.messages, max_tokens)
-        except openai.APIStatusError as error:
+        except (openai.APIStatusError, EndpointError) as error:
             too_long = model_failure(error) is StopReason.TOKEN_BUDGET
             has_passages = bool(self._transcript.unanswered)
             if not too_long or not (has_passages or max_tokens > self._config.answer_tokens):
@@ -158,16 +159,23 @@ async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcr
             await Runner.run(agent, question.question, context=transcript, max_turns=None, run_config=run_config)
     except RolloutStopped as stop:
         return stop.reason, stop.detail
-    except EndpointError as error:
-        return StopReason.MODEL_ERROR, str(error)
+    except (openai.APIError, EndpointError) as error:
+        return _failed_call(error, transcript)
     except Exception as error:  # noqa: BLE001 - any other error that a server's reply causes is this rollout's
         if limit.expired() and isinstance(error, TimeoutError):
             return StopReason.DEADLINE, f"not finished after {tool.config.timeout_s:g} s"
         _LOG.debug("rollout of %s failed", question.id, exc_info=True)
-        reason = model_failure(error) if isinstance(error, openai.APIError) else StopReason.MODEL_ERROR
-        return reason, f"{type(error).__name__}: {error}"
+        return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}"
     has_answer = has_answer_tags(split_thought(transcript.messages[-1]).text)
     return (StopReason.ANSWERED if has_answer else StopReason.NO_ANSWER_TAG), None
+
+
+def _failed_call(error: openai.APIError | EndpointError, transcript: Transcript) -> tuple[StopReason, str]:
+    """Return what a model call's last error means; a turn that the server wrote into it belongs to the transcript."""
+    if turn := failed_generation(error):
+        transcript.messages.append(Message(role="assistant", content=replace_lone_surrogates(turn)))
+    text = str(error) if isinstance(error, EndpointError) else f"{type(error).__name__}: {error}"
+    return model_failure(error), text
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ from langdetect import DetectorFactory
 from openai.types.chat import ChatCompletionUserMessageParam
 from pydantic import Field, JsonValue, model_validator
 
-from deepsearch_rl.agent.endpoint import Endpoint, open_client, read_completion
+from deepsearch_rl.agent.endpoint import Endpoint, complete, open_client
 from deepsearch_rl.corpora.flashrag import read_rows
 from deepsearch_rl.corpora.ifeval import IfevalRow
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, EndpointError
@@ -170,11 +170,11 @@ async def _ask_all(prompts: Sequence[IfevalPrompt], endpoint: Endpoint, config: 
         async def ask(prompt: IfevalPrompt) -> str:
             messages: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": prompt.prompt}]
             async with free_requests:
-                completion = await client.chat.completions.create(
-                    model=endpoint.model, messages=messages, temperature=0.0, max_tokens=config.max_tokens
+                completion = await complete(
+                    client, model=endpoint.model, messages=messages, temperature=0.0, max_tokens=config.max_tokens
                 )
             bar.advance()
-            message = read_completion(completion).message
+            message = completion.message
             return parse_content_with_reasoning(message.content or message.refusal or "")[0]
 
         try:

@@ -20,7 +20,7 @@ from gepa.api import optimize
 from gepa.core.adapter import EvaluationBatch
 from pydantic import Field
 
-from deepsearch_rl.agent.endpoint import Endpoint, open_client, read_completion
+from deepsearch_rl.agent.endpoint import Endpoint, complete, open_client
 from deepsearch_rl.agent.prompts import MADE_PROMPT, load_prompt
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
@@ -301,18 +301,19 @@ class _Reflector:
         config = self._config
         async with open_client(self._endpoint, config.timeout_s) as client:
             try:
-                response = await client.chat.completions.create(
+                completion = await complete(
+                    client,
                     model=self._endpoint.model,
                     messages=messages,
                     max_tokens=config.max_tokens,
                     temperature=config.temperature,
                 )
-            except openai.APIError as error:
+            except (openai.APIError, EndpointError) as error:
                 raise EndpointError(
                     f"the reflection model failed: {self._endpoint.redact(str(error))}; run the stage again "
                     "once it is well, which goes on from here."
                 ) from error
-        return read_completion(response).message.text
+        return completion.message.text
 
 
 class _Progress:

@@ -1,0 +1,325 @@
+"""Replies of model servers that public reports quote, each with its source (repository#number)."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import pytest
+
+from deepsearch_rl.agent import endpoint as endpoint_module
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.model_failures import TOO_LONG, Wording, failure_in
+from deepsearch_rl.agent.rollout import NO_ROOM_LEFT, SearchAgent
+from deepsearch_rl.records import Question, StopReason, Trajectory
+
+QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
+ANSWER = "<answer> Mary Moss</answer>"
+Answer = Callable[..., Trajectory]
+
+
+@pytest.fixture
+def answer(
+    chat_server: Any,
+    searches: Any,
+    agent_config: Callable[..., AgentConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Answer:
+    """Runs one rollout against the scripted servers, without waits between attempts."""
+    monkeypatch.setattr(endpoint_module, "FIRST_WAIT_S", 0.001)
+
+    async def run(config: AgentConfig) -> Trajectory:
+        agent = SearchAgent(config, chat_server.endpoint, searches.url, 0.7, backoff_s=0.001)
+        async with agent:
+            return await agent.answer(QUESTION, 0)
+
+    return lambda **changes: asyncio.run(run(agent_config(**changes)))
+
+
+def reply(choice: object, **fields: object) -> str:
+    """Return the body of a completion with one choice."""
+    whole = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    return json.dumps(whole | fields)
+
+
+def said(content: str | None, finish_reason: str | None, **fields: object) -> dict[str, object]:
+    """Return a choice with a text."""
+    message = {"role": "assistant", "content": content}
+    return {"index": 0, "message": message, "finish_reason": finish_reason, **fields}
+
+
+USAGE = {"prompt_tokens": 50, "completion_tokens": 0, "total_tokens": 50}
+DISCONNECTED = {"code": 502, "message": "Upstream disconnected"}
+FAILED_GENERATIONS = {
+    # maximhq/bifrost#5425
+    "an error object": (reply(said("", "error", error=DISCONNECTED)), "Upstream disconnected (code 502)"),
+    "a partial text": (
+        reply(said('{"events": [', "error"), usage={"prompt_tokens": None, "completion_tokens": None}),
+        "finish_reason 'error'",
+    ),
+    "an answer that an error cut": (reply(said(ANSWER, "error")), "finish_reason 'error'"),
+    "an error beside a good ending": (reply(said(ANSWER, "stop", error="overloaded")), "overloaded"),
+    "an error in place of choices": (json.dumps({"error": DISCONNECTED}), "Upstream disconnected (code 502)"),
+    # firebase/genkit#6259
+    "a filter": (reply(said("<answer>Ma", "content_filter")), "finish_reason 'content_filter'"),
+    "Gemini's own word": (
+        reply(said(None, "MALFORMED_FUNCTION_CALL"), usage=USAGE),
+        "finish_reason 'MALFORMED_FUNCTION_CALL'",
+    ),
+    "Gemini's word behind a hub": (
+        reply(said("", "error", native_finish_reason="MALFORMED_FUNCTION_CALL")),
+        "finish_reason 'error', MALFORMED_FUNCTION_CALL",
+    ),
+    "DeepSeek's word": (
+        reply(said("<answer>Ma", "insufficient_system_resource")),
+        "finish_reason 'insufficient_system_resource'",
+    ),
+    "a word that nobody knows": (reply(said(ANSWER, "tired")), "finish_reason 'tired'"),
+    "vLLM's abort": (reply(said("<answer>Ma", "abort")), "finish_reason 'abort'"),
+    # langchain-ai/deepagents#417
+    "nothing at all": (reply(said("", "stop"), usage=USAGE), "nothing was generated"),
+    "nothing, and no count": (reply(said(None, "stop")), "nothing was generated"),
+    "nothing, and no ending": (reply(said("", None)), "nothing was generated"),
+}
+
+
+@pytest.mark.parametrize("body", [body for body, _ in FAILED_GENERATIONS.values()], ids=FAILED_GENERATIONS)
+def test_a_generation_that_failed_under_status_200_is_asked_for_again(
+    chat_server: Any, answer: Answer, body: str
+) -> None:
+    chat_server.script.append(body)
+    chat_server.says(ANSWER)
+    trajectory = answer()
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWERED, "Mary Moss")
+    assert len(chat_server.requests) == 2
+
+
+@pytest.mark.parametrize(("body", "reason"), FAILED_GENERATIONS.values(), ids=FAILED_GENERATIONS)
+def test_a_generation_that_keeps_failing_is_the_servers_failure_with_its_reason(
+    chat_server: Any, answer: Answer, body: str, reason: str
+) -> None:
+    chat_server.script.append(body)
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.MODEL_ERROR
+    assert trajectory.error == f"the provider failed under status 200: {reason}"
+    assert len(chat_server.requests) == 4
+
+
+@pytest.mark.parametrize("ending", ["stop", "eos_token", "stop_sequence", "end_turn", "STOP", None])
+def test_an_answer_that_the_model_ended_is_one_by_whatever_word(
+    chat_server: Any, answer: Answer, ending: str | None
+) -> None:
+    chat_server.script.append(reply(said(ANSWER, ending)))
+    assert answer().answer == "Mary Moss"
+
+
+@pytest.mark.parametrize("ending", ["length", "MAX_TOKENS", "model_length"])
+def test_a_turn_that_the_limit_ended_is_cut_by_whatever_word(chat_server: Any, answer: Answer, ending: str) -> None:
+    chat_server.script.append(reply(said("", ending)))
+    assert answer().stop_reason is StopReason.TOKEN_BUDGET
+
+
+def test_a_turn_of_a_single_end_token_is_the_models_own(chat_server: Any, answer: Answer) -> None:
+    usage = {"prompt_tokens": 50, "completion_tokens": 1, "total_tokens": 51}
+    chat_server.script.append(reply(said("", "stop"), usage=usage))
+    assert answer().stop_reason is StopReason.NO_ANSWER_TAG
+    assert len(chat_server.requests) == 1
+
+
+def refuses(status: int, body: object) -> Callable[[BaseHTTPRequestHandler], None]:
+    """Send an error with any JSON body."""
+    content = json.dumps(body).encode()
+
+    def send(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("content-type", "application/json")
+        handler.send_header("content-length", str(len(content)))
+        handler.send_header("retry-after-ms", "1")
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return send
+
+
+WRITTEN = 'web_search{"query": "SPFMV"}</function>'
+GROQ = {
+    "message": "Failed to call a function. Please adjust your prompt. See 'failed_generation' for more details.",
+    "type": "invalid_request_error",
+    "code": "tool_use_failed",
+    "failed_generation": WRITTEN,
+}
+OLLAMA = "error parsing tool call: raw='{\"query\":\"a\"}]', err=invalid character ']' after top-level value"
+MALFORMED_CALLS = {
+    "Groq, smolagents#1119": (400, {"error": GROQ}),
+    "Groq without a code": (400, {"error": {"message": GROQ["message"]}}),
+    "Groq under status 200": (200, {"error": GROQ}),
+    "Ollama, ollama#17638": (500, {"error": OLLAMA}),
+    "llama.cpp, llama.cpp#20761": (
+        500,
+        {"error": {"code": 500, "message": "Failed to parse input at pos 12: </tool_call>", "type": "server_error"}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("status", "body"), MALFORMED_CALLS.values(), ids=MALFORMED_CALLS)
+def test_a_malformed_call_that_the_provider_refuses_is_the_models_own_and_final(
+    chat_server: Any, answer: Answer, status: int, body: object
+) -> None:
+    chat_server.script.append(refuses(status, body))
+    chat_server.says(ANSWER)  # what another attempt would draw
+    trajectory = answer()
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.TOOL_CALL_UNPARSABLE, "")
+    assert len(chat_server.requests) == 1
+
+
+def test_a_refused_call_is_kept_where_the_provider_quotes_it(chat_server: Any, answer: Answer) -> None:
+    chat_server.script.append(refuses(400, {"error": GROQ}))
+    trajectory = answer()
+    assert (trajectory.messages[-1].role, trajectory.messages[-1].content) == ("assistant", WRITTEN)
+    assert trajectory.rounds == 1
+
+
+def error(message: str, **fields: object) -> dict[str, object]:
+    """Return the usual body of an error."""
+    return {"error": {"message": message, **fields}}
+
+
+GEMINI = "The input token count (1054016) exceeds the maximum number of tokens allowed (1048576)."
+TOO_LONG_REPLIES = {
+    "DashScope, ragflow#589": (400, error("Range of input length should be [1, 129024]")),
+    "llama.cpp, llama.cpp#15780": (
+        500,
+        error(
+            "the request exceeds the available context size. try increasing the context size or enable context shift",
+            code=500,
+            type="exceed_context_size_error",
+        ),
+    ),
+    "llama.cpp, openwiki#648": (
+        400,
+        error("request (131168 tokens) exceeds the available context size (131072 tokens), try increasing it"),
+    ),
+    "llama.cpp, llama.cpp#19774": (500, error("Context size has been exceeded.", code=500, type="server_error")),
+    "Volcengine, dify#32221": (400, error("Total tokens of image and text exceed max message tokens")),
+    "TGI, text-generation-inference#628": (
+        422,
+        {
+            "error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. "
+            "Given: 1244 `inputs` tokens and 1000 `max_new_tokens`",
+            "error_type": "validation",
+        },
+    ),
+    "Gemini, gemini-cli#13006": (400, [{"error": {"code": 400, "message": GEMINI, "status": "INVALID_ARGUMENT"}}]),
+    "xAI, pi#129": (
+        400,
+        {
+            "code": "Client specified an invalid argument",
+            "error": "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+        },
+    ),
+    "Moonshot, pi#129": (
+        400,
+        error("Invalid request: Your request exceeded model token limit: 262144 (requested: 300000)"),
+    ),
+    "z.ai, hermes-agent#2600": (400, error("Prompt exceeds max length", code="1261")),
+    "z.ai, hermes-agent#61728": (400, error("tokens in request more than max tokens allowed", code="1210")),
+    "Anthropic, continue#6080": (
+        400,
+        error(
+            "input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, "
+            "decrease input length or `max_tokens` and try again"
+        ),
+    ),
+    "Anthropic, harness-sdk#1663": (400, error("prompt is too long: 903884 tokens > 200000 maximum")),
+    "SiliconFlow, ragflow#7060": (
+        400,
+        {
+            "code": 20015,
+            "message": "length of prompt_tokens (48322) must be less than max_seq_len (32768).",
+            "data": None,
+        },
+    ),
+    "Poolside, pi#4943": (400, error("Input length 131393 exceeds the maximum allowed input length of 131040 tokens.")),
+    "vLLM, pi#5929": (
+        400,
+        error(
+            "This model's maximum context length is 262144 tokens. However, you requested 0 output tokens and your "
+            "prompt contains at least 262145 input tokens, for a total of at least 262145 tokens."
+        ),
+    ),
+    "a hub, pi#5677": (400, error("Input length (265330) exceeds model's maximum context length (262144).")),
+    "OpenAI, senpi#1466": (400, error("Your input exceeds the model's context window")),
+    "OpenAI's code alone, zed#60525": (400, error("Bad request.", code="context_length_exceeded")),
+    "Bedrock, pi#129": (400, error("Input is too long for requested model.")),
+    "Cohere, pydantic-ai#4221": (
+        400,
+        {"message": "too many tokens: size limit exceeded by 19296 tokens. Try using shorter or fewer inputs."},
+    ),
+    "MiniMax, pi#129": (400, error("invalid params, context window exceeds limit")),
+    "LM Studio, pi#129": (400, error("The number of tokens is greater than the context length (4096).")),
+    "Groq, pi#129": (400, error("Please reduce the length of the messages or completion.")),
+    "GitHub Copilot, pi#129": (
+        400,
+        error("prompt token count of 5000 exceeds the limit of 4096", code="model_max_prompt_tokens_exceeded"),
+    ),
+    "GitHub Models": (413, error("Request body too large for gpt-4o. Max size: 8000", code="tokens_limit_reached")),
+    "z.ai's code, pi#129": (400, error("Failed.", code="model_context_window_exceeded")),
+    "vLLM's setting": (400, error("max_tokens 9000 is more than max_model_len 8192")),
+    "our own server": (
+        400,
+        {"detail": "the prompt has 1000 tokens and max_tokens is 96, which does not fit the context of 1024 tokens"},
+    ),
+    "under status 200, opencode#38108": (
+        200,
+        error("This model's maximum context length is 163840 tokens. However, you requested 32000 output tokens"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("status", "body"), TOO_LONG_REPLIES.values(), ids=TOO_LONG_REPLIES)
+def test_a_prompt_that_does_not_fit_gives_way_to_a_shorter_one_by_whatever_wording(
+    chat_server: Any, answer: Answer, status: int, body: object
+) -> None:
+    chat_server.says("", "one")
+    chat_server.script.append(refuses(status, body))
+    chat_server.says(ANSWER)
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.ANSWERED
+    assert trajectory.messages[-2].content == NO_ROOM_LEFT
+
+
+@pytest.mark.parametrize(("status", "body"), TOO_LONG_REPLIES.values(), ids=TOO_LONG_REPLIES)
+def test_a_prompt_that_never_fits_ends_in_the_token_budget(
+    chat_server: Any, answer: Answer, status: int, body: object
+) -> None:
+    chat_server.script.append(refuses(status, body))
+    assert answer().stop_reason is StopReason.TOKEN_BUDGET
+    assert len(chat_server.requests) == 2
+
+
+@pytest.mark.parametrize("wording", TOO_LONG, ids=lambda wording: wording.servers)
+def test_every_wording_is_one_of_these_replies(wording: Wording) -> None:
+    texts = [json.dumps(body, ensure_ascii=False) for _, body in TOO_LONG_REPLIES.values()]
+    assert any(re.search(wording.pattern, text, re.IGNORECASE) for text in texts)
+    assert re.search(r"\w+/\w+", wording.source)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # RooCodeInc/Roo-Code#5729: a limit of tokens in a minute, under the status of a long prompt
+        "Request too large for model moonshotai/kimi-k2-instruct on tokens per minute (TPM): Limit 10000, "
+        "Requested 21247, please reduce your message size and try again.",
+        "Too many tokens per minute",  # code-yeongyu/senpi#1466
+        # RooCodeInc/Roo-Code#5729: the request's own max_tokens
+        "max_tokens must be less than or equal to 16384, the maximum value for max_tokens is less than the "
+        "context_window for this model",
+        "Invalid 'tools[0].function.name': string too long. Expected a string with maximum length 64.",
+        "Unsupported parameter: 'max_tokens' is not supported with this model.",
+        "The server is overloaded",
+    ],
+)
+def test_other_refusals_are_no_prompt_that_does_not_fit(text: str) -> None:
+    assert failure_in(text) is StopReason.MODEL_ERROR
