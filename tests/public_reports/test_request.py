@@ -231,7 +231,7 @@ def test_a_call_inside_a_thought_is_thought(answer: str, in_thought: bool) -> No
 def test_the_call_after_a_thought_that_mentions_one_is_carried_out() -> None:
     thought = f"<think>I could write {CALL}.</think>"
     message = assistant_message(f"{thought}\n{OTHER_CALL}")
-    assert message["content"] == thought
+    assert message["content"] == f"{thought}\n"
     assert queries(f"{thought}\n{OTHER_CALL}") == ["director"]
     assert queries(f"{thought.removeprefix('<think>')}\n{OTHER_CALL}", in_thought=True) == ["director"]
 
