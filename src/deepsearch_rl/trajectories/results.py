@@ -51,7 +51,7 @@ class ForeignRow(ForeignRecord):
     """A question with its golden answers in a row of another system; keys that are not used here are ignored."""
 
     id: RowName
-    question: Text
+    question: Text = ""
     golden_answers: tuple[str, ...] = Field(min_length=1)
     metadata: ForeignMetadata | None = None
 
