@@ -2,12 +2,14 @@
 
 import bz2
 import gzip
+import importlib
 import io
 import json
 import lzma
 import tarfile
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,14 +27,17 @@ from deepsearch_rl.corpora.chunking import ChunkConfig, Cutting, chunk_corpora, 
 from deepsearch_rl.corpora.spans import word_spans
 from deepsearch_rl.corpora.titles import title_key
 from deepsearch_rl.corpora.token_counts import WordCounter
-from deepsearch_rl.errors import ArtifactError, RecordError
+from deepsearch_rl.errors import ArtifactError, ConfigError, RecordError
+from deepsearch_rl.evaluation.ifeval import read_prompts
 from deepsearch_rl.evaluation.scoring.predictions import score_predictions
 from deepsearch_rl.files import read_jsonl, write_jsonl
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.records import Chunk, Document, Question
+from deepsearch_rl.records import Chunk, Document, Question, StopReason, Trajectory
 from deepsearch_rl.retrieval.build import IndexSection, build_index
 from deepsearch_rl.retrieval.gold import gold_evidence
 from deepsearch_rl.retrieval.rows import read_chunks, write_rows
+from deepsearch_rl.trajectories.results import import_results
+from deepsearch_rl.trajectories.statistics import read_statistics
 
 Line = dict[str, Any]
 NAN = float("nan")
@@ -626,3 +631,126 @@ def test_a_document_that_is_a_title_alone_is_one_passage_of_both(tmp_path: Path)
         cutting = Cutting(chunker="sentences", chunk_size=9, overlap=0)
         [cut] = cut_documents([document], WordCounter(), cutting)
         assert document.title == chunk.title == cut.title == "Water"
+
+
+# --- Rows that a trainer's own reward selector knows (verl#5558, verl#3450) ---
+
+# The sets of `default_compute_score` (volcengine/verl 0.9.1, verl/utils/reward_score/__init__.py) and of
+# `_select_rm_score_fn` (PeterGriffinJin/Search-R1 a14dc3a, verl/trainer/main_ppo.py); any other name raises there.
+SETS = ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
+SELECTED = {"search-r1": set(SETS), "verl": {f"searchR1_{name}" for name in SETS}}
+
+
+def rows_for(tmp_path: Path, to: str, *options: str) -> pd.DataFrame:
+    path = write(tmp_path / "q.jsonl", QUESTION, QUESTION | {"id": "r", "golden_answers": ["Tim Burton", "Burton"]})
+    run("trajectories", "convert", path, tmp_path / "rows.parquet", "--to", to, *options)
+    return pd.read_parquet(tmp_path / "rows.parquet")
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("to", SELECTED)
+def test_rows_name_a_data_source_for_which_the_trainer_has_a_reward(tmp_path: Path, to: str, name: str) -> None:
+    frame = rows_for(tmp_path, to, "--dataset", name)
+    assert set(frame.data_source) <= SELECTED[to]
+    assert list(frame.reward_model[1]["ground_truth"]["target"]) == ["Tim Burton", "Burton"]
+    if to == "verl":
+        created = frame.extra_info[0]["tools_kwargs"]["search"]["create_kwargs"]
+        assert created["data_source"] == frame.data_source[0]
+
+
+@pytest.mark.parametrize("to", SELECTED)
+@pytest.mark.parametrize("options", [(), ("--dataset", "multihoprag"), ("--dataset", "searchR1_nq"), ("--dataset", "")])
+def test_a_row_for_which_the_trainer_would_raise_is_refused_with_the_names_that_it_knows(
+    tmp_path: Path, to: str, options: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError, match="musique, nq, popqa, triviaqa"):
+        rows_for(tmp_path, to, *options)
+    assert not (tmp_path / "rows.parquet").exists()
+
+
+@pytest.mark.skipif(find_spec("verl") is None, reason="veRL is not installed")
+@pytest.mark.parametrize("name", SETS)
+def test_verls_own_selector_scores_the_rows(tmp_path: Path, name: str) -> None:
+    compute_score = importlib.import_module("verl.utils.reward_score").default_compute_score
+    for _, row in rows_for(tmp_path, "verl", "--dataset", name).iterrows():
+        truth = row.reward_model["ground_truth"]
+        assert compute_score(row.data_source, f"<answer>{truth['target'][-1]}</answer>", truth) == 1.0
+        assert compute_score(row.data_source, "<answer>someone else</answer>", truth) == 0.0
+
+
+# --- Errored rows, and what a file cannot know ---
+
+ERRORED: list[Line] = [
+    {"pred": None},
+    {"pred": NAN},
+    {"pred": None, "error": "timeout"},
+    {"pred": "x", "error": {"code": 5}},
+]
+
+
+@pytest.mark.parametrize("row", [*ERRORED, {"pred": ""}, {}], ids=repr)
+def test_an_errored_row_is_a_failure_of_its_kind_and_stays_in_the_denominator(tmp_path: Path, row: Line) -> None:
+    path = write(tmp_path / "p.jsonl", QUESTION | {"pred": "x"}, QUESTION | {"id": "r"} | row)
+    scored = score_predictions(path)
+    kind = "model_error" if "error" in row else "no_answer_tag"
+    assert (scored.rows, scored.failures) == (2, {kind: 1})
+    assert scored.scores.metrics["em"].tolist() == [1.0, 0.0]
+    assert json.loads(run("score", path, "--json", "--draws", 0))["failures"] == {kind: 1}
+    assert f"1 of 2 answers are failures: {kind} 1" in run("score", path, "--draws", 0)
+
+
+def test_a_file_whose_answers_have_another_key_is_refused_instead_of_scored_as_zero(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", QUESTION | {"prediction": "x"})
+    with pytest.raises(ArtifactError, match="has the key `pred`"):
+        score_predictions(path)
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ({"pred": None, "answer": None, "error": "timeout"}, StopReason.MODEL_ERROR),
+        ({"pred": None, "answer": None, "error": {"code": 502}}, StopReason.MODEL_ERROR),
+        ({"pred": None, "answer": None}, StopReason.NO_ANSWER_TAG),
+        ({"pred": NAN, "answer": NAN, "error": NAN}, StopReason.NO_ANSWER_TAG),
+        ({"pred": "x", "answer": None, "error": False}, StopReason.ANSWERED),
+    ],
+)
+def test_an_errored_result_is_imported_as_a_failed_rollout(tmp_path: Path, output: Line, reason: StopReason) -> None:
+    path = write(tmp_path / "r.jsonl", QUESTION | {"output": output})
+    import_results(path, tmp_path / "t.jsonl", "m")
+    [trajectory] = read_jsonl(tmp_path / "t.jsonl", Trajectory)
+    assert trajectory.stop_reason is reason
+
+
+def test_statistics_leave_out_what_results_of_other_systems_cannot_know(tmp_path: Path) -> None:
+    """Zero searches would be a figure; there is none."""
+    path = write(tmp_path / "r.jsonl", QUESTION | {"output": {"pred": "x"}, "supporting_titles": ["Water"]})
+    import_results(path, tmp_path / "t.jsonl", "m")
+    gold = write(tmp_path / "q.jsonl", QUESTION | {"supporting_titles": ["Water"]})
+    everything = read_statistics(tmp_path / "t.jsonl", gold).groups["all"]
+    assert set(everything.figures) == {"em", "f1", "acc", "precision", "recall"}
+    assert (everything.rollouts, everything.rounds, everything.tool_calls) == (1, {}, {})
+    table = run("trajectories", "stats", tmp_path / "t.jsonl", "--questions", gold)
+    assert "searches" not in table
+    assert "tool calls" not in table
+
+
+# --- IFEval's arguments (olmo-eval#324) ---
+
+
+@pytest.mark.parametrize(
+    ("instruction", "arguments", "words"),
+    [
+        ("length_constraints:number_words", {"relation": "at least", "num_word": 300}, "'num_word' is none of its arg"),
+        ("length_constraints:number_words", {"relation": "at least"}, "'num_words' is missing"),
+        ("length_constraints:number_words", {"relation": "at least", "num_words": "300"}, "do not work"),
+        ("length_constraints:number_words", {"relation": "more than", "num_words": 300}, "do not work"),
+        ("punctuation:no_comma", {"commas": 0}, "its arguments: none"),
+    ],
+)
+def test_a_wrong_argument_of_a_checker_is_found_before_any_prompt_is_asked(
+    tmp_path: Path, instruction: str, arguments: Line, words: str
+) -> None:
+    prompt = {"key": 1, "prompt": "Say it.", "instruction_id_list": [instruction], "kwargs": [arguments]}
+    with pytest.raises(RecordError, match=f"line 1: .*{instruction}.*{words}"):
+        read_prompts(write(tmp_path / "prompts.jsonl", prompt))

@@ -24,7 +24,7 @@ from deepsearch_rl.trajectories.exchange import export_rows
 from deepsearch_rl.trajectories.results import UNKNOWN, import_results
 from tests.trajectories.test_convert import ONE_CALL, conversation
 
-SOURCE = {"dataset": "multihoprag", "split": "train", "prompt": "multihoprag_nothink"}
+SOURCE = {"dataset": "hotpotqa", "split": "train", "prompt": "multihoprag_nothink"}
 PARALLEL = conversation(("", ["one", 'two "quoted" Zoë']), ("I look.", ["three"])).model_copy(update={"id": "q#1"})
 FAILED = ONE_CALL.model_copy(update={"id": "q#2", "stop_reason": StopReason.DEADLINE})
 QUESTIONS = [
@@ -161,18 +161,18 @@ def test_search_r1_and_verl_rows_come_back_from_parquet_with_their_fields(questi
         assert export_rows(questions, tmp_path / f"{to}.parquet", to, **SOURCE) == 2
     search_r1, verl = (pd.read_parquet(tmp_path / f"{to}.parquet") for to in ("search-r1", "verl"))
     first = search_r1.iloc[0]
-    assert (first.data_source, first.ability) == ("multihoprag", "fact-reasoning")
+    assert (first.data_source, first.ability) == ("hotpotqa", "fact-reasoning")
     assert [turn["role"] for turn in first.prompt] == ["user"]
     assert first.prompt[0]["content"].endswith("Question: Who is mayor?")
     assert list(first.reward_model["ground_truth"]["target"]) == ["Kaspar Granger", "K. Granger"]
     assert first.extra_info == {"split": "train", "index": 0}
     second = verl.iloc[1]
-    assert second.data_source == "searchR1_multihoprag"
+    assert second.data_source == "searchR1_hotpotqa"
     assert [turn["role"] for turn in second.prompt] == ["system", "user"]
     assert second.prompt[0]["content"] == load_prompt("multihoprag_nothink").replace("`retrieve`", "`search`")
     assert "`search`" in second.prompt[0]["content"]
     created = second.extra_info["tools_kwargs"]["search"]["create_kwargs"]
-    assert (created["question"], created["data_source"]) == ("Wo liegt Zürich?", "searchR1_multihoprag")
+    assert (created["question"], created["data_source"]) == ("Wo liegt Zürich?", "searchR1_hotpotqa")
 
 
 def test_search_r1_rows_begin_as_the_agents_conversations_of_its_protocol(questions: Path, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ class ScoreReport(ScoreGroup):
     """Scores of a file."""
 
     rows: int = Field(ge=1, description="answers; more than questions where questions were answered several times")
+    failures: dict[str, int] = Field(description="answers that are none, by kind; they stay in the denominator")
     types: dict[str, ScoreGroup] = Field(description="by question type, where types are known")
 
 
@@ -64,9 +65,10 @@ def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draw
 
     A row is {"id", "question", "golden_answers": [...], "pred"}, with "sample" where a question was answered several
     times (it then counts once, with the mean of its answers), "question_type" where types are known, and "failed": true
-    where there is no answer (it scores zero). Files of trajectories (data/<profile>/evaluate/<model>/*.jsonl) work as
-    they are; a failed rollout scores zero. The last columns are the best that one constant answer can reach: a model
-    below it has learnt nothing else.
+    or an "error" where there is no answer (it scores zero). A "pred" that is null or missing counts as an empty answer.
+    Failures are counted by kind. Files of trajectories (data/<profile>/evaluate/<model>/*.jsonl) work as they are; a
+    failed rollout scores zero. The last columns are the best that one constant answer can reach: a model below it has
+    learnt nothing else.
 
         deepsearch score predictions.jsonl
         deepsearch score predictions.jsonl --json | jq .metrics.f1
@@ -84,6 +86,9 @@ def score_command(predictions: Predictions, as_json: AsJson = False, draws: Draw
         rows.append([name, str(group.n), *cells, constant.answer, f"{constant.f1:.3f}", f"{constant.em:.3f}"])
     header = ["questions", "n", *report.metrics, "constant answer", "its f1", "its em"]
     print_table(str(predictions), header, rows)
+    if report.failures:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in report.failures.items())
+        typer.echo(f"{sum(report.failures.values())} of {report.rows} answers are failures: {kinds}")
 
 
 def compare_command(
@@ -116,7 +121,7 @@ def report_scores(scored: ScoredFile, seed: int, draws: int) -> ScoreReport:
         for kind in scored.scores.type_names
     }
     everything = _group(scored.scores, constants.best(), seed, draws)
-    return ScoreReport(**everything.model_dump(), rows=scored.rows, types=types)
+    return ScoreReport(**everything.model_dump(), rows=scored.rows, failures=scored.failures, types=types)
 
 
 def _group(scores: QuestionScores, constant: ConstantScore, seed: int, draws: int) -> ScoreGroup:

@@ -27,7 +27,13 @@ def convert_command(
             "trajectories (of another system's results)."
         ),
     ],
-    dataset: Annotated[str, Option(help="search-r1, verl: the question set, as data_source.")] = "multihoprag",
+    dataset: Annotated[
+        str | None,
+        Option(
+            help="search-r1, verl (required): the question set by which the trainer chooses its reward: nq, triviaqa, "
+            "popqa, hotpotqa, 2wikimultihopqa, musique or bamboogle. All are scored by exact match."
+        ),
+    ] = None,
     split: Annotated[str, Option(help="search-r1, verl: split of the questions.")] = "train",
     prompt: Annotated[
         str | None,
@@ -37,12 +43,13 @@ def convert_command(
 ) -> None:
     """Write rows for another trainer, or read FlashRAG's and DeepSearch-RL's results back as trajectories.
 
-    Rows are checked before the file gets its name. Failed rollouts are left out of training rows. ms-swift and trl have
-    a row per trajectory, with the reasoning of all its turns; ms-swift-turns has a row per turn, with the reasoning of
-    that turn alone, for models whose history is sent back without it.
+    Questions are read in any layout, Search-R1's own training rows among them. Rows are checked before the file gets
+    its name. Failed rollouts are left out of training rows. ms-swift and trl have a row per trajectory, with the
+    reasoning of all its turns; ms-swift-turns has a row per turn, with the reasoning of that turn alone, for models
+    whose history is sent back without it.
 
         deepsearch trajectories convert data/tiny/trajectories/teacher.jsonl rows.jsonl --to trl
-        deepsearch trajectories convert data/tiny/questions/multihoprag/train.jsonl train.parquet --to verl
+        deepsearch trajectories convert data/tiny/questions/multihoprag/train.jsonl train.parquet --to verl --dataset nq
         deepsearch trajectories convert results.jsonl trajectories.jsonl --to trajectories --model kimi-k2
     """
     from deepsearch_rl.trajectories.exchange import export_rows  # noqa: PLC0415 - pandera
@@ -69,7 +76,8 @@ def stats_command(
     A success has an F1 of 0.8 or more; a failure is anything else, a wrong answer as well as no answer. Cells are mean
     ± standard deviation over the rollouts that have the figure. `last_..._tokens` are those of the last model call, the
     other tokens those of all calls of a rollout together; `answered_without_evidence` is the share that gave an answer
-    although some gold evidence had not been shown.
+    although some gold evidence had not been shown. Results of other systems hold the last text alone: what they cannot
+    know, such as searches, is left out.
 
         deepsearch trajectories stats data/tiny/trajectories/teacher.jsonl
         deepsearch trajectories stats teacher.jsonl --questions data/tiny/questions/multihoprag/train.jsonl --markdown
@@ -94,6 +102,8 @@ def _tables(statistics: TrajectoryStatistics) -> Iterator[Table]:
     ]
     yield f"Rollouts of {statistics.questions} questions", ["mean ± std", *names], figures
     for counted in ("rounds", "tool_calls"):
+        if not getattr(statistics.groups["all"], counted):
+            continue  # results of other systems do not say
         label = counted.replace("_", " ")
         counts = {name: getattr(group, counted) for name, group in groups.items()}
         rows = [

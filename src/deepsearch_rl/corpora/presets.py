@@ -1,8 +1,8 @@
 """A question set and its corpus by the set's name alone.
 
     multihoprag         the hub, or a folder with the files of its repository: README.md, corpus.json, MultiHopRAG.json
-    every other set     a folder with one file corpus* and one file questions*, dev* or test*, as JSON Lines, plain or
-                        gzipped (graphrag_bench: Parquet as well)
+    every other set     a folder with one file corpus* and one file questions*, dev* or test*, in any layout that
+                        layouts.py reads
 
 The corpora of other sets are Wikipedia dumps of twenty million passages, or in no known hub repository. Describe them
 in a profile (profiles/gpu shows how), or name a folder with the part that is needed.

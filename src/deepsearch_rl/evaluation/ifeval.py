@@ -9,6 +9,7 @@ instruction, whose checkers need NLTK's data, are left out of ``ifeval_prompts.y
 """
 
 import asyncio
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,25 @@ class IfevalPrompt(IfevalRow):
         unknown = sorted(set(self.instruction_id_list) - set(instructions_registry.INSTRUCTION_DICT))
         if unknown:
             raise ValueError(f"no checker is known for {', '.join(unknown)}")
+        for name, arguments in zip(self.instruction_id_list, self.kwargs, strict=True):
+            _check_arguments(name, arguments)
         return self
+
+
+def _check_arguments(name: str, arguments: dict[str, JsonValue]) -> None:
+    """Raise ValueError where a checker cannot work with its arguments: it would fail or draw others when scoring."""
+    checker = instructions_registry.INSTRUCTION_DICT[name](name)
+    known = list(checker.get_instruction_args_keys())
+    problems = [f"{argument!r} is none of its arguments" for argument in arguments if argument not in known]
+    problems += [f"{argument!r} is missing" for argument in known if argument not in arguments]
+    if problems:
+        raise ValueError(f"{name}: {'; '.join(problems)} (its arguments: {', '.join(known) or 'none'})")
+    try:
+        checker.build_description(**arguments)
+        if arguments and name not in NEED_NLTK_DATA:
+            checker.check_following("Some words.")
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{name}: its arguments {json.dumps(arguments)} do not work: {error}") from error
 
 
 class IfevalResponse(Record):

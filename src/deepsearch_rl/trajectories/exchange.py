@@ -15,7 +15,7 @@ from pydantic import BaseModel, RootModel
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME, chat_messages
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.corpora.flashrag import numbered_questions
-from deepsearch_rl.errors import CheckFailedError, UnknownNameError
+from deepsearch_rl.errors import CheckFailedError, ConfigError, UnknownNameError
 from deepsearch_rl.files import atomic_file, distinct, read_distinct, write_jsonl
 from deepsearch_rl.frames import check_frame
 from deepsearch_rl.records import Trajectory
@@ -66,22 +66,32 @@ PROMPTS: Mapping[str, str] = {"search-r1": "search_tags", "rlinf": "search_tags"
 """The prompt that fits how a trainer's model searches: by tags in its text, or by tool calls."""
 
 
-def export_rows(source: Path, out: Path, to: str, dataset: str, split: str, prompt: str | None) -> int:
+REWARDED_SETS = ("2wikimultihopqa", "bamboogle", "hotpotqa", "musique", "nq", "popqa", "triviaqa")
+"""The question sets for which the trainers' own reward selectors have a reward, which is exact match for all of them.
+
+veRL knows them as ``searchR1_<set>`` (``default_compute_score`` of ``verl/utils/reward_score``), Search-R1 by these
+names (``_select_rm_score_fn`` of ``verl/trainer/main_ppo.py``). Any other ``data_source`` raises NotImplementedError at
+the first reward.
+"""
+
+
+def export_rows(source: Path, out: Path, to: str, dataset: str | None, split: str, prompt: str | None) -> int:
     """Write rows for another trainer and return how many there are.
 
     ms-swift, ms-swift-turns (a row per turn of the model, without the reasoning before it) and trl take a file of
     trajectories and leave failed ones out; the others take a file of questions. search-r1 and verl are Parquet files,
-    the others JSON Lines. ``dataset`` and ``split`` are those of the questions; no ``prompt`` is that of
-    :data:`PROMPTS`.
+    the others JSON Lines. ``dataset`` and ``split`` are those of the questions; search-r1 and verl need
+    one of :data:`REWARDED_SETS`. No ``prompt`` is that of :data:`PROMPTS`.
 
-    Raise UnknownNameError where there is no such format or prompt; ArtifactError or RecordError where the source is
-    missing or malformed; CheckFailedError where it gives no rows, a trajectory cannot be a row of tool calls, or a row
-    is not what the trainer reads.
+    Raise UnknownNameError where there is no such format or prompt; ConfigError where the trainer has no reward for
+    ``dataset``; ArtifactError or RecordError where the source is missing or malformed; CheckFailedError where it gives
+    no rows, a trajectory cannot be a row of tool calls, or a row is not what the trainer reads.
     """
     if to not in SCHEMAS:
         raise UnknownNameError("format", to, FORMATS)
+    data_source = _data_source(to, dataset) if to in PARQUET else ""
     from_trajectories = to in ("ms-swift", "ms-swift-turns", "trl")
-    rows = list(_conversations(source, to) if from_trajectories else _rl_rows(source, to, dataset, split, prompt))
+    rows = list(_conversations(source, to) if from_trajectories else _rl_rows(source, to, data_source, split, prompt))
     if not rows:
         raise CheckFailedError(f"{source} gives no rows for {to}.")
     frame = check_frame(pd.DataFrame([row.model_dump(mode="json") for row in rows]), SCHEMAS[to], out.name)
@@ -90,6 +100,19 @@ def export_rows(source: Path, out: Path, to: str, dataset: str, split: str, prom
     with atomic_file(out) as partial:
         frame.to_parquet(partial, index=False)
     return len(rows)
+
+
+def _data_source(to: str, dataset: str | None) -> str:
+    """Return the name by which a trainer chooses its reward."""
+    if dataset not in REWARDED_SETS:
+        given = "is missing" if dataset is None else f"{dataset!r} has no reward there"
+        raise ConfigError(
+            f"--dataset {given}: the reward of {to} is chosen by the question set of a row, and its own selector knows "
+            f"{', '.join(REWARDED_SETS)} alone. All of them are scored by exact match with the golden answers, so name "
+            "one of them for other questions as well (for example --dataset nq), or change `data_source` for a reward "
+            "function of your own."
+        )
+    return f"searchR1_{dataset}" if to == "verl" else dataset
 
 
 def _conversations(path: Path, to: str) -> Iterator[BaseModel]:
@@ -139,7 +162,7 @@ def _trl_row(trajectory: Trajectory) -> ExportRow:
     return ExportRow({"messages": [*messages], "tools": [RETRIEVE_TOOL]})
 
 
-def _rl_rows(path: Path, to: str, dataset: str, split: str, prompt: str | None) -> Iterator[ExportRow]:
+def _rl_rows(path: Path, to: str, data_source: str, split: str, prompt: str | None) -> Iterator[ExportRow]:
     instruction = load_prompt(prompt or PROMPTS[to])
     for index, question in enumerate(distinct(numbered_questions(path), path)):
         text, ground_truth = question.question, {"target": [*question.golden_answers]}
@@ -149,9 +172,8 @@ def _rl_rows(path: Path, to: str, dataset: str, split: str, prompt: str | None) 
             continue
         extra_info: dict[str, Any] = {"split": split, "index": index}
         if to == "search-r1":
-            data_source, messages = dataset, asking
+            messages = asking
         else:  # veRL calls its tool `search`, so the instruction does too, and the tool takes these arguments
-            data_source = f"searchR1_{dataset}"
             renamed = instruction.replace(f"`{RETRIEVE_TOOL_NAME}`", "`search`")
             messages = [{"role": "system", "content": renamed}, {"role": "user", "content": text}]
             arguments = {"ground_truth": ground_truth, "question": text, "data_source": data_source}

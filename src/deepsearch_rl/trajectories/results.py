@@ -49,10 +49,9 @@ class ForeignMetadata(ForeignRecord):
 
 
 class ForeignRow(ForeignRecord):
-    """A question with its golden answers in a row of another system; keys that are not used here are ignored."""
+    """A question's id and golden answers in a row of another system; keys that are not used here are ignored."""
 
     id: RowName
-    question: Text
     golden_answers: tuple[str, ...] = Field(min_length=1)
     metadata: ForeignMetadata | None = None
 

@@ -21,6 +21,7 @@ from deepsearch_rl.files import distinct, read_distinct
 from deepsearch_rl.records import Question, Record, Trajectory
 from deepsearch_rl.retrieval.gold import Gold, gold_evidence
 from deepsearch_rl.trajectories.filters import evidence_shown, repeated_queries
+from deepsearch_rl.trajectories.results import UNKNOWN
 
 CORRECT, WRONG = "correct", "wrong"
 """Outcomes of answered rollouts; a failed one has its stop reason."""
@@ -40,8 +41,8 @@ class GroupStatistics(Record):
 
     rollouts: int
     figures: dict[str, Spread] = Field(description="by name; a figure that no rollout of the group has is left out")
-    rounds: dict[int, int] = Field(description="number of assistant turns -> rollouts")
-    tool_calls: dict[int, int] = Field(description="number of tool calls -> rollouts")
+    rounds: dict[int, int] = Field(description="number of assistant turns -> rollouts, of those that hold their turns")
+    tool_calls: dict[int, int] = Field(description="number of tool calls -> rollouts, likewise")
     tokens: dict[int, int] = Field(
         description="tokens of the whole conversation (prompt and completion of the last turn), rounded down to "
         "hundreds -> rollouts, of those whose tokens were counted"
@@ -72,6 +73,11 @@ def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
 def gold_by_question(questions: Iterable[Question]) -> dict[str, Gold]:
     """The gold evidence of every question that has some, by its id."""
     return {question.id: gold for question in questions if (gold := gold_evidence(question)) is not None}
+
+
+def has_turns(trajectory: Trajectory) -> bool:
+    """Return whether a trajectory holds its turns and searches; another system's result is its last text alone."""
+    return trajectory.prompt != UNKNOWN
 
 
 def outcome(trajectory: Trajectory) -> str:
@@ -115,8 +121,9 @@ class _Group:
 
     def add(self, trajectory: Trajectory, figures: Mapping[str, float | None]) -> None:
         self._rollouts += 1
-        self._counts["rounds"][trajectory.rounds] += 1
-        self._counts["tool_calls"][trajectory.tool_calls] += 1
+        if has_turns(trajectory):
+            self._counts["rounds"][trajectory.rounds] += 1
+            self._counts["tool_calls"][trajectory.tool_calls] += 1
         if trajectory.usage:
             last = trajectory.usage[-1]
             self._counts["tokens"][(last.prompt_tokens + last.completion_tokens) // TOKENS_BIN * TOKENS_BIN] += 1
@@ -141,6 +148,8 @@ class _Group:
 def _figures(trajectory: Trajectory, gold: Gold | None) -> dict[str, float | None]:
     """Return the figures of one rollout by name; one that is None counts in no mean."""
     last = trajectory.usage[-1] if trajectory.usage else None
+    if not has_turns(trajectory):
+        return dict(score_rollout(trajectory)._asdict())
     evidence_share = evidence_shown(trajectory, gold) if gold else None
     answered = not trajectory.failed and normalise(trajectory.answer) != normalise(INSUFFICIENT)
     return {

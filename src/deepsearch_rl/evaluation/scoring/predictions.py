@@ -27,6 +27,7 @@ from deepsearch_rl.trajectories.results import ErrorText, ForeignRow
 class Prediction(ForeignRow):
     """One answer to one question."""
 
+    question: Text = ""
     pred: Text = ""
     sample: int = Field(default=0, ge=0)
     question_type: OptionalText = None
