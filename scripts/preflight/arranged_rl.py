@@ -39,7 +39,7 @@ class ArrangedTrainer:
         rollouts_QG = await self._trainer.roll_out(questions, sampling)
         if sampling.trained:
             rollout = rollouts_QG[-1][0]
-            failed = rollout.trajectory.model_copy(update={"stop_reason": StopReason.TOOL_ERROR, "answer": None})
+            failed = rollout.trajectory.model_copy(update={"stop_reason": StopReason.TOOL_ERROR, "answer": ""})
             rollouts_QG[-1][0] = Rollout(failed, rollout.capture)
             self._first = rollouts_QG
         return rollouts_QG

@@ -2,12 +2,13 @@
 
     python -m scripts.preflight.merge_probe PARAMS START ADAPTER MERGED RESULT
 
-RESULT is a JSON file: the largest difference of two logits at the tokens that the merged model writes greedily, and
-whether both write the same tokens.
+RESULT is a JSON file: the mean difference of the log-probabilities, in nats, that both give to the greedy answers of
+the start with its adapter.
 """
 
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.files import write_json
 from deepsearch_rl.profile import load_profile
-from deepsearch_rl.training.merge import fixed_prompts, greedy_answers
+from deepsearch_rl.training.merge import Answer, answer_logprobs, fixed_prompts, greedy_answers
 
 PROMPTS, MAX_TOKENS = 4, 24
 
@@ -29,12 +30,17 @@ def main() -> None:
     dtype = getattr(torch, load_profile(Path(sys.argv[1])).values["unsloth_merge"]["dtype"])
     base, whole = (load(folder, dtype=dtype) for folder in (start, merged))
     prompts = fixed_prompts(Path(start), PROMPTS)
-    models = (PeftModel.from_pretrained(base, adapter), whole)
-    ours, theirs = (greedy_answers(model.to(device), prompts, MAX_TOKENS) for model in models)
-    pairs = list(zip(ours, theirs, strict=True))
-    differences = [float((own.logits_TV[0] - other.logits_TV[0]).abs().max()) for own, other in pairs]
-    equal = sum(own.tokens == other.tokens for own, other in pairs)
-    write_json(Path(result), {"parity": max(differences), "equal_answers": equal / len(pairs)})
+    adapted = PeftModel.from_pretrained(base, adapter).to(device)
+    written = greedy_answers(adapted, prompts, MAX_TOKENS)
+    answers = [Answer(*pair) for pair in zip(prompts, written, strict=True)]
+    ours = answer_logprobs(adapted, answers)
+    theirs = answer_logprobs(whole.to(device), answers)
+    differences = [
+        abs(own - other)
+        for own_T, other_T in zip(ours, theirs, strict=True)
+        for own, other in zip(own_T, other_T, strict=True)
+    ]
+    write_json(Path(result), {"parity": fmean(differences)})
 
 
 if __name__ == "__main__":

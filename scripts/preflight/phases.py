@@ -14,9 +14,10 @@ from typing import Any
 from deepsearch_rl.commands.doctor import inspect
 from deepsearch_rl.errors import CheckFailedError, UnavailableError
 from deepsearch_rl.files import read_json
+from deepsearch_rl.profile import find_profile
 from deepsearch_rl.training.rl_fork import RUNS
 from deepsearch_rl.training.sft import ATTENTION_PACKAGES
-from scripts.preflight.project import START, Project
+from scripts.preflight.project import DATASET, START, Project
 from scripts.preflight.runner import Phase
 
 IMPORTS = {"core": ("torch", "mcp"), "sft": ("swift", "peft"), "rl": ("art", "peft"), "serve": ("transformers", "mcp")}
@@ -30,6 +31,9 @@ STEPS = 6  # of SFT, about: rows are packed
 STALE_LEARNING_RATE = 0.05  # one step of it moves a policy further than any rounding
 ROUNDING, ROUNDING_16_BIT = 1e-3, 0.1  # largest mean differences of log-probabilities, and logits, that it explains
 KEEP = "--keep-scratch"
+MOST_OTHER_TURNS = 0.2  # share: a model that knows little writes some turns that no template renders
+OWN_INDEX = "own_index"  # name of the profile with its own encoder, inside the copy
+RECALL, LEAST_RECALL = "evidence_recall@10", 0.05  # of gold passages; chance gives about .01 on the generated world
 FULL = "full"  # name of the profile at full size, inside the copy
 
 
@@ -52,6 +56,8 @@ class Preflight:
             self._phase("machine", 120),
             self._phase("environment", 300),
             self._phase("prepare", 600, "environment"),
+            self._phase("index", 900, "environment"),
+            self._phase("teacher", 600, "prepare"),
             self._phase("sft", 600, "prepare"),
             self._phase("rl", 1200, "prepare"),
             self._phase("merge", 600, "sft"),
@@ -60,6 +66,7 @@ class Preflight:
             self._phase("rl_merge", 600, "rl"),
             self._phase("adapter", 900, "rl_merge"),
             self._phase("evaluate", 900, "rl_merge"),
+            self._phase("ifeval", 900, "rl_merge"),
             self._phase("longest", 600, "prepare"),
             self._phase("full_sft", 900, "longest"),
             self._phase("full_rl", 1200, "longest", "rl"),
@@ -123,6 +130,50 @@ class Preflight:
         project.run("sft", "stages.filter")
         return {"rows": project.read("reports/{}/filter.json")["rows"]}
 
+    def index(self) -> Figures:
+        """The profile's own tokenizer and encoder, on its device: an index of the generated world, and its recall."""
+        own = find_profile(self.project.root, self.project.name).values
+        index = {**own["index"], "corpus_vectors": {}, "fusion": {**own["index"]["fusion"], "learning": None}}
+        changes = {
+            "profile": OWN_INDEX,
+            "index": index,
+            "chunk": {**own["chunk"], "variants": {}, "passages": []},
+        }
+        params = self.project.write_params(changes, f"{OWN_INDEX}.yaml")
+        for family, stage in (("core", "download"), ("core", "chunk"), ("index", "index")):
+            self.project.run(family, f"stages.{stage}", params=params)
+        report = read_json(self.project.folder / "reports" / OWN_INDEX / "retrieval.json")
+        recall = {name: scores[RECALL] for name, scores in report[DATASET].items() if RECALL in scores}
+        if not min(recall.values()) >= LEAST_RECALL:
+            raise CheckFailedError(
+                f"of the gold passages among the first ten, the retrievers find {recall}: one of them finds next to "
+                "nothing. Look at index.encoder: its prefixes, pooling and dtype."
+            )
+        return {f"{name}_recall": value for name, value in recall.items()}
+
+    def teacher(self) -> Figures:
+        """The teacher's address and key: one question, answered through the agent."""
+        own = find_profile(self.project.root, self.project.name).values["synthesize"]
+        if own["teacher"] != "endpoint":
+            raise SkippedError(f"the profile's teacher is {own['teacher']}, which needs no key")
+        project = self._beside("teacher")
+        section = {**own, "dataset": DATASET, "split": "train", "questions": 1, "samples": 1}
+        params = project.write_params({"synthesize": section}, "teacher.yaml")
+        project.run("core", "stages.synthesize", params=params)
+        (line,) = (project.data / "trajectories" / "teacher.jsonl").read_text(encoding="utf-8").splitlines()
+        trajectory = json.loads(line)
+        if trajectory["stop_reason"] in ("model_error", "tool_error", "deadline"):
+            raise CheckFailedError(f"the teacher did not answer: {trajectory['stop_reason']}: {trajectory['error']}")
+        return {"searches": len(trajectory["retrievals"])}
+
+    def _beside(self, name: str) -> Project:
+        """Return the copy as a profile of another name that has this one's questions, chunks and index."""
+        project = replace(self.project, profile=self.project.profile.with_overrides({"profile": name}))
+        project.data.mkdir(parents=True, exist_ok=True)
+        for part in ("questions", "index", "chunks"):
+            (project.data / part).symlink_to(self.project.data / part)
+        return project
+
     def sft(self) -> Figures:
         """Some six steps of `swift sft`, killed after the second and resumed."""
         project, report = self.project, self.project.read("reports/{}/filter.json")
@@ -165,11 +216,11 @@ class Preflight:
         folders = [self.project.models / name for name in (start, adapter, merged)]
         self.project.run("sft", "scripts.preflight.merge_probe", *folders, result)
         figures = read_json(result)
-        limit = max(ROUNDING, 4 * self.project.profile.values["unsloth_merge"]["tie_tolerance"])
+        limit = self.project.profile.values["unsloth_merge"]["tolerance"]
         if not figures["parity"] <= limit:
             raise CheckFailedError(
-                f"logits of {folders[2]} differ by {figures['parity']:.2g} from those of its start with the adapter, "
-                f"more than {limit:g}: the merge lost something."
+                f"log-probabilities of {folders[2]} differ by {figures['parity']:.2g} nats on average from those of "
+                f"its start with the adapter, more than {limit:g}: the merge lost something."
             )
         return figures
 
@@ -206,6 +257,12 @@ class Preflight:
             raise CheckFailedError(
                 f"the server parsed no tool call in {len(probe['answers'])} answers of a model that writes them; check "
                 f"serving's tool_call_parser and the model's chat template. The answers are in {result}."
+            )
+        if probe["other_turns"] > MOST_OTHER_TURNS * probe["second_turns"]:
+            raise CheckFailedError(
+                f"{probe['other_turns']} of {probe['second_turns']} turns with a call come back to the model with "
+                "other tokens than it wrote: the agent, the server's parser or the chat template changes a turn on its "
+                f"way, and RL would leave out its rollout. The first one: {probe['first_other_turn']!r}."
             )
         limit = ROUNDING if probe["dtype"] == "float32" else ROUNDING_16_BIT
         if not probe["parity"] <= limit:
@@ -255,12 +312,22 @@ class Preflight:
         return {**self._merge_figures(START, f"rl_adapter/{START}", f"rl_merged/{START}"), **slopes}
 
     def adapter(self) -> Figures:
-        """The RL adapter served beside its base, without a merge: what it answers against the merged model."""
-        return serve_figures(self._probe("adapter", f"rl_adapter/{START}", f"rl_merged/{START}"))
+        """RL's adapter, enlarged until it answers differently, served beside its base: it agrees with transformers."""
+        models, result = self.project.models, self.project.work / "scaled.json"
+        scaled, merged = models / "scaled_adapter", models / "scaled_merged"
+        folders = [models / START, models / "rl_adapter" / START, scaled, merged]
+        self.project.run("sft", "scripts.preflight.scaled_adapter", *folders, result)
+        probe = self._probe("adapter", scaled.name, merged.name)
+        return {**serve_figures(probe), "adapter_nats": read_json(result)["difference"]}
 
     def evaluate(self) -> Figures:
         """The merged model evaluated on a few questions."""
         self.project.run("serve", "stages.evaluate", "rl")
+        return {}
+
+    def ifeval(self) -> Figures:
+        """The merged model scored on generated prompts of IFEval, by the environment that scores the real ones."""
+        self.project.run("serve", "stages.ifeval", "rl")
         return {}
 
     def longest(self) -> Figures:
@@ -293,11 +360,9 @@ class Preflight:
 
     def full_rl(self) -> Figures:
         """A step of 2 x 4 rollouts as long as they may be, with the model of full size: peak memory of RL."""
-        project = self._full()
-        if not (project.models / "base").is_dir():
+        if not (self._full().models / "base").is_dir():
             raise SkippedError("the model of full size was not made")
-        for part in ("questions", "index", "chunks"):
-            (project.data / part).symlink_to(self.project.data / part)
+        project = self._beside(FULL)
         sizes = project.profile.values["rl"]["max_sequence_tokens"], project.profile.values["agent"]["context_tokens"]
         changes = {"rl.steps": {START: 1}, "rl.dev.questions": 1, "agent.max_tokens": min(sizes) - 2048}
         params = project.write_params(changes, f"{FULL}.yaml")
@@ -331,7 +396,13 @@ def rl_figures(steps: list[dict[str, Any]]) -> Figures:
     """Return what the lines of an RL log say of all steps."""
     tokens = sum(step.get("trained_tokens", 0) for step in steps)
     mismatch = [step["mismatch_mean"] for step in steps if "mismatch_mean" in step]
-    return {"trained_tokens": tokens, **({"parity": max(mismatch)} if mismatch else {})}
+    shares = [step["served_share"] for step in steps if "served_share" in step]
+    figures = {"trained_tokens": tokens}
+    if mismatch:
+        figures["parity"] = max(mismatch)
+    if shares:
+        figures["served_share"] = shares[-1]
+    return figures
 
 
 def last_summary(log: Path) -> dict[str, Any]:
@@ -354,7 +425,7 @@ def long_row(lines: list[str], tokens: float, wanted: int) -> str:
 
 def serve_figures(probe: Any) -> Figures:
     """Return the figures of a server's probe."""
-    return {name: probe[name] for name in ("tokens_per_s", "parity")}
+    return {name: probe[name] for name in ("tokens_per_s", "parity", "second_turns", "other_turns")}
 
 
 def difference(ours: list[Any], theirs: list[Any]) -> float:

@@ -1,10 +1,13 @@
-"""A model behind the profile's own server: a tool call, tokens per second, and how true its log-probabilities are.
+"""A model behind the profile's own server: tool calls, turns sent back, tokens per second, true log-probabilities.
 
     python -m scripts.preflight.serve_probe PARAMS FOLDER MERGED RESULT
 
 FOLDER holds a model, or an adapter that is served beside its base. MERGED is the model itself, or the adapter merged
 into its base: a forward pass of it in transformers, over the same tokens, is the reference of the log-probabilities.
 RESULT is a JSON file.
+
+A turn with a call is sent back with a passage, as the agent does. The server's prompt must then have the very tokens
+that the model wrote: those of its own chat template, counted by the server.
 """
 
 import sys
@@ -19,14 +22,15 @@ import torch
 from pydantic import BaseModel
 from transformers import AutoModelForCausalLM
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages
+from deepsearch_rl.agent.endpoint import Completion, Endpoint
 from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.agent.protocols import FunctionCalling
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.files import read_jsonl, write_json
 from deepsearch_rl.profile import Profile, load_profile
-from deepsearch_rl.records import Question
-from deepsearch_rl.serving.chat_format import load_chat_format
+from deepsearch_rl.records import Message, Question
+from deepsearch_rl.serving.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.serving.launch import ServingConfig, serve_model
 
 PROMPTS, REQUESTS, MAX_TOKENS = 8, 32, 40
@@ -39,6 +43,8 @@ class Answer(BaseModel):
     tokens: list[int]
     logprobs: list[float]
     called: bool
+    turn: Message
+    """The answer as the agent keeps it."""
 
 
 class Probe(BaseModel):
@@ -49,21 +55,36 @@ class Probe(BaseModel):
     start_s: float
     tokens_per_s: float
     parity: float
+    second_turns: int
+    """Turns with a call that were sent back, and whose text the tokenizer splits as the model wrote it."""
+    other_turns: int
+    """How many of these came back with other tokens."""
+    first_other_turn: str = ""
 
 
-def ask(endpoint: Endpoint, messages: Sequence[dict[str, str]], temperature: float, seed: int) -> Answer:
+def ask(endpoint: Endpoint, messages: Sequence[dict[str, Any]], temperature: float, seed: int) -> Answer:
     """Return the server's answer to a conversation with the search tool."""
-    body = {"model": endpoint.model, "messages": messages, "tools": [RETRIEVE_TOOL], "max_tokens": MAX_TOKENS}
-    body |= {"temperature": temperature, "seed": seed, "logprobs": True}
-    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
-    response = httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=120)
-    choice = response.raise_for_status().json()["choices"][0]
+    reply = post(endpoint, messages, temperature=temperature, seed=seed, logprobs=True)
+    completion = Completion.model_validate(reply)
+    choice = reply["choices"][0]
     tokens = choice["logprobs"]["content"]
     return Answer(
         tokens=[int(token["token"].removeprefix(TOKEN_PREFIX)) for token in tokens],
         logprobs=[token["logprob"] for token in tokens],
         called=bool(choice["message"].get("tool_calls")),
+        turn=FunctionCalling("").turn(completion, []),
     )
+
+
+def post(endpoint: Endpoint, messages: Sequence[dict[str, Any]], **options: object) -> Any:
+    """Return the server's reply to a conversation with the search tool."""
+    body = {"model": endpoint.model, "messages": messages, "tools": [RETRIEVE_TOOL], "max_tokens": MAX_TOKENS}
+    body |= options
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    response = httpx.post(
+        f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=120, trust_env=False
+    )
+    return response.raise_for_status().json()
 
 
 def probe(profile: Profile, folder: Path, merged: Path) -> Probe:
@@ -80,9 +101,38 @@ def probe(profile: Profile, folder: Path, merged: Path) -> Probe:
         sampled = list(pool.map(lambda n: ask(endpoint, prompts[n % PROMPTS], 1.0, n), range(REQUESTS)))
         tokens = sum(len(answer.tokens) for answer in sampled)
         tokens_per_s = tokens / (time.monotonic() - started)
+        pairs = [(prompts[n % PROMPTS], answer) for n, answer in enumerate([*answers, *sampled])]
+        returned = list(pool.map(lambda pair: comes_back(endpoint, load_chat_format(merged), *pair), pairs))
     dtype = config.vllm.dtype if config.backend == "vllm" and config.vllm else "float32"
     parity = _parity(merged, dtype, prompts, answers)
-    return Probe(answers=answers, dtype=dtype, start_s=start_s, tokens_per_s=tokens_per_s, parity=parity)
+    others = [answer.turn.content for (_, answer), same in zip(pairs, returned, strict=True) if same is False]
+    return Probe(
+        answers=answers,
+        dtype=dtype,
+        start_s=start_s,
+        tokens_per_s=tokens_per_s,
+        parity=parity,
+        second_turns=sum(same is not None for same in returned),
+        other_turns=len(others),
+        first_other_turn=others[0] if others else "",
+    )
+
+
+def comes_back(endpoint: Endpoint, chat_format: ChatFormat, prompt: Sequence[Any], answer: Answer) -> bool | None:
+    """Return whether a turn with a call, sent back with a passage, has the tokens that the model wrote.
+
+    None for a turn without a call, and for one that the tokenizer would split otherwise, which no server could return.
+    """
+    written = answer.tokens
+    tokenizer = chat_format.tokenizer
+    if not answer.called or tokenizer.encode(tokenizer.decode(written), add_special_tokens=False) != written:
+        return None
+    passages = [Message(role="tool", content="Doc 1: none", tool_call_id=call.id) for call in answer.turn.tool_calls]
+    messages = [*prompt, *chat_messages([answer.turn, *passages])]
+    rendered = chat_format.prompt_ids(messages, [RETRIEVE_TOOL])
+    first = chat_format.prompt_ids(prompt, [RETRIEVE_TOOL])
+    usage = post(endpoint, messages, max_tokens=1)["usage"]
+    return rendered[: len(first) + len(written)] == [*first, *written] and usage["prompt_tokens"] == len(rendered)
 
 
 def _parity(folder: Path, dtype: str, prompts: Sequence[Any], answers: Sequence[Answer]) -> float:

@@ -11,7 +11,7 @@ import argparse
 import itertools
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,14 @@ from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.profile import Profile, load_profile
-from deepsearch_rl.records import Trajectory
+from deepsearch_rl.records import Message, Trajectory
 from deepsearch_rl.training.pretrain.model import build_model, world_tokenizer
 from deepsearch_rl.training.pretrain.prepare import DESCRIPTIONS, PrepareModelConfig, snapshot
 from deepsearch_rl.training.pretrain.trainer import Example, Muon, backward_in_threads, batches, encode
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
 STEPS, BATCH_TOKENS, POOL = 60, 1500, 16
+TEXT_BEFORE_CALL = "I look it up."
 
 
 def empty_model(profile: Profile, base: Path, full_size: bool) -> tuple[Any, Any]:
@@ -65,7 +66,10 @@ def _of_architecture(profile: Profile, source: Path, full_size: bool) -> tuple[A
 def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int = STEPS) -> None:
     """Train on the teacher's conversations until the model writes calls like them."""
     device, parameters = model.device, list(model.train().named_parameters())
-    examples = [encode(tokenizer, chat_messages(trajectory.messages)) for trajectory in trajectories]
+    examples = [
+        encode(tokenizer, chat_messages(with_text(trajectory.messages) if number % 2 else trajectory.messages))
+        for number, trajectory in enumerate(trajectories)
+    ]
     examples = [Example(tokens.to(device), labels.to(device)) for tokens, labels in examples]
     with torch.device(device):
         muon = Muon(weight for name, weight in parameters if weight.ndim == 2 and "layers" in name)
@@ -78,6 +82,17 @@ def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int
             muon.step(0.02, pool)
             adam.step()
             adam.zero_grad()
+
+
+def with_text(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation in which every turn with a call says something first, as large models often do.
+
+    What stands between a text and its call is where parsers and templates differ.
+    """
+    return [
+        message.model_copy(update={"content": TEXT_BEFORE_CALL}) if message.tool_calls else message
+        for message in messages
+    ]
 
 
 def _forever(examples: list[Example], rng: random.Random) -> Iterator[Example]:

@@ -1,11 +1,13 @@
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.training.finite import NotFiniteError
 from deepsearch_rl.training.pretrain.documents import GIVEN, Turn
 from deepsearch_rl.training.pretrain.model import build_model
 from deepsearch_rl.training.pretrain.trainer import (
@@ -17,6 +19,8 @@ from deepsearch_rl.training.pretrain.trainer import (
     batches,
     encode,
     orthogonalise,
+    pretrain,
+    require_finite_step,
 )
 
 CALL = {"function": {"name": "retrieve", "arguments": '{"query": "director of Silent Harbor"}'}}
@@ -72,6 +76,27 @@ def test_gradients_of_two_threads_have_the_same_bytes_every_time(
         gradients.append([parameter.grad for parameter in model.parameters()])
     for other in gradients[1:]:
         assert all(torch.equal(first, second) for first, second in zip(gradients[0], other, strict=True))
+
+
+@pytest.mark.parametrize("optimizer", [{"adam_learning_rate": 1e30}, {"muon_learning_rate": 1e30}], ids=str)
+def test_pretraining_that_diverges_stops_at_the_step_by_name_and_saves_nothing(
+    pretrain_config: PretrainConfig, optimizer: dict[str, float], tmp_path: Path
+) -> None:
+    rates = pretrain_config.optimizer.model_copy(update={**optimizer, "warmup": 0.0})
+    config = pretrain_config.model_copy(update={"optimizer": rates})
+    with pytest.raises(NotFiniteError, match=r"pretraining diverged at step \d+: its loss is .* Nothing was saved"):
+        pretrain(config, load_prompt("tiny"), 0, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"train_log.jsonl"}
+
+
+def test_a_gradient_that_is_no_number_is_named_where_the_loss_is_finite() -> None:
+    parameters = [(name, torch.nn.Parameter(torch.ones(2))) for name in ("first", "second")]
+    for _, weight in parameters:
+        weight.grad = torch.ones(2)
+    require_finite_step(1, 0.5, parameters)
+    parameters[1][1].grad = torch.tensor([1.0, float("inf")])
+    with pytest.raises(NotFiniteError, match=r"at step 7: its loss is 0\.5, .* is that of second"):
+        require_finite_step(7, 0.5, parameters)
 
 
 def test_a_given_turn_is_read_and_not_trained(tokenizer: PreTrainedTokenizerFast) -> None:

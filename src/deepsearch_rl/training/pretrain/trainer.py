@@ -8,6 +8,7 @@ bfloat16 instructions it takes 290 ms a step for this model where this float32 v
 """
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -28,6 +29,7 @@ from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Record
 from deepsearch_rl.serving.trained_with import MANIFEST, TRAINED_WITH, served_with
 from deepsearch_rl.training.curves import record_step
+from deepsearch_rl.training.finite import NotFiniteError, first_not_finite
 from deepsearch_rl.training.pretrain.documents import GIVEN, CurriculumStage, DocumentConfig, DocumentGenerator, Turn
 from deepsearch_rl.training.pretrain.model import TURN_END, TURN_START, ModelConfig, build_model, world_tokenizer
 
@@ -79,7 +81,7 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
     """Train tokenizer and model from scratch and save both to an existing empty folder.
 
     ``prompt`` is the text that documents with a system block open with. The training log is beside the model, and a
-    manifest that says what it was trained with.
+    manifest that says what it was trained with. Raises NotFiniteError at a loss or a gradient that is NaN or infinite.
     """
     tokenizer = world_tokenizer(prompt, config.subwords, config.model.context_tokens)
     model = build_model(config.model, tokenizer, seed).train()
@@ -94,6 +96,7 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
     with AppendLog(folder / TRAIN_LOG) as log, bar, pool:
         for step, (level, examples) in enumerate(_curriculum(config, prompt, tokenizer, seed), 1):
             window.append(backward_in_threads(model, examples, pool, rates.threads))
+            require_finite_step(step, window[-1].loss, parameters)
             progress = done / total  # the rates rise from 0 to 1, stay there and fall to 0.1
             rate = progress / rates.warmup if progress < rates.warmup else 1.0
             if progress > 1 - rates.decay:
@@ -116,6 +119,20 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
     tokenizer.save_pretrained(folder)
     trained_with = served_with(folder, PromptDigests.of(prompt, tools_text(RETRIEVE_TOOL)))
     write_json(folder / MANIFEST, {TRAINED_WITH: trained_with.model_dump()})
+
+
+def require_finite_step(step: int, loss: float, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    """Raise NotFiniteError, before a step is applied, if its loss or a gradient is NaN or infinite."""
+    gradients = [(name, weight.grad) for name, weight in parameters if weight.grad is not None]
+    norm = torch.nn.utils.get_total_norm([gradient for _, gradient in gradients])
+    if math.isfinite(loss) and bool(norm.isfinite()):
+        return
+    first = first_not_finite(gradients)
+    raise NotFiniteError(
+        f"pretraining diverged at step {step}: its loss is {loss:g}"
+        + (f", and the first gradient that is not finite is that of {first}" if first else "")
+        + ". Nothing was saved. Lower muon_learning_rate or adam_learning_rate of prepare_model.pretrain.optimizer."
+    )
 
 
 class Scores(NamedTuple):
