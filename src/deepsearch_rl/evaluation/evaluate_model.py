@@ -6,6 +6,7 @@ where it was, one question set more repeats nothing, and rollouts of other weigh
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,13 +141,16 @@ class _Evaluator:
             retrieval = setting.retrieval.for_dataset(next(iter(sets)), setting.datasets)
             controlled = [question for name, of_set in sets.items() if plans[name].controls for question in of_set]
             chunks = self.data / "chunks" / f"{corpus}.jsonl"
-            gold = GoldPassages(read_jsonl(chunks, Chunk), controlled)
-            with serve_index(self.data / "index" / corpus, chunks, retrieval) as url:
+            served = serve_index(self.data / "index" / corpus, chunks, retrieval)
+            # A large corpus is read for its gold passages while the model answers by searching.
+            with served as url, ThreadPoolExecutor(1) as reader:
+                gold = reader.submit(lambda: GoldPassages(read_jsonl(chunks, Chunk), controlled))
                 for name, questions in sets.items():
                     yield from self._rows_of_set(name, questions, url, gold)
+                gold.result()  # its error is one of this evaluation, whether or not a control asked for a passage
 
     def _rows_of_set(
-        self, dataset: str, questions: Sequence[Question], retrieval_url: str, gold: GoldPassages
+        self, dataset: str, questions: Sequence[Question], retrieval_url: str, gold: Future[GoldPassages]
     ) -> list[F1TableRow]:
         """Answer a set under every condition of the plan; the main run's row holds the controls."""
         evaluate = self.setting.evaluate
@@ -164,7 +168,7 @@ class _Evaluator:
                 controls[run.condition] = build_control(rollouts, searched, run.samples, row, evaluate.draws)
         return [row.model_copy(update={"controls": controls}), *rows]
 
-    def _rollouts(self, run: Run, retrieval_url: str, gold: GoldPassages) -> TrajectoryFile:
+    def _rollouts(self, run: Run, retrieval_url: str, gold: Future[GoldPassages]) -> TrajectoryFile:
         """Return every rollout of a run, by id: those in the log, and the missing ones made now."""
         agent, seed, name = self.setting.agent, self.setting.seed, self.name_in_rollouts
         file = run_file(run.dataset, run.condition, run.temperature, run.variant)
@@ -172,7 +176,7 @@ class _Evaluator:
         def open_agent() -> AbstractAsyncContextManager[SearchAgent | ControlAgent]:
             if run.condition == "search":
                 return SearchAgent(agent, self.endpoint, retrieval_url, run.temperature, model_name=name, seed=seed)
-            passages = gold if run.condition == "gold_passage" else None
+            passages = gold.result() if run.condition == "gold_passage" else None
             return ControlAgent(agent, self.endpoint, run.temperature, name, passages, seed)
 
         return collect(
