@@ -1,0 +1,75 @@
+"""Importing the project and starting its programs asks no address outside this machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+REFUSING = """
+import json, socket, sys
+
+asked = []
+
+
+def refuse(host, *arguments, **named):
+    name = host.decode() if isinstance(host, bytes) else str(host)
+    if name in ("localhost", "127.0.0.1", "::1", "None", socket.gethostname()):
+        return resolve(host, *arguments, **named)
+    asked.append(name)
+    raise socket.gaierror(socket.EAI_NONAME, "refused by this test")
+
+
+resolve = socket.getaddrinfo
+socket.getaddrinfo = socket.gethostbyname = refuse
+"""
+IMPORT_ALL = """
+import importlib, pkgutil
+
+import deepsearch_rl
+
+missing = []
+for module in pkgutil.walk_packages(deepsearch_rl.__path__, "deepsearch_rl."):
+    if module.name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:  # of tools that only a GPU machine has
+        missing.append(str(error.name))
+print(json.dumps({"asked": asked, "missing": sorted(set(missing)), "modules": len(sys.modules)}))
+"""
+START = """
+import contextlib, runpy
+
+sys.argv = [sys.argv[1], *sys.argv[2:]]
+with contextlib.suppress(SystemExit):
+    runpy.run_module("deepsearch_rl.cli", run_name="__main__")
+print(json.dumps({"asked": asked}))
+"""
+
+
+def asked_by(code: str, *arguments: str) -> dict[str, object]:
+    """Run code in the project's folder with a resolver that refuses every address; return its last line."""
+    command = [sys.executable, "-c", REFUSING + code, *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_the_resolver_sees_what_is_asked() -> None:
+    code = "import httpx\ntry:\n    httpx.get('http://example.invalid')\nexcept httpx.HTTPError:\n    pass\n"
+    assert asked_by(f"{code}print(json.dumps({{'asked': asked}}))")["asked"] == ["example.invalid"]
+
+
+def test_importing_every_module_asks_nobody() -> None:
+    """ART's LiteLLM would fetch a list of prices, and Unsloth send statistics."""
+    found = asked_by(IMPORT_ALL)
+    assert found["asked"] == []
+    assert set(found["missing"]) <= {"vllm", "unsloth", "unsloth_zoo"}, "everything else was really imported"  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["doctor"], ["plan", "tiny"]], ids=str)
+def test_a_command_that_looks_at_the_project_asks_nobody(arguments: list[str]) -> None:
+    assert asked_by(START, "deepsearch", *arguments)["asked"] == []
