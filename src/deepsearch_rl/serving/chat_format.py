@@ -50,16 +50,11 @@ class ChatFormat:
             raise ConversationError(f"the conversation cannot be rendered: {error}") from error
         return cast(list[int], tokens)
 
-    def opening_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[int]:
-        """Return the tokens that end the prompt of a conversation: those that open the model's turn.
-
-        Raises ConversationError as :meth:`prompt_ids`.
-        """
-        prompt = self.prompt_ids(messages, tools)
-        conversation = self.tokenizer.apply_chat_template(
-            list(messages), tools=list(tools) if tools else None, add_generation_prompt=False, return_dict=False
-        )
-        return prompt[len(cast(list[int], conversation)) :]
+    def opening_ids(self) -> list[int]:
+        """Return the tokens that end every prompt: those that open the model's turn."""
+        question = [{"role": "user", "content": "?"}]
+        conversation = self.tokenizer.apply_chat_template(question, add_generation_prompt=False, return_dict=False)
+        return self.prompt_ids(question, None)[len(cast(list[int], conversation)) :]
 
 
 def load_chat_format(folder: Path) -> ChatFormat:

@@ -9,6 +9,7 @@ tokenizer would not choose for their text come back as other tokens. Such a roll
 import re
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 
 import art
 from openai.types.chat.chat_completion import Choice
@@ -71,9 +72,9 @@ def comes_back(
     chat = chat_messages(messages, with_reasoning=with_reasoning)
     try:
         prompt = _bytes(chat_format.prompt_ids(chat, [RETRIEVE_TOOL]))
-        opening = chat_format.opening_ids(chat, [RETRIEVE_TOOL])
     except ConversationError:
         return False
+    opening = _opening_ids(chat_format)
     end = 0
     for turn in turns:
         sampled = _bytes([*opening, *turn])
@@ -84,6 +85,11 @@ def comes_back(
             return False
         end = start + len(sampled)
     return True
+
+
+@lru_cache(maxsize=1)
+def _opening_ids(chat_format: ChatFormat) -> list[int]:
+    return chat_format.opening_ids()
 
 
 _SIZE = array("q").itemsize
