@@ -139,7 +139,7 @@ LINES = {
         score_predictions,
         {**QUESTION, "pred": "x"},
         {
-            "pred": {"pred": None},
+            "pred": {"pred": ["x"]},
             "golden_answers": {"golden_answers": []},
             "sample": {"sample": "second"},
             "metadata.question_type": {"metadata": {"question_type": []}},

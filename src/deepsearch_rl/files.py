@@ -57,8 +57,13 @@ def numbered_records(path: Path, model: type[ModelT]) -> Iterator[tuple[int, Mod
 
 def read_distinct(path: Path, model: type[IdentifiedT]) -> Iterator[IdentifiedT]:
     """Yield the records of :func:`read_jsonl`; raise RecordError where a line has the id of an earlier one."""
+    return distinct(numbered_records(path, model), path)
+
+
+def distinct(numbered: Iterable[tuple[int, IdentifiedT]], path: Path) -> Iterator[IdentifiedT]:
+    """Yield the records of numbered lines; raise RecordError where a line has the id of an earlier one."""
     lines: dict[int, int] = {}  # by the hashes of the ids, not by the ids: a corpus may have 21 million of them
-    for number, record in numbered_records(path, model):
+    for number, record in numbered:
         first = lines.setdefault(hash(record.id), number)
         if first != number:
             raise RecordError(path, number, "id", f"{record.id!r} is the id of line {first}, too; remove one of them")

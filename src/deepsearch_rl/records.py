@@ -2,6 +2,9 @@
 
 All are frozen and refuse unknown fields; ``metadata`` is the one open place, for what a corpus or a question set
 carries beyond the common fields.
+
+One rule for text holds in every reader: an absent key, ``null``, ``NaN`` and ``""`` are the same missing value, and a
+number, a list or an object where text belongs is an error (:data:`Text` and the types below it).
 """
 
 import json
@@ -9,9 +12,47 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, RootModel
+from pydantic_core import PydanticCustomError
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a value of a foreign row says that there is none: null, NaN or the empty text."""
+    return value is None or value == "" or (isinstance(value, float) and value != value)
+
+
+def _empty_where_missing(value: object) -> object:
+    return "" if is_missing(value) else value
+
+
+def _none_where_missing(value: object) -> object:
+    return None if is_missing(value) else value
+
+
+def _name_as_text(value: object) -> object:
+    """Return a whole number, by which some sets name their rows, as text."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _empty_where_missing(value)
+
+
+def _require_text(text: str) -> str:
+    if not text:
+        raise PydanticCustomError("missing_text", "the text is missing (null, NaN and an empty text count as missing)")
+    return text
+
 
 NonEmpty = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, BeforeValidator(_empty_where_missing)]
+"""Text of a foreign row; empty where it is missing. Give it the default ``""``."""
+RequiredText = Annotated[str, BeforeValidator(_empty_where_missing), AfterValidator(_require_text)]
+"""Text that a foreign row must have."""
+OptionalText = Annotated[str | None, BeforeValidator(_none_where_missing)]
+"""Text; None where it is missing."""
+RowName = Annotated[str, BeforeValidator(_name_as_text), AfterValidator(_require_text)]
+"""The id of a foreign row, or one that a row names; a whole number is taken as text."""
+OptionalRowName = Annotated[str | None, BeforeValidator(_none_where_missing), BeforeValidator(_name_as_text)]
+"""Such an id; None where it is missing."""
+
+MAX_TITLE_BYTES = 300  # Wikipedia's titles have at most 255 bytes, those of news articles a little more
 ScoreT = TypeVar("ScoreT")
 
 
@@ -33,9 +74,24 @@ class ForeignRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+def with_title_line(contents: str) -> str:
+    """Return contents whose first line is a title: empty where the first line is longer than a title can be."""
+    newline = contents.find("\n")
+    first_line = contents[: MAX_TITLE_BYTES + 1] if newline < 0 else contents[: min(newline, MAX_TITLE_BYTES + 1)]
+    return f"\n{contents}" if len(first_line.encode("utf-8", "surrogatepass")) > MAX_TITLE_BYTES else contents
+
+
+def _require_words(contents: str) -> str:
+    if not contents or contents.isspace():
+        raise PydanticCustomError("blank_contents", "there is neither a title nor a text; remove the document")
+    return contents
+
+
 class _Titled(Record):
     id: NonEmpty
-    contents: NonEmpty = Field(description="the title, a newline and the text")
+    contents: Annotated[str, AfterValidator(_require_words), AfterValidator(with_title_line)] = Field(
+        description="the title, a newline and the text; the title is empty where the first line is too long for one"
+    )
 
     @property
     def title(self) -> str:
@@ -55,11 +111,29 @@ class Document(_Titled):
 
 
 class ChunkMetadata(OpenRecord):
-    """Where a chunk comes from, plus whatever its document's metadata holds."""
+    """Where a chunk comes from, plus whatever its document's metadata holds.
+
+    What that holds under one of these names stands below ``document_metadata``.
+    """
 
     doc_id: NonEmpty
     doc_chunks: int = Field(ge=1, description="number of chunks of the document")
     doc_chunk_id: int = Field(ge=0, description="position of this chunk in its document, from 0")
+
+    @classmethod
+    def of(cls, document: Document, doc_chunks: int, doc_chunk_id: int) -> "ChunkMetadata":
+        """Return the metadata of one of a document's chunks."""
+        taken = {name: document.metadata[name] for name in CHUNK_KEYS if name in document.metadata}
+        rest: dict[str, JsonValue] = {name: value for name, value in document.metadata.items() if name not in taken}
+        if taken:
+            rest[DOCUMENT_METADATA] = taken
+        where = {"doc_id": document.id, "doc_chunks": doc_chunks, "doc_chunk_id": doc_chunk_id}
+        return cls.model_validate({**rest, **where})
+
+
+DOCUMENT_METADATA = "document_metadata"
+CHUNK_KEYS = (*ChunkMetadata.model_fields, DOCUMENT_METADATA)
+"""The names that the metadata of a chunk needs for itself."""
 
 
 class Chunk(_Titled):
@@ -71,16 +145,18 @@ class Chunk(_Titled):
 class Evidence(OpenRecord):
     """A gold fact: a string found in one document of the corpus. Unknown keys of a source are kept."""
 
-    fact: NonEmpty
-    doc_id: str | None = None
-    title: str | None = None
+    fact: RequiredText
+    doc_id: OptionalRowName = None
+    title: OptionalText = None
 
 
 class QuestionMetadata(OpenRecord):
     """What is known about a question. ``evidence_list`` is None where the gold evidence is not known."""
 
-    question_type: str = ""
+    question_type: Text = ""
     evidence_list: tuple[Evidence, ...] | None = None
+    supporting_doc_ids: tuple[RowName, ...] | None = Field(default=None, description="ids of the gold documents")
+    supporting_titles: tuple[RequiredText, ...] | None = Field(default=None, description="titles of gold documents")
 
 
 class Question(Record):

@@ -118,8 +118,7 @@ def test_musique_hotpotqa_and_2wiki_rows_give_type_and_supporting_titles_and_unk
         (question,) = splits(tmp_path, f"{name}.jsonl", format_)["val"]
         assert question.golden_answers == ("A", "B")
         assert question.metadata.evidence_list is None
-        assert question.metadata.model_extra is not None
-        seen[name] = (question.metadata.question_type, list(question.metadata.model_extra["supporting_titles"]))
+        seen[name] = (question.metadata.question_type, list(question.metadata.supporting_titles or ()))
     assert seen == {
         "m": ("3_hop", ["T0", "T1", "T2"]), "h": ("bridge", ["T0", "T1"]), "w": ("compositional", ["T0", "T1"]),
     }  # fmt: skip

@@ -1,37 +1,18 @@
 """An engine and a chat server over an untrained policy."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.processes import LOOPBACK
-from deepsearch_rl.serving.chat_format import load_chat_format
-from deepsearch_rl.serving.chat_server import chat_app, serve_in_thread
-from deepsearch_rl.serving.engine import Engine
-from tests.policies import CONTEXT_TOKENS, policy_folder
+from tests.model_servers import endpoint, engine
+from tests.policies import policy_folder
 
-__all__ = ["policy_folder"]
+__all__ = ["endpoint", "engine", "policy_folder"]
 
 
 @pytest.fixture(scope="session")
 def model(policy_folder: Path) -> PreTrainedModel:
     """The policy as transformers runs it."""
     return AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32).eval()
-
-
-@pytest.fixture
-def engine(policy_folder: Path) -> Iterator[Engine]:
-    served = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32).eval()
-    engine = Engine(served, slots=16, context_tokens=CONTEXT_TOKENS)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def endpoint(engine: Engine, policy_folder: Path) -> Iterator[Endpoint]:
-    with serve_in_thread(chat_app(engine, load_chat_format(policy_folder), lambda: "policy")) as port:
-        yield Endpoint(f"http://{LOOPBACK}:{port}/v1", "policy")

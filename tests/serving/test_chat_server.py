@@ -3,6 +3,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.endpoint import Endpoint
@@ -57,9 +58,9 @@ def test_a_server_in_a_thread_has_ended_where_its_block_ends(engine: Engine, pol
     [
         ({"model": "policy@3"}, 404, "'policy@3' is not served; 'policy' is"),
         ({"max_tokens": 4096}, 400, "does not fit the context"),
-        ({"messages": [{"content": "no role"}]}, 400, "cannot be rendered"),
-        ({"messages": []}, 422, "messages"),
-        ({"temperature": -1}, 422, "temperature"),
+        ({"messages": [{"content": "no role"}]}, 400, "messages.0.role"),
+        ({"messages": []}, 400, "messages"),
+        ({"temperature": -1}, 400, "temperature"),
     ],
 )
 def test_a_request_that_cannot_be_answered_says_why(
@@ -94,3 +95,27 @@ def test_calls_that_parse_become_tool_calls_with_the_text_before_them_as_content
 )
 def test_an_answer_with_a_call_that_does_not_parse_stays_as_it_was_written(text: str) -> None:
     assert assistant_message(text) == {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_weights_that_are_no_numbers_are_an_error_that_names_them(
+    engine: Engine, endpoint: Endpoint, stream: bool
+) -> None:
+    with torch.no_grad():
+        engine._model.lm_head.weight.fill_(float("nan"))
+    reply = complete(endpoint, stream=stream)
+    assert reply.status_code == (200 if stream else 500)  # a stream has begun by then, and ends with the error
+    assert "logits for token 1 of the answer hold NaN" in reply.text
+
+
+def test_a_stream_that_its_client_leaves_stops_computing(engine: Engine, endpoint: Endpoint) -> None:
+    body = {"model": "policy", "messages": QUESTION, "stream": True, "temperature": 0, "logprobs": True}
+    with httpx.stream("POST", f"{endpoint.base_url}/chat/completions", json=body, timeout=30) as stream:
+        lines = stream.iter_lines()
+        assert next(line for line in lines if "token_id" in line)
+        result = engine._running[0].result
+        ended = threading.Event()
+        result.add_done_callback(lambda _: ended.set())
+    assert ended.wait(20)
+    assert result.cancelled()
+    assert complete(endpoint).status_code == 200

@@ -1,11 +1,13 @@
 import copy
 import random
+import threading
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from deepsearch_rl.serving.engine import Engine, Generation, Sampling
+from deepsearch_rl.serving.engine import Engine, EngineStoppedError, Generation, NonFiniteLogitsError, Sampling
+from deepsearch_rl.serving.slots import SlotTable
 from tests.policies import CONTEXT_TOKENS
 
 GREEDY = Sampling(temperature=0.0, max_tokens=12, seed=0)
@@ -80,3 +82,71 @@ def test_after_forget_nothing_computed_with_old_weights_is_used(engine: Engine, 
 def test_a_prompt_that_does_not_fit_the_context_is_refused_with_both_numbers(engine: Engine) -> None:
     with pytest.raises(ValueError, match=f"510 tokens and max_tokens is 12.*{CONTEXT_TOKENS}"):
         engine.generate([5] * 510, GREEDY)
+
+
+def test_a_cancelled_request_leaves_the_engine_running_and_its_slot_free(engine: Engine) -> None:
+    reached = threading.Event()
+    go_on = threading.Event()
+
+    def wait(_token: int, _logprob: float) -> bool:
+        reached.set()
+        return not go_on.wait(10)
+
+    running = [engine.generate(prompt, GREEDY, wait) for prompt in prompts(8)]
+    assert reached.wait(10)
+    waiting = engine.generate(prompts(9)[8], GREEDY)
+    for request in (*running, waiting):
+        assert request.cancel()
+    go_on.set()
+    assert [len(answer(engine, prompt, GREEDY).token_ids) for prompt in prompts(12)]
+
+
+def test_logits_that_are_no_numbers_fail_their_request_by_name_and_spoil_no_later_one(
+    engine: Engine, model: PreTrainedModel
+) -> None:
+    weight = engine._model.model.layers[0].self_attn.v_proj.weight
+    before = weight.detach().clone()
+    for value in (float("nan"), float("inf")):
+        with torch.no_grad():
+            weight.fill_(value)
+        running = [engine.generate(prompt, Sampling(1.0, 12, seed)) for seed, prompt in enumerate(prompts(10))]
+        for request in running:
+            with pytest.raises(NonFiniteLogitsError, match="hold NaN or infinity"):
+                request.result(timeout=30)
+        with torch.no_grad():
+            weight.copy_(before)
+        engine.forget()
+        prompt = prompts(2)[1]
+        assert list(answer(engine, prompt, GREEDY).token_ids) == reference(model, prompt, GREEDY.max_tokens)
+
+
+@pytest.mark.parametrize("faulty", ["acquire", "line_up", "append"])
+def test_a_fault_of_the_loop_fails_all_requests_at_once_and_none_that_comes_later(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, faulty: str
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise IndexError("a fault in the table")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(SlotTable, faulty, fail)
+        running = [engine.generate(prompt, GREEDY) for prompt in prompts(12)]
+        for request in running:
+            with pytest.raises(IndexError, match="a fault in the table"):
+                request.result(timeout=5)
+    assert answer(engine, prompts(1)[0], GREEDY).token_ids
+
+
+def test_a_callers_failing_function_fails_its_own_request_alone(engine: Engine) -> None:
+    def fail(_token: int, _logprob: float) -> bool:
+        raise KeyError("mine")
+
+    failing = engine.generate(prompts(1)[0], GREEDY, fail)
+    assert answer(engine, prompts(2)[1], GREEDY).token_ids
+    with pytest.raises(KeyError, match="mine"):
+        failing.result(timeout=5)
+
+
+def test_a_closed_engine_refuses_requests(engine: Engine) -> None:
+    engine.close()
+    with pytest.raises(EngineStoppedError, match="start the server again"):
+        engine.generate(prompts(1)[0], GREEDY)

@@ -11,11 +11,12 @@ from typer import Option
 
 from deepsearch_rl.commands.defaults import FieldOption, Fields, field_options, named_numbers
 from deepsearch_rl.commands.retrieve_measure import eval_command, frontier_command
+from deepsearch_rl.corpora.flashrag import numbered_documents, read_questions
 from deepsearch_rl.errors import ConfigError
-from deepsearch_rl.files import read_jsonl
+from deepsearch_rl.files import distinct, write_jsonl
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.profile import Profile, read_values
-from deepsearch_rl.records import Device, Question, RetrieverName, VectorsKind
+from deepsearch_rl.records import Device, RetrieverName, VectorsKind
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,7 +24,8 @@ app = typer.Typer(
     Build, search, serve and measure passage indexes.
 
     Any file of passages in FlashRAG's layout will do, one JSON object a line: `{"id", "contents": "title\\ntext"}` or
-    `{"id", "title", "text"}`, with or without `"metadata"`. An example session:
+    `{"id", "title", "text"}`, with or without `"metadata"`; `retrieve convert` writes other files so. An example
+    session:
 
         deepsearch retrieve build --corpus corpus.jsonl --out index
         deepsearch retrieve search --index index "When did Philae land?"
@@ -54,6 +56,7 @@ _SERVE_FIELDS = {
     "window_ms": FieldOption("retrieval.window_ms", float, "How long a search waits for others to share it.", min=0),
     "max_batch": FieldOption("retrieval.max_batch", int, "Queries that share a search at most.", min=1),
     "max_pending": FieldOption("retrieval.max_pending", int, "Queries that may wait; more are answered 503.", min=1),
+    "search_timeout_s": FieldOption("retrieval.search_timeout_s", float, "Longest search; then 503.", min=0.001),
     "cache_entries": FieldOption("retrieval.cache_entries", int, "Answers kept for repeated queries; 0: none.", min=0),
 }
 _FOLDERS = {"show_default": "the folder's"}
@@ -126,7 +129,7 @@ def build_command(
         settings = Profile(params, read_values(params))
     else:
         settings = _build_settings(encoder, dimension, vectors, fields, shared)
-    known = list(read_jsonl(questions, Question)) if questions else []
+    known = list(read_questions(questions)) if questions else []
     index = build_index(corpus, out, settings.section("index", IndexSection).of(corpus_name), seed, work, known)
     size_mb = sum(index.sizes_bytes.values()) / 1e6
     typer.echo(f"{out}: {index.rows} passages, {index.dimension}-d vectors, {size_mb:.1f} MB")
@@ -136,6 +139,24 @@ def build_command(
         typer.echo(f"the hybrid ranks by {weights.ranking}; {counted}: {held_out}")
     elif questions:
         typer.echo("the hybrid has learnt nothing: there are too few questions with gold evidence.")
+
+
+@app.command("convert")
+def convert_command(
+    source: Annotated[Path, typer.Argument(help="Passages or documents in any layout that is read.")],
+    out: Annotated[Path, typer.Argument(help="JSON Lines file to write.")],
+) -> None:
+    """Write passages of another layout as JSON Lines, which an index is built over.
+
+    Read are JSON Lines, a JSON array, CSV and TSV with a header, Parquet and Arrow, plain or compressed by gzip, bzip2,
+    xz or zip, with the keys or columns `id` (or BEIR's `_id`), `contents`, `title` and `text`.
+
+        deepsearch retrieve convert psgs_w100.tsv.gz corpus.jsonl
+    """
+    if out.exists() and out.samefile(source):
+        raise ConfigError(f"{out} is the source itself; name another file to write.")
+    count = write_jsonl(out, distinct(numbered_documents(source), source))
+    typer.echo(f"{count} documents in {out}")
 
 
 def _build_settings(encoder: str, dimension: int, vectors: VectorsKind, fields: Fields, shared: Fields) -> Profile:

@@ -8,10 +8,9 @@ import typer
 from typer import Option
 
 from deepsearch_rl.commands.terminal import print_table
+from deepsearch_rl.corpora.flashrag import read_questions
 from deepsearch_rl.errors import ArtifactError, ConfigError
-from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.presets import load_preset
-from deepsearch_rl.records import Question
 
 if TYPE_CHECKING:
     from deepsearch_rl.retrieval.measurement.comparison import Comparison, Interval
@@ -22,7 +21,7 @@ UNITS_MB = {"kb": 1e-3, "mb": 1.0, "gb": 1e3, "tb": 1e6}
 
 def eval_command(
     index: Annotated[Path, Option("--index", help="Folder that `retrieve build` wrote.")],
-    questions: Annotated[Path, Option(help="Questions with gold evidence, JSON Lines.")],
+    questions: Annotated[Path, Option(help="Questions with gold evidence, in any layout that is read.")],
     retriever: Annotated[list[str] | None, Option(help="bm25, dense, rrf or hybrid.", show_default="all four")] = None,
     cross_validate: Annotated[
         bool,
@@ -44,7 +43,8 @@ def eval_command(
 
     A question is `{"id", "question", "golden_answers", "metadata"}`; its metadata says which passages are gold:
     `"evidence_list"` (those that contain a `"fact"`; MultiHop-RAG's official scores), otherwise `"supporting_doc_ids"`
-    or `"supporting_titles"` (those of such a document). Questions with none of these are left out.
+    or `"supporting_titles"` (those of such a document, however its title is spelled). Questions with none of these are
+    left out. Titles and documents that the index does not have are counted and listed.
 
         deepsearch retrieve eval --index index --questions questions.jsonl
     """
@@ -56,7 +56,7 @@ def eval_command(
     depths = [part.strip() for part in cutoffs.split(",")]
     if not all(re.fullmatch("[1-9][0-9]{0,5}", depth) for depth in depths):
         raise ConfigError(f"--cutoffs {cutoffs!r} should be numbers from 1 to 999999 with commas between, e.g. 4,10.")
-    rows = list(read_jsonl(questions, Question))
+    rows = list(read_questions(questions))
     learning = None
     if cross_validate:
         learning = LearningConfig(split="given", questions=max(len(rows), 1), ridge=ridge, folds=folds)
@@ -84,6 +84,8 @@ def _print(comparison: "Comparison", weights: str) -> None:
         f"{comparison.questions} questions ({kinds}); {comparison.chunks} chunks of {length.words} words "
         f"({length.characters:.0f} characters) on average, titles included"
     )
+    if comparison.missing_gold.missing:
+        typer.echo(f"{comparison.missing_gold}.")
 
 
 def _cell(interval: "Interval", form: str) -> str:

@@ -21,7 +21,7 @@ from deepsearch_rl.corpora.token_counts import TokenCounter, load_tokenizer
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnavailableError, look_up
 from deepsearch_rl.files import at_least_one, read_distinct, write_jsonl
 from deepsearch_rl.progress import track
-from deepsearch_rl.records import Chunk, Document, Record
+from deepsearch_rl.records import Chunk, ChunkMetadata, Document, Record
 
 Chunker = Literal["sentences", "chonkie_token", "chonkie_recursive"]
 CHUNKERS = get_args(Chunker)
@@ -166,10 +166,7 @@ def _slices(document: Document, bounds: Sequence[int], start: int) -> Iterator[C
     ends = zip(bounds[::2], bounds[1::2], strict=True) if bounds else [(start, start)]
     for number, (first, last) in enumerate(ends):
         passage = f"{title}\n{contents[first - start : last - start]}"
-        where = {"doc_id": document.id, "doc_chunks": count, "doc_chunk_id": number}
-        yield Chunk.model_validate(
-            {"id": f"{document.id}-{number}", "contents": passage, "metadata": {**document.metadata, **where}}
-        )
+        yield Chunk(id=f"{document.id}-{number}", contents=passage, metadata=ChunkMetadata.of(document, count, number))
 
 
 def _wholes(documents: Iterable[Document]) -> Iterator[Chunk]:

@@ -1,121 +1,214 @@
-r"""Corpora and question sets in FlashRAG's layout.
+r"""Corpora and question sets in FlashRAG's layout, and in those of others who have nearly the same.
 
-    corpus     {"id", "contents": "title\ntext", "metadata"?}   or   {"id", "title", "text"}
+    corpus     {"id", "contents": "title\ntext", "title"?, "metadata"?}   or   {"id", "title", "text", "metadata"?}
     questions  {"id", "question", "golden_answers": [...], "metadata"?}
 
-Keys beside these count as metadata. https://github.com/RUC-NLPIR/FlashRAG#rocket-quick-start
+Keys beside these count as metadata, each under its own name; of what the format needs, nothing is taken from
+``metadata``. https://github.com/RUC-NLPIR/FlashRAG#rocket-quick-start
 
-Files are plain or gzipped JSON Lines, or a gzipped tar of them. No file is unpacked to disk or held in memory.
+BEIR writes ``_id``; the official question sets write ``answer`` and ``answer_aliases``; Search-R1's and veRL's training
+rows hold the question in their prompt. :mod:`.layouts` says which files are read. Text follows the one rule of
+:mod:`deepsearch_rl.records`.
 """
 
-import gzip
-import tarfile
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Self, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
 
-from deepsearch_rl.errors import ArtifactError
+from deepsearch_rl.corpora.layouts import read_numbered
+from deepsearch_rl.corpora.titles import title_key
 from deepsearch_rl.files import parse_record
-from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Document, Evidence, NonEmpty, OpenRecord, Question
+from deepsearch_rl.records import (
+    Document,
+    ForeignRecord,
+    Question,
+    QuestionMetadata,
+    RequiredText,
+    RowName,
+    Text,
+    is_missing,
+)
 
-LINES_PER_REPORT = 4096
+ModelT = TypeVar("ModelT", bound=BaseModel)
+DetailsT = TypeVar("DetailsT", bound=QuestionMetadata)
+Values = dict[str, Any]
 
 
-class Row(OpenRecord):
-    """One line; keys under ``metadata`` are moved beside ``id``, where other copies of the data have them."""
+class Row(ForeignRecord):
+    """One line. Keys that the format does not need are moved below ``metadata``."""
 
-    model_config = ConfigDict(coerce_numbers_to_str=True)
-
-    id: NonEmpty
+    id: RowName
 
     @model_validator(mode="before")
     @classmethod
-    def _lift_metadata(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("metadata"), dict):
-            return values["metadata"] | {key: value for key, value in values.items() if key != "metadata"}
+    def _gather(cls, values: Any) -> Any:
+        return _gathered(cls._renamed(values), cls.model_fields) if isinstance(values, dict) else values
+
+    @classmethod
+    def _renamed(cls, values: Values) -> Values:
+        """Return the values with the format's own names for what the format needs."""
+        if is_missing(values.get("id")) and "_id" in values:
+            return {"id" if name == "_id" else name: value for name, value in values.items() if name != "id"}
         return values
 
 
-RowT = TypeVar("RowT", bound=BaseModel)
+def _gathered(values: Values, own: Mapping[str, object]) -> Values:
+    """Return the format's ``own`` values as they are and all others below ``metadata``, those without a value left out.
+
+    A key that stands beside ``metadata`` and in it with two values is an error: one of them would be lost.
+    """
+    metadata = values.get("metadata")
+    details: Values = {}
+    if isinstance(metadata, dict):
+        details = {name: value for name, value in metadata.items() if not _is_null(value)}
+    gathered: Values = {"metadata": details}
+
+    for name, value in values.items():
+        if name == "metadata" and isinstance(metadata, dict):
+            continue
+        if name in own and name != "metadata":
+            gathered[name] = value
+        elif not _is_null(value) and details.setdefault(name, value) != value:
+            raise PydanticCustomError(
+                "key_twice",
+                "{name} stands beside metadata and in it with different values; remove one of them",
+                {"name": repr(name)},
+            )
+    return gathered
+
+
+def _is_null(value: object) -> bool:
+    return value != "" and is_missing(value)
 
 
 class DocumentRow(Row):
-    """A line of a corpus file, in either form."""
+    """A line of a corpus file, in either form; a document may be a title alone."""
 
-    contents: NonEmpty | None = None
-    title: str = ""
-    text: str | None = None
+    contents: Text = ""
+    title: Text = ""
+    text: Text = ""
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_contents(self) -> Self:
-        if self.contents is None and self.text is None:
-            raise ValueError("neither 'contents' nor 'text' is there")
+        if not {"contents", "text"} & self.model_fields_set:
+            raise PydanticCustomError("no_text", "neither 'contents' nor 'text' is there")
+        if not f"{self.contents}{self.title}{self.text}".strip():
+            raise PydanticCustomError("blank", "there is neither a title nor a text; remove the document")
         return self
 
     def document(self) -> Document:
-        """Return the row as a record, its other keys as metadata."""
-        contents = self.contents if self.contents is not None else f"{self.title}\n{self.text}"
-        return Document(id=self.id, contents=contents, metadata=self.model_extra or {})
+        """Return the row as a record; beside ``contents``, title and text are metadata as well."""
+        title = " ".join(self.title.splitlines())
+        if not self.contents.strip():
+            return Document(id=self.id, contents=f"{title}\n{self.text}", metadata=self.metadata)
+        beside: dict[str, JsonValue] = {"title": self.title, "text": self.text}
+        metadata = {name: value for name, value in beside.items() if value} | self.metadata
+        return Document(id=self.id, contents=_under_title(title, self.contents), metadata=metadata)
 
 
-class QuestionRow(Row):
-    """A line of a question file."""
+def _under_title(title: str, contents: str) -> str:
+    """Return contents with the title as the first line, where it is not there already."""
+    first_line = contents.partition("\n")[0]
+    return contents if not title or title_key(first_line) == title_key(title) else f"{title}\n{contents}"
 
-    question: NonEmpty
+
+class QuestionRow(Row, Generic[DetailsT]):
+    """A line of a question file; what a set says about its questions is read from ``metadata`` or from beside it."""
+
+    question: RequiredText
     golden_answers: Annotated[tuple[str, ...], Field(min_length=1)]
-    question_type: str = ""
-    evidence_list: tuple[Evidence, ...] | None = None
+    metadata: DetailsT
 
-    def record(self, **details: object) -> Question:
-        """Return the row as a record with ``details`` as its metadata."""
-        fields = {"id": self.id, "question": self.question, "golden_answers": self.golden_answers}
-        return Question.model_validate(fields | {"metadata": details})
+    @classmethod
+    def _renamed(cls, values: Values) -> Values:
+        values = super()._renamed(values)
+        if is_missing(values.get("question")) and "prompt" in values:
+            values = _from_training_row(values)
+        if is_missing(values.get("golden_answers")) and not is_missing(values.get("answer")):
+            aliases = values.get("answer_aliases")
+            answer = values["answer"]
+            first = answer if isinstance(answer, list) else [answer]
+            answers = [*first, *(aliases if isinstance(aliases, list) else ())]
+            rest = {name: value for name, value in values.items() if name not in ("answer", "answer_aliases")}
+            return rest | {"golden_answers": [*dict.fromkeys(answers)] if _all_text(answers) else answers}
+        return values
+
+    def record(self, details: QuestionMetadata | None = None) -> Question:
+        """Return the row as a record, with other ``details`` than its own if they are given."""
+        metadata = self.metadata if details is None else details
+        return Question(id=self.id, question=self.question, golden_answers=self.golden_answers, metadata=metadata)
+
+
+def _all_text(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _from_training_row(values: Values) -> Values:
+    """Return a training row of Search-R1 or veRL as a question; what has another form stays as it is.
+
+    The question is ``extra_info.question`` or stands behind the instruction in the last message, the id is made of
+    ``data_source``, split and index, the golden answers are the target of the reward.
+    """
+    extra_info = values.get("extra_info")
+    extra: Values = extra_info if isinstance(extra_info, dict) else {}
+    messages = values["prompt"]
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    content = last.get("content") if isinstance(last, dict) else None
+    if not isinstance(content, str):
+        return values
+
+    question = extra.get("question") or content.rpartition("Question: ")[2].strip()
+    row = {name: value for name, value in values.items() if name not in ("prompt", "reward_model", "extra_info")}
+    row["question"] = question
+    if is_missing(row.get("id")) and not is_missing(extra.get("index")):
+        parts = (values.get("data_source"), extra.get("split"), extra["index"])
+        row["id"] = "_".join(str(part) for part in parts if not is_missing(part))
+
+    reward = values.get("reward_model")
+    truth = reward.get("ground_truth") if isinstance(reward, dict) else None
+    target = truth.get("target") if isinstance(truth, dict) else truth
+    if is_missing(row.get("golden_answers")) and not is_missing(target):
+        row["golden_answers"] = [target] if isinstance(target, str) else target
+    return row
 
 
 def read_documents(path: Path) -> Iterator[Document]:
-    """Yield the documents of a corpus file; chunking checks that their ids differ."""
-    return (row.document() for row in read_rows(path, DocumentRow))
+    """Yield the documents of a corpus file; chunking and indexing check that their ids differ."""
+    return (document for _, document in numbered_documents(path))
+
+
+def numbered_documents(path: Path) -> Iterator[tuple[int, Document]]:
+    """Yield the documents of a file with the numbers of their lines."""
+    for number, row in numbered_rows(path, DocumentRow):
+        yield number, row.document()
 
 
 def read_questions(path: Path) -> Iterator[Question]:
-    """Yield the questions of a file with all their keys."""
-    for row in read_rows(path, QuestionRow):
-        yield row.record(question_type=row.question_type, evidence_list=row.evidence_list, **(row.model_extra or {}))
+    """Yield the questions of a file with all their keys; this project's own files are read as well."""
+    return (question for _, question in numbered_questions(path))
 
 
-def read_rows(path: Path, model: type[RowT]) -> Iterator[RowT]:
-    """Yield the rows of a file one by one; raise ArtifactError if it is missing or damaged."""
-    for number, line in _read_lines(path):
-        yield parse_record(model, line, path, number)
+def numbered_questions(path: Path) -> Iterator[tuple[int, Question]]:
+    """Yield the questions of a file with the numbers of their lines."""
+    for number, row in numbered_rows(path, QuestionRow[QuestionMetadata]):
+        yield number, row.record()
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number (from 1) and the bytes of every line that is not blank, showing progress through the file."""
-    if not path.is_file():
-        raise ArtifactError(f"{path} does not exist.")
-    try:
-        with path.open("rb") as raw, ProgressBar(f"read {path.name}", path.stat().st_size, "bytes") as bar:
-            read_bytes = 0
-            for number, line in enumerate(_unpacked_lines(raw) if path.suffix == ".gz" else raw, 1):
-                if number % LINES_PER_REPORT == 0:
-                    bar.advance(raw.tell() - read_bytes)
-                    read_bytes = raw.tell()
-                if line.strip():
-                    yield number, line
-    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
-        raise ArtifactError(f"{path} is damaged or not complete: {error}. Delete it and get it again.") from error
+def read_rows(path: Path, model: type[ModelT]) -> Iterator[ModelT]:
+    """Yield the rows of a file one by one; raise as :func:`numbered_rows`."""
+    return (row for _, row in numbered_rows(path, model))
 
 
-def _unpacked_lines(raw: BinaryIO) -> Iterable[bytes]:
-    is_tar = gzip.GzipFile(fileobj=raw).read(512)[257:262] == b"ustar"  # the magic number of a tar's first block
-    raw.seek(0)
-    if not is_tar:
-        yield from gzip.GzipFile(fileobj=raw)
-        return
-    with tarfile.open(fileobj=raw, mode="r|gz") as archive:
-        for member in archive:
-            yield from archive.extractfile(member) or ()
+def numbered_rows(path: Path, model: type[ModelT]) -> Iterator[tuple[int, ModelT]]:
+    """Yield the numbers and rows of a file one by one.
+
+    Raises:
+        ArtifactError: the file is missing, damaged, or in a layout that is not read.
+        RecordError: a row does not fit ``model``.
+    """
+    for number, line in read_numbered(path):
+        yield number, parse_record(model, line, path, number)

@@ -1,11 +1,12 @@
-"""The public question sets that are read in FlashRAG's layout.
+"""The public question sets, in FlashRAG's layout and in that of their official files.
 
 Gold evidence counts as not known: the sentences of HotpotQA and 2WikiMultihopQA come from Wikipedia dumps of their own,
 the paragraphs of MuSiQue are its own, and neither stands word for word in another corpus. The titles of the supporting
 articles are kept. Other keys of rows without such titles are kept as they are.
 
 The rows of three sets hold paragraphs, which make a small corpus for their questions: the ten of HotpotQA (as its
-full-wiki retriever found them, so that some gold ones are missing) and of 2WikiMultihopQA, the gold ones of MuSiQue.
+full-wiki retriever found them, so that some gold ones are missing) and of 2WikiMultihopQA, and of MuSiQue the gold ones
+or, in its official files, all twenty.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,50 +14,63 @@ from pathlib import Path
 
 from pydantic import AliasChoices, Field
 
+from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.flashrag import QuestionRow, read_rows
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.records import Document, ForeignRecord, Question
+from deepsearch_rl.records import Document, ForeignRecord, Question, QuestionMetadata, RequiredText, Text
 
 
 class SupportingFacts(ForeignRecord):
     """Parallel lists: the title of an article and the position of a sentence in it."""
 
-    title: tuple[str, ...]
+    title: tuple[RequiredText, ...]
 
 
 class Context(ForeignRecord):
     """Parallel lists: the titles of paragraphs and their sentences, which HotpotQA and 2WikiMultihopQA name unlike."""
 
-    title: tuple[str, ...]
-    sentences: tuple[tuple[str, ...], ...] = Field(validation_alias=AliasChoices("sentences", "content"))
+    title: tuple[Text, ...]
+    sentences: tuple[tuple[Text, ...], ...] = Field(validation_alias=AliasChoices("sentences", "content"))
 
 
-class HotpotRow(QuestionRow):
-    """A line of HotpotQA or 2WikiMultihopQA; ``supporting_facts`` is as FlashRAG or as the original release has it."""
+class HotpotDetails(QuestionMetadata):
+    """What HotpotQA and 2WikiMultihopQA say about a question; the official files have lists of pairs."""
 
-    type: str = ""
-    supporting_facts: SupportingFacts | tuple[tuple[str, int], ...] = ()
+    type: Text = ""
+    supporting_facts: SupportingFacts | tuple[tuple[RequiredText, int], ...] = ()
+
+    @property
+    def gold_titles(self) -> tuple[str, ...]:
+        """The titles of the supporting articles, each once."""
+        facts = self.supporting_facts
+        titles = facts.title if isinstance(facts, SupportingFacts) else [title for title, _ in facts]
+        return tuple(dict.fromkeys(titles)) or self.supporting_titles or ()
 
 
-class HotpotContextRow(HotpotRow):
-    """Such a line with its paragraphs."""
+class HotpotContext(HotpotDetails):
+    """The same with the paragraphs."""
 
-    context: Context = Context(title=(), sentences=())
+    context: Context | tuple[tuple[Text, tuple[Text, ...]], ...] = ()
+
+    def paragraphs(self) -> Iterator[tuple[str, str]]:
+        """Yield titles and texts."""
+        context = self.context
+        pairs = zip(context.title, context.sentences, strict=True) if isinstance(context, Context) else context
+        for title, sentences in pairs:
+            yield title, " ".join(map(str.strip, sentences))
 
 
 def read_hotpotqa(path: Path) -> Iterator[Question]:
     """Yield the questions of a HotpotQA or 2WikiMultihopQA file; ``question_type`` is the set's own ``type``."""
-    for row in read_rows(path, HotpotRow):
-        facts = row.supporting_facts
-        titles = facts.title if isinstance(facts, SupportingFacts) else [title for title, _ in facts]
-        yield row.record(question_type=row.type, supporting_titles=tuple(dict.fromkeys(titles)))
+    for row in read_rows(path, QuestionRow[HotpotDetails]):
+        details = row.metadata
+        yield row.record(QuestionMetadata(question_type=details.type, supporting_titles=details.gold_titles))
 
 
 def read_hotpotqa_paragraphs(path: Path) -> Iterator[Document]:
     """Yield the paragraphs of a file's questions, each once; raise ArtifactError where there are none."""
-    contexts = (row.context for row in read_rows(path, HotpotContextRow))
-    pairs = (pair for context in contexts for pair in zip(context.title, context.sentences, strict=True))
-    return _paragraphs(path, ((title, " ".join(map(str.strip, sentences))) for title, sentences in pairs))
+    rows = read_rows(path, QuestionRow[HotpotContext])
+    return _paragraphs(path, (pair for row in rows for pair in row.metadata.paragraphs()))
 
 
 def _paragraphs(path: Path, paragraphs: Iterable[tuple[str, str]]) -> Iterator[Document]:
@@ -68,42 +82,69 @@ def _paragraphs(path: Path, paragraphs: Iterable[tuple[str, str]]) -> Iterator[D
 
 
 class Paragraph(ForeignRecord):
-    """A gold paragraph of MuSiQue."""
+    """A paragraph of MuSiQue; the official files number them and mark the gold ones."""
 
-    title: str
-    paragraph_text: str = ""
+    idx: int | None = None
+    title: Text = ""
+    paragraph_text: Text = ""
+    is_supporting: bool = False
 
 
 class Hop(ForeignRecord):
-    """One step of a question's decomposition."""
+    """One step of a question's decomposition: its gold paragraph, or the number of that."""
 
     support_paragraph: Paragraph | None = None
+    paragraph_support_idx: int | None = None
 
 
-class MusiqueRow(QuestionRow):
-    """A line of a MuSiQue file."""
+class MusiqueDetails(QuestionMetadata):
+    """What MuSiQue says about a question; in the official files, ``paragraphs`` are all that come with it."""
 
     question_decomposition: tuple[Hop, ...] = ()
-    supporting_titles: tuple[str, ...] = ()
+    paragraphs: tuple[Paragraph, ...] = ()
+    answerable: bool = True
+
+    @property
+    def gold_paragraphs(self) -> list[Paragraph]:
+        """The gold paragraphs in the order of the steps."""
+        given = [hop.support_paragraph for hop in self.question_decomposition if hop.support_paragraph]
+        by_number = {paragraph.idx: paragraph for paragraph in self.paragraphs if paragraph.idx is not None}
+        numbers = [hop.paragraph_support_idx for hop in self.question_decomposition]
+        named = [by_number[number] for number in numbers if number is not None and number in by_number]
+        return given or named or [paragraph for paragraph in self.paragraphs if paragraph.is_supporting]
+
+    @property
+    def gold_titles(self) -> tuple[str, ...]:
+        """The titles of the gold paragraphs, each once."""
+        titles = dict.fromkeys(paragraph.title for paragraph in self.gold_paragraphs if paragraph.title)
+        return tuple(titles) or self.supporting_titles or ()
 
 
 def read_musique(path: Path) -> Iterator[Question]:
-    """Yield the questions of a file; ``question_type`` is "2_hop", "3_hop" or "4_hop" where the steps are given."""
-    for row in read_rows(path, MusiqueRow):
-        hops = row.question_decomposition
+    """Yield the questions of a file; ``question_type`` is "2_hop", "3_hop" or "4_hop" where the steps are given.
+
+    A question of MuSiQue-Full that its paragraphs do not answer has no evidence and the golden answer of unanswerable
+    questions; its id ends in ``-unanswerable``, because its answerable twin has the same.
+    """
+    for row in read_rows(path, QuestionRow[MusiqueDetails]):
+        details = row.metadata
+        hops = details.question_decomposition
         question_type = f"{len(hops)}_hop" if hops else ""
-        titles = [hop.support_paragraph.title for hop in hops if hop.support_paragraph]
-        yield row.record(question_type=question_type, supporting_titles=titles or row.supporting_titles)
+        if details.answerable:
+            yield row.record(QuestionMetadata(question_type=question_type, supporting_titles=details.gold_titles))
+        else:
+            twin = row.model_copy(update={"id": f"{row.id}-unanswerable", "golden_answers": (INSUFFICIENT,)})
+            yield twin.record(QuestionMetadata(question_type=question_type, evidence_list=()))
 
 
 def read_musique_paragraphs(path: Path) -> Iterator[Document]:
-    """Yield the gold paragraphs of a file's questions, each once; raise ArtifactError where there are none."""
-    hops = (hop for row in read_rows(path, MusiqueRow) for hop in row.question_decomposition)
-    paragraphs = (hop.support_paragraph for hop in hops if hop.support_paragraph)
+    """Yield the paragraphs of a file's questions, each once; raise ArtifactError where there are none."""
+    details = (row.metadata for row in read_rows(path, QuestionRow[MusiqueDetails]))
+    paragraphs = (paragraph for each in details for paragraph in each.paragraphs or each.gold_paragraphs)
     return _paragraphs(path, ((paragraph.title, paragraph.paragraph_text) for paragraph in paragraphs))
 
 
 def read_typed(question_type: str, path: Path) -> Iterator[Question]:
     """Yield the questions of a file that are all of one type, with their other keys."""
-    for row in read_rows(path, QuestionRow):
-        yield row.record(question_type=question_type, **(row.model_extra or {}))
+    for row in read_rows(path, QuestionRow[QuestionMetadata]):
+        yield row.record(row.metadata.model_copy(update={"question_type": question_type}))

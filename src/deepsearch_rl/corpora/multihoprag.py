@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from pydantic import BaseModel, JsonValue
 
+from deepsearch_rl.corpora.titles import title_key
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import parse_record
-from deepsearch_rl.records import Document, ForeignRecord, NonEmpty, OpenRecord, Question
+from deepsearch_rl.records import Document, ForeignRecord, OpenRecord, Question, RequiredText, Text
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -23,16 +24,16 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class Article(OpenRecord):
     """A row of the configuration ``corpus``."""
 
-    title: NonEmpty
-    body: NonEmpty
+    title: RequiredText
+    body: RequiredText
 
 
 class Query(ForeignRecord):
     """A row of the configuration ``MultiHopRAG``; ``evidence_list`` is null in copies where the evidence got lost."""
 
-    query: NonEmpty
-    answer: NonEmpty
-    question_type: str
+    query: RequiredText
+    answer: RequiredText
+    question_type: Text
     evidence_list: tuple[dict[str, JsonValue], ...] | None
 
 
@@ -44,10 +45,10 @@ def read_documents(folder: Path) -> Iterator[Document]:
 
 def read_questions(folder: Path) -> Iterator[Question]:
     """Yield the questions, in the order of the file; evidence names its document by title and by id."""
-    ids = {document.title: document.id for document in read_documents(folder)}
+    ids = {title_key(document.title): document.id for document in read_documents(folder)}
     for number, query in enumerate(_load(folder, "MultiHopRAG", Query)):
         evidence = query.evidence_list and [
-            fact | {"doc_id": ids.get(str(fact.get("title")))} for fact in query.evidence_list
+            fact | {"doc_id": ids.get(title_key(str(fact.get("title"))))} for fact in query.evidence_list
         ]
         metadata = {"question_type": query.question_type, "evidence_list": evidence}
         question = {"id": str(number), "question": query.query, "golden_answers": [query.answer], "metadata": metadata}

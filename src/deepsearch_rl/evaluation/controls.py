@@ -18,8 +18,9 @@ from deepsearch_rl.agent.protocols import EndpointPolicy, open_protocol
 from deepsearch_rl.agent.rollout import RolloutModel, rollout_seed, run_rollout
 from deepsearch_rl.agent.search_tool import SearchTool, ShownPassage
 from deepsearch_rl.agent.transcript import RolloutKey, Transcript
+from deepsearch_rl.corpora.titles import title_key
 from deepsearch_rl.records import Chunk, Question, Retrieval, Trajectory
-from deepsearch_rl.retrieval.gold import without_space
+from deepsearch_rl.retrieval.gold import chunk_title_key, without_space
 
 
 class ControlAgent:
@@ -85,18 +86,19 @@ class GoldPassages:
 
     def __init__(self, chunks: Iterable[Chunk], questions: Iterable[Question]) -> None:
         evidence = [fact for question in questions for fact in question.metadata.evidence_list or ()]
-        ids, titles = {fact.doc_id for fact in evidence}, {fact.title for fact in evidence if fact.doc_id is None}
+        ids = {fact.doc_id for fact in evidence}
+        titles = {title_key(fact.title) for fact in evidence if fact.doc_id is None and fact.title}
         self._by_document: dict[str, list[Chunk]] = {}
         for chunk in chunks if evidence else ():
-            if chunk.metadata.doc_id in ids or chunk.title in titles:
+            if chunk.metadata.doc_id in ids or chunk_title_key(chunk) in titles:
                 self._by_document.setdefault(chunk.metadata.doc_id, []).append(chunk)
-        self._id_of_title = {chunks[0].title: doc_id for doc_id, chunks in self._by_document.items()}
+        self._id_of_title = {chunk_title_key(chunks[0]): doc_id for doc_id, chunks in self._by_document.items()}
 
     def __call__(self, question: Question) -> tuple[Chunk, ...]:
         """Return the gold passages of ``question``."""
         passages: dict[str, Chunk] = {}
         for evidence in question.metadata.evidence_list or ():
-            doc_id = evidence.doc_id or self._id_of_title.get(evidence.title or "", "")
+            doc_id = evidence.doc_id or (evidence.title and self._id_of_title.get(title_key(evidence.title))) or ""
             chunks, fact = self._by_document.get(doc_id, []), without_space(evidence.fact)
             for chunk in [each for each in chunks if fact in without_space(each.contents)] or chunks:
                 passages.setdefault(chunk.id, chunk)

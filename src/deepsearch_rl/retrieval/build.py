@@ -17,9 +17,11 @@ from deepsearch_rl.files import atomic_directory, only_writer, sha256_file
 from deepsearch_rl.records import Question
 from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.encoders.encoding import EncodingJob, encode_to_file, prepare_encoder, remove_work
+from deepsearch_rl.retrieval.gold import with_gold
 from deepsearch_rl.retrieval.hybrid.learning import learn_fusion
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.manifest import IndexConfig, IndexManifest
+from deepsearch_rl.retrieval.missing_gold import warn_of_missing
 from deepsearch_rl.retrieval.quality import QualityConfig
 from deepsearch_rl.retrieval.rows import ChunkStore, write_rows
 from deepsearch_rl.retrieval.searcher import open_finder
@@ -135,6 +137,7 @@ def _write_parts(
     build_vector_index(vectors, vectors.parent, config.vectors, seed)
     weights, learning = None, config.fusion.learning
     if learning is not None and questions:
+        warn_of_missing(chunks, [gold for _, gold in with_gold(questions)], "the questions to learn from")
         terms = folder / manifest.TERMS_FOLDER
         write_sentence_terms(chunks, terms)
         weights = learn_fusion(open_finder(folder, config, terms), chunks, questions, learning, seed)

@@ -3,7 +3,8 @@
     facts       ``metadata.evidence_list``: a chunk is relevant if it contains a fact, white space stripped
                 (MultiHop-RAG's official rule)
     documents   ``metadata.supporting_doc_ids``: a chunk is relevant if it belongs to one of the documents
-    titles      ``metadata.supporting_titles``: likewise by title, for sets that name documents no other way
+    titles      ``metadata.supporting_titles``: likewise by title, for sets that name documents no other way; titles are
+                compared by :func:`title_key`
 
 The first of these that a question has counts; each fact, document or title is an item. Scores are those of
 MultiHop-RAG's official script (Tang and Yang 2024), and evidence recall, the share of the items that the top k hold.
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from pydantic import JsonValue
+
+from deepsearch_rl.corpora.titles import title_key
 from deepsearch_rl.records import Chunk, Question
 from deepsearch_rl.retrieval.ranking import Retriever
 
@@ -37,7 +41,8 @@ class Gold:
             case "documents":
                 name = chunk.metadata.doc_id
             case "titles":
-                name = _bare_title(chunk.title)
+                name = chunk_title_key(chunk)
+                return {position for position, item in enumerate(self.items) if title_key(item) == name}
         return {position for position, item in enumerate(self.items) if item == name}
 
 
@@ -46,11 +51,18 @@ def gold_evidence(question: Question) -> Gold | None:
     facts = [without_space(evidence.fact) for evidence in question.metadata.evidence_list or ()]
     if facts:
         return Gold("facts", tuple(facts))
-    documents = _strings(question, "supporting_doc_ids")
+    documents = tuple(dict.fromkeys(question.metadata.supporting_doc_ids or ()))
     if documents:
         return Gold("documents", documents)
-    titles = tuple(dict.fromkeys(_bare_title(title) for title in _strings(question, "supporting_titles")))
-    return Gold("titles", titles) if titles else None
+    titles = {title_key(title): title for title in reversed(question.metadata.supporting_titles or ())}
+    titles.pop("", None)
+    return Gold("titles", tuple(reversed(titles.values()))) if titles else None
+
+
+def chunk_title_key(chunk: Chunk) -> str:
+    """Return the key of a chunk's title, or of that in its metadata where the passage has none."""
+    title: JsonValue = chunk.title or (chunk.metadata.model_extra or {}).get("title")
+    return title_key(title) if isinstance(title, str) else ""
 
 
 def with_gold(questions: Iterable[Question]) -> list[tuple[str, Gold]]:
@@ -58,19 +70,9 @@ def with_gold(questions: Iterable[Question]) -> list[tuple[str, Gold]]:
     return [(question.question, gold) for question in questions if (gold := gold_evidence(question))]
 
 
-def _strings(question: Question, name: str) -> tuple[str, ...]:
-    value = (question.metadata.model_extra or {}).get(name)
-    return tuple(dict.fromkeys(str(item) for item in value)) if isinstance(value, list | tuple) else ()
-
-
 def without_space(text: str) -> str:
     """Return the text without any white space; facts and passages are compared so."""
     return "".join(text.split())
-
-
-def _bare_title(title: str) -> str:
-    """Return a title without the quotes that wiki-18 puts around it."""
-    return title.strip().strip('"')
 
 
 def score_retriever(

@@ -10,6 +10,7 @@ from pydantic import Field
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.gold import Gold, mean_scores, score_retriever, with_gold
+from deepsearch_rl.retrieval.missing_gold import warn_of_missing
 from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
 
 
@@ -44,6 +45,9 @@ def measure_datasets(
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for name, dataset in datasets.items():
         questions = with_gold(read_jsonl(questions_root / name / f"{config.split}.jsonl", Question))
+        if questions:
+            chunks = searcher(dataset.corpus, RETRIEVERS[0]).chunks
+            warn_of_missing(chunks, [gold for _, gold in questions], f"{name}, {config.split}")
         scores[name] = {
             retriever: measure(searcher(dataset.corpus, retriever), questions, config.cutoffs)
             if questions

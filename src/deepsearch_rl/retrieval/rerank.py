@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from deepsearch_rl.errors import ArtifactError, ConfigError
+from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval.encoders.encoder import first_line
 from deepsearch_rl.retrieval.encoders.transformer import require_device
 from deepsearch_rl.retrieval.rows import Filter
-from deepsearch_rl.retrieval.searcher import Hit, SearchesChunks
+from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError, SearchesChunks
 
 Pair = tuple[str, str]
 
@@ -116,8 +116,20 @@ class RerankedSearcher:
     depth: int
 
     def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
-        """Return for each query at most ``top_k`` >= 1 hits, best first; fewer where the first stage finds fewer."""
-        hits_Q = self.searcher.search(queries, max(top_k, self.depth), where)
+        """Return for each query at most ``top_k`` >= 1 hits, best first; fewer where the first stage finds fewer.
+
+        Raise QueriesFailedError where the first stage does; its hits are then in the new order.
+        """
+        try:
+            hits_Q = self.searcher.search(queries, max(top_k, self.depth), where)
+        except QueriesFailedError as error:
+            hits_Q = [[] if isinstance(outcome, EndpointError) else outcome for outcome in error.outcomes]
+            pairs = zip(error.outcomes, self._rerank(queries, hits_Q, top_k), strict=True)
+            outcomes = [outcome if isinstance(outcome, EndpointError) else hits for outcome, hits in pairs]
+            raise QueriesFailedError(outcomes) from error
+        return self._rerank(queries, hits_Q, top_k)
+
+    def _rerank(self, queries: Sequence[str], hits_Q: Sequence[list[Hit]], top_k: int) -> list[list[Hit]]:
         pairs = [
             (query, hit.chunk.contents)
             for query, hits in zip(queries, hits_Q, strict=True)

@@ -5,8 +5,8 @@
     rows/day.npy         int32 N: days from 1970-01-01 to ``published_at``, the smallest int32 where that is unknown
     rows/sources.json    the sources in the order in which they first occur
 
-Lines of a chunk file are this project's chunks or FlashRAG's documents (docs/contracts.md, section 2), which become one
-chunk each. They are read with ``pread``: a file that was cut off meanwhile is an error instead of a bus error. A filter
+Lines of a chunk file are this project's chunks or documents (docs/contracts.md, section 2), which become one chunk
+each. They are read with ``pread``: a file that was cut off meanwhile is an error instead of a bus error. A filter
 is a mask over rows, which retrievers are given before they rank.
 """
 
@@ -15,6 +15,7 @@ import json
 import os
 import struct
 import weakref
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -25,10 +26,12 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 from pydantic import Field, JsonValue, model_validator
+from pydantic_core import from_json
 
 from deepsearch_rl.corpora.flashrag import DocumentRow
+from deepsearch_rl.corpora.layouts import BOM, GZIP, LINES, layout_of
 from deepsearch_rl.errors import ArtifactError, RecordError
-from deepsearch_rl.files import missing, parse_record, read_json
+from deepsearch_rl.files import distinct, missing, parse_record, read_json
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Chunk, ChunkMetadata, NonEmpty, Record
 
@@ -36,7 +39,6 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 BUFFER_BYTES = 1 << 19
 OFFSETS_FILE = "offsets.npy"
 STREAM_BUFFER_BYTES = 1 << 20
-GZIP = b"\x1f\x8b"  # how a gzipped file begins
 JSON_SPACE = b" \t\r\n"
 UNKNOWN_SOURCE = -1
 UNKNOWN_DAY = int(np.iinfo(np.int32).min)
@@ -137,30 +139,56 @@ def read_chunks(path: Path) -> Iterator[tuple[int, int, Chunk]]:
     """Yield where each chunk's line begins and ends in a file, and the chunk; blank lines are skipped.
 
     Raises:
-        ArtifactError: the file does not exist, or is gzipped.
-        RecordError: a line is neither a chunk nor a FlashRAG document.
+        ArtifactError: the file does not exist, or is not plain JSON Lines.
+        RecordError: a line is neither a chunk nor a document.
     """
+    return ((start, end, chunk) for _, start, end, chunk in _numbered_chunks(path))
+
+
+def _numbered_chunks(path: Path) -> Iterator[tuple[int, int, int, Chunk]]:
+    """Yield the number of each chunk's line before what :func:`read_chunks` yields."""
     if not path.is_file():
         raise ArtifactError(missing(path))
+    _require_lines(path)
     start = 0
     with path.open("rb", buffering=STREAM_BUFFER_BYTES) as lines:
         for number, line in enumerate(lines, 1):
-            if number == 1 and line.startswith(GZIP):
-                raise ArtifactError(f"{path} is gzipped; unpack it (`gunzip -k`): its lines are read by position.")
             end = start + len(line)
             if line.strip(JSON_SPACE):
-                yield start, end, parse_chunk(line, path, number)
+                yield number, start, end, parse_chunk(line, path, number)
             start = end
 
 
+def _require_lines(path: Path) -> None:
+    """Raise ArtifactError with what to do where a file is not plain JSON Lines."""
+    layout = layout_of(path)
+    if layout == GZIP:
+        raise ArtifactError(f"{path} is gzipped; unpack it (`gunzip -k`): its lines are read by position.")
+    if layout != LINES:
+        raise ArtifactError(
+            f"{path} is {layout}, and passages are read by their position in JSON Lines; write them so with "
+            f"`deepsearch retrieve convert {path} {path.with_suffix('.jsonl').name}`."
+        )
+
+
 def parse_chunk(line: bytes, path: Path, number: int) -> Chunk:
-    """Return a line of a chunk file, or of FlashRAG's layout, as a chunk; a RecordError names file, line, field."""
+    """Return a line of a chunk file, or a document, as a chunk; a RecordError names file, line and field."""
+    line = line.removeprefix(BOM)
     # Inside a JSON string the quotes would be escaped, so this finds the key (or an equal value) and nothing else.
-    if b'"doc_chunk_id"' in line:
+    if b'"doc_chunk_id"' in line and _is_chunk(line):
         return parse_record(Chunk, line, path, number)
     document = parse_record(DocumentRow, line, path, number).document()
-    metadata = document.metadata | {"doc_id": document.id, "doc_chunks": 1, "doc_chunk_id": 0}
-    return Chunk(id=document.id, contents=document.contents, metadata=ChunkMetadata.model_validate(metadata))
+    return Chunk(id=document.id, contents=document.contents, metadata=ChunkMetadata.of(document, 1, 0))
+
+
+def _is_chunk(line: bytes) -> bool:
+    """Return whether a line has the metadata of a chunk: a document may have a key of such a name as well."""
+    try:
+        values = from_json(line)
+    except ValueError:
+        return False  # the reader of documents says what is wrong
+    metadata = values.get("metadata") if isinstance(values, dict) else None
+    return isinstance(metadata, dict) and len(ChunkMetadata.model_fields.keys() & metadata.keys()) > 1
 
 
 class Filter(Record):
@@ -209,11 +237,15 @@ class RowTable:
 
 
 def write_rows(chunks_path: Path, folder: Path) -> int:
-    """Write the columns of a chunk file to a new folder and return its number of rows; raise as :func:`read_chunks`."""
+    """Write the columns of a chunk file to a new folder and return its number of rows.
+
+    Raise as :func:`read_chunks`, and RecordError where a line has the id of an earlier one.
+    """
     folder.mkdir()
     codes: dict[str, int] = {}
     size_bytes = chunks_path.stat().st_size if chunks_path.is_file() else 0
-    rows = end = 0
+    hashes = array("q")  # of the ids: 8 bytes a row, whatever the length of the ids
+    end = 0
     with (
         ProgressBar("read chunks", size_bytes, "bytes") as bar,
         GrowingArray(folder / OFFSETS_FILE, np.int64) as offsets,
@@ -221,16 +253,27 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
         GrowingArray(folder / "day.npy", np.int32) as days,
     ):
         for start, end, chunk in read_chunks(chunks_path):
-            rows += 1
+            hashes.append(hash(chunk.id))
             offsets.append(start)
             metadata = chunk.metadata.model_extra or {}
             source = metadata.get("source")
-            sources.append(codes.setdefault(source, len(codes)) if isinstance(source, str) else UNKNOWN_SOURCE)
+            sources.append(
+                codes.setdefault(source, len(codes)) if isinstance(source, str) and source else UNKNOWN_SOURCE
+            )
             days.append(parse_day(metadata.get("published_at")))
             bar.advance(end - start)
         offsets.append(end)
     (folder / "sources.json").write_text(json.dumps(list(codes), ensure_ascii=False) + "\n", encoding="utf-8")
-    return rows
+    _require_distinct(chunks_path, hashes)
+    return len(hashes)
+
+
+def _require_distinct(chunks_path: Path, hashes: "array[int]") -> None:
+    """Raise RecordError with the lines of two rows that have one id."""
+    sorted_N = np.sort(np.frombuffer(hashes, np.int64))
+    if (sorted_N[1:] == sorted_N[:-1]).any():
+        for _ in distinct(((number, chunk) for number, _, _, chunk in _numbered_chunks(chunks_path)), chunks_path):
+            pass
 
 
 def parse_day(published_at: JsonValue) -> int:

@@ -8,7 +8,7 @@ from typing import Protocol, get_args
 
 import numpy as np
 
-from deepsearch_rl.errors import ArtifactError, look_up
+from deepsearch_rl.errors import ArtifactError, EndpointError, look_up
 from deepsearch_rl.files import sha256_file
 from deepsearch_rl.records import Chunk, RetrieverName
 from deepsearch_rl.retrieval import manifest
@@ -35,13 +35,22 @@ class Hit:
     chunk: Chunk
 
 
+class QueriesFailedError(EndpointError):
+    """Some queries of a search failed alone; ``outcomes`` has the hits of each query, or its error, in their order."""
+
+    def __init__(self, outcomes: Sequence[list[Hit] | EndpointError]) -> None:
+        self.outcomes = tuple(outcomes)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, EndpointError)]
+        super().__init__(f"{len(failures)} of {len(outcomes)} queries failed, the first one because {failures[0]}")
+
+
 class SearchesChunks(Protocol):
     """Whatever turns queries into chunks: an index's searcher, one with a reranker behind it, an online search."""
 
     def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
         """Return at most ``top_k`` hits per query, best first; fewer where fewer match, none for a blank query.
 
-        With ``where``, only chunks that it matches are found.
+        With ``where``, only chunks that it matches are found. Raise QueriesFailedError where some queries failed alone.
         """
         ...
 

@@ -1,19 +1,28 @@
 """Between messages and tokens: the model's own chat template one way, its tool calls the other (Hermes format)."""
 
 import json
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jinja2
 from pydantic import BaseModel, JsonValue, ValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK
 from deepsearch_rl.errors import ArtifactError
 
-OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
+PROMPT_END_TOKENS = 16  # more than templates write after the last message
+OPEN_TAG = "<tool_call>"
+_THOUGHT_OR_CALL = re.compile(
+    r"<think>.*?(?:</think>|\Z)|<tool_call>(?P<body>.*?)(?P<closed></tool_call>|\Z)|(?P<end_of_thought></think>)",
+    re.DOTALL,
+)
+"""What a text holds besides words, in order. A ``<think>`` inside a call opens nothing, and a call inside a thought is
+none."""
 
 
 class ConversationError(ValueError):
@@ -56,6 +65,17 @@ class ChatFormat:
         conversation = self.tokenizer.apply_chat_template(question, add_generation_prompt=False, return_dict=False)
         return self.prompt_ids(question, None)[len(cast(list[int], conversation)) :]
 
+    def opens_thought(self, prompt: Sequence[int], continued: str = "") -> bool:
+        """Return whether the answer to a prompt begins inside a thought.
+
+        Templates of models that always think end the prompt with ``<think>``; ``continued`` is the text of a last
+        message that the answer continues.
+        """
+        if continued:
+            return continued.rfind(OPEN_THINK) > continued.rfind(CLOSE_THINK)
+        end = str(self.tokenizer.decode(list(prompt[-PROMPT_END_TOKENS:])))
+        return end.rstrip().endswith(OPEN_THINK)
+
 
 def load_chat_format(folder: Path) -> ChatFormat:
     """Open the tokenizer of a model folder; raise ArtifactError if it has no chat template."""
@@ -65,23 +85,73 @@ def load_chat_format(folder: Path) -> ChatFormat:
     return ChatFormat(tokenizer)
 
 
-def assistant_message(text: str) -> dict[str, Any]:
+class _CallText(NamedTuple):
+    """A tool call in an answer: where it begins, what stands between its tags, whether it was closed."""
+
+    start: int
+    body: str
+    closed: bool
+
+
+def _calls_outside_thoughts(text: str, in_thought: bool) -> list[_CallText]:
+    """Return the tool calls of an answer; what a thought mentions is no call, whether the thought was closed or not.
+
+    ``in_thought`` says that the prompt opened a thought. A ``</think>`` that nothing opened ends one all the same.
+    """
+    opened = OPEN_THINK if in_thought else ""
+    calls: list[_CallText] = []
+    for block in _THOUGHT_OR_CALL.finditer(opened + text):
+        if block["body"] is not None:
+            calls.append(_CallText(block.start() - len(opened), block["body"], bool(block["closed"])))
+        elif block["end_of_thought"]:
+            calls.clear()
+    return calls
+
+
+def assistant_message(text: str, *, in_thought: bool = False, may_call: bool = True) -> dict[str, Any]:
     """Return an answer as a Chat Completions message.
 
     If all its tool calls parse, they become ``tool_calls`` and the text before them the content (None if there is
     none), to the letter, as vLLM's hermes parser leaves it. If one does not, the text stays as the model wrote it, so
     that a caller can see what went wrong.
+
+    Args:
+        text: what the model wrote.
+        in_thought: whether the prompt opened a thought, which the text then continues.
+        may_call: whether calls are looked for at all.
     """
-    before, *pieces = text.split(OPEN_TAG)
-    bodies = [piece.partition(CLOSE_TAG) for piece in pieces]
+    calls = _calls_outside_thoughts(text, in_thought) if may_call else []
+    functions: list[dict[str, str]] = []
     try:
-        calls = [_Call.model_validate_json(body) for body, _, _ in bodies]
+        for call in calls:
+            function = _Call.model_validate_json(call.body)
+            arguments = json.dumps(function.arguments, ensure_ascii=False)
+            functions.append({"name": function.name, "arguments": arguments})
     except ValidationError:
-        calls = []
-    if not calls or not all(closing for _, closing, _ in bodies):
+        functions = []
+    if not functions or not all(call.closed for call in calls):
         return {"role": "assistant", "content": text}
-    functions = [{"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)} for call in calls]
+
     tool_calls = [
         {"id": f"call_{uuid.uuid4().hex[:12]}", "type": "function", "function": function} for function in functions
     ]
-    return {"role": "assistant", "content": before or None, "tool_calls": tool_calls}
+    return {"role": "assistant", "content": text[: calls[0].start] or None, "tool_calls": tool_calls}
+
+
+def settled_content(text: str, *, in_thought: bool = False, may_call: bool = True) -> str:
+    """Return the part of an unfinished answer that is content whatever follows.
+
+    It ends before the first call, and before what may become the tag of one.
+    """
+    if not may_call:
+        return text
+    calls = _calls_outside_thoughts(text, in_thought)
+    return text[: calls[0].start] if calls else without_begun(text, OPEN_TAG)
+
+
+def without_begun(text: str, marker: str) -> str:
+    """Return a text without the longest end of it that ``marker`` begins with."""
+    for length in range(min(len(text), len(marker) - 1), 0, -1):
+        if marker.startswith(text[-length:]):
+            return text[:-length]
+    return text

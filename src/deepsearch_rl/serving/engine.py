@@ -11,20 +11,49 @@ are ours.
 Shapes: B requests of a forward pass, V vocabulary.
 """
 
+import logging
+import math
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.serving.packing import ATTENTION, forward
 from deepsearch_rl.serving.rounding import choose_shapes
 from deepsearch_rl.serving.slots import SlotTable
+
+_LOG = logging.getLogger(__name__)
+
+
+class ContextOverflowError(ValueError):
+    """A prompt and its longest answer do not fit the context."""
+
+    def __init__(self, prompt_tokens: int, max_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, which does not fit the context of "
+            f"{context_tokens} tokens"
+        )
+
+
+class EngineStoppedError(EndpointError):
+    """The engine was closed, so that nothing computes an answer."""
+
+
+class NonFiniteLogitsError(EndpointError):
+    """The model computes logits that are no numbers, so that no token can be drawn."""
+
+    def __init__(self, drawn: int) -> None:
+        super().__init__(
+            f"the model's logits for token {drawn + 1} of the answer hold NaN or infinity, so no token can be drawn: "
+            "its weights are damaged, or its activations overflow. Serve an earlier checkpoint."
+        )
 
 
 class Sampling(NamedTuple):
@@ -43,10 +72,15 @@ class Generation(NamedTuple):
     finish_reason: str
 
 
+Watch: TypeAlias = Callable[[int, float], bool]
+"""Called in the engine's thread with each token and its log-probability; True ends the answer with that token."""
+
+
 @dataclass(slots=True, eq=False)
 class _Request:
     prompt: Sequence[int]
     sampling: Sampling
+    watch: Watch | None
     result: "Future[Generation]"
     rng: np.random.Generator
     slot: int = -1
@@ -57,6 +91,9 @@ class _Request:
 class Engine:
     """Generates for any number of threads; one thread of its own runs the model.
 
+    A request that fails gets its error and no other does; a fault of the loop itself fails all requests at once, and
+    the engine begins anew with empty slots. A caller may cancel a request, whose slot is then free.
+
     Args:
         model: a causal language model with grouped-query attention and full attention in every layer (Qwen3).
         slots: conversations kept; at most half of them run at once, the rest are there to be continued.
@@ -66,25 +103,31 @@ class Engine:
     def __init__(self, model: PreTrainedModel, slots: int, context_tokens: int) -> None:
         model.config._attn_implementation = ATTENTION
         self._model, self._end_ids, self.context_tokens = model, frozenset(end_ids(model)), context_tokens
-        self._table = SlotTable(model.config, slots, context_tokens)
+        self._slots = slots
+        self._table = self._new_table()
         self._shapes = choose_shapes(model)
         self._batch = slots // 2
         self._waiting: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._entrance = threading.Lock()
+        self._open = True
         self._stale = False
         self._backlog: list[_Request] = []
         self._running: list[_Request] = []
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def generate(self, prompt: Sequence[int], sampling: Sampling) -> "Future[Generation]":
-        """Queue a prompt of token ids; raise ValueError if prompt and answer would not fit the context."""
+    def generate(self, prompt: Sequence[int], sampling: Sampling, watch: Watch | None = None) -> "Future[Generation]":
+        """Queue a prompt of token ids.
+
+        Raises ContextOverflowError if prompt and answer would not fit, EngineStoppedError after :meth:`close`.
+        """
         if not prompt or len(prompt) + sampling.max_tokens > self.context_tokens:
-            raise ValueError(
-                f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}, which does not fit the "
-                f"context of {self.context_tokens} tokens"
-            )
-        request = _Request(prompt, sampling, Future(), np.random.default_rng(sampling.seed))
-        self._waiting.put(request)
+            raise ContextOverflowError(len(prompt), sampling.max_tokens, self.context_tokens)
+        request = _Request(prompt, sampling, watch, Future(), np.random.default_rng(sampling.seed))
+        with self._entrance:
+            if not self._open:
+                raise EngineStoppedError("the engine has stopped; start the server again.")
+            self._waiting.put(request)
         return request.result
 
     def forget(self) -> None:
@@ -93,19 +136,40 @@ class Engine:
 
     def close(self) -> None:
         """Stop the thread; requests that are not finished are cancelled."""
-        self._waiting.put(None)
+        with self._entrance:
+            self._open = False
+            self._waiting.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         with torch.inference_mode():
-            while self._take_requests():
-                self._admit()
-                if self._running:
-                    self._table.line_up([request.slot for request in self._running])
-                    self._running.sort(key=lambda request: self._table.places[request.slot])
-                    self._step(self._running, [[request.token_ids[-1]] for request in self._running])
+            while True:
+                try:
+                    if not self._take_requests():
+                        break
+                    self._advance()
+                except Exception as error:  # noqa: BLE001 - every request's caller gets it, and the log shows where it arose
+                    _LOG.exception("the engine failed; its requests end with this error")
+                    self._begin_anew(error)
         for request in (*self._backlog, *self._running):
             request.result.cancel()
+
+    def _advance(self) -> None:
+        """Start requests and draw the next token of all that run."""
+        self._admit()
+        if self._running:
+            self._table.line_up([request.slot for request in self._running])
+            self._running.sort(key=lambda request: self._table.places[request.slot])
+            self._step(self._running, [[request.token_ids[-1]] for request in self._running])
+
+    def _begin_anew(self, error: Exception) -> None:
+        """Fail all requests and empty all slots: a fault of the loop leaves none of them in a known state."""
+        requests = [*self._backlog, *self._running]
+        self._backlog = []
+        self._running = []
+        self._table = self._new_table()
+        for request in requests:
+            _settle(request, error)
 
     def _take_requests(self) -> bool:
         """Move what waits into the backlog, blocking while there is nothing else to do; False at the end."""
@@ -116,10 +180,16 @@ class Engine:
                 return False
             self._backlog.append(request)
             idle = False
+        self._drop_cancelled()
         if self._stale:
             self._stale = False
             self._table.clear()
         return True
+
+    def _drop_cancelled(self) -> None:
+        self._backlog = [request for request in self._backlog if not request.result.cancelled()]
+        for request in [request for request in self._running if request.result.cancelled()]:
+            self._release(request)
 
     def _admit(self) -> None:
         """Start requests while there is room; of equal prompts the first goes ahead and the others copy its work."""
@@ -128,11 +198,11 @@ class Engine:
             for request in self._backlog:
                 first.setdefault(tuple(request.prompt), request)
             started = list(first.values())[: self._batch - len(self._running)]
-            self._backlog = [request for request in self._backlog if request not in started]
             rests = []
             for request in started:
                 request.slot, computed = self._table.acquire(request.prompt)
                 rests.append(list(request.prompt[computed:]))
+            self._backlog = [request for request in self._backlog if request not in started]
             self._running += started
             self._step(started, rests)
 
@@ -142,22 +212,54 @@ class Engine:
             logits_BV = forward(self._model, self._table, self._shapes, slots, new_tokens)
         except Exception as error:  # noqa: BLE001 - the requests' callers get it; the engine goes on with the others
             for request in requests:
-                self._release(request)
-                request.result.set_exception(error)
+                self._fail(request, error)
             return
-        for request, token, logprob in zip(requests, *_draw(logits_BV, requests), strict=True):
-            request.token_ids.append(token)
-            request.logprobs.append(logprob)
-            self._table.append(request.slot, token)
-            ended = token in self._end_ids
-            if ended or len(request.token_ids) >= request.sampling.max_tokens:
-                self._release(request)
-                reason = "stop" if ended else "length"
-                request.result.set_result(Generation(tuple(request.token_ids), tuple(request.logprobs), reason))
+        tokens_B, logprobs_B = _draw(logits_BV, requests)
+        for request, token, logprob in zip(requests, tokens_B, logprobs_B, strict=True):
+            # One NaN or infinity among the logits leaves no token with a finite log-probability.
+            if math.isfinite(logprob):
+                self._append(request, token, logprob)
+            else:
+                self._fail(request, NonFiniteLogitsError(len(request.token_ids)))
+
+    def _append(self, request: _Request, token: int, logprob: float) -> None:
+        """Add a drawn token to an answer, and end the answer where it is complete."""
+        request.token_ids.append(token)
+        request.logprobs.append(logprob)
+        self._table.append(request.slot, token)
+        try:
+            stopped = request.watch is not None and request.watch(token, logprob)
+        except Exception as error:  # noqa: BLE001 - the caller's own function failed, and the caller gets its error
+            self._fail(request, error)
+            return
+        stopped = stopped or token in self._end_ids
+        if stopped or len(request.token_ids) >= request.sampling.max_tokens:
+            self._release(request)
+            reason = "stop" if stopped else "length"
+            _settle(request, Generation(tuple(request.token_ids), tuple(request.logprobs), reason))
+
+    def _fail(self, request: _Request, error: Exception) -> None:
+        """End a request with an error and forget what it computed, which may hold NaN."""
+        self._release(request)
+        self._table.erase(request.slot)
+        _settle(request, error)
 
     def _release(self, request: _Request) -> None:
         self._running = [other for other in self._running if other is not request]
         self._table.release(request.slot)
+
+    def _new_table(self) -> SlotTable:
+        return SlotTable(self._model.config, self._slots, self.context_tokens)
+
+
+def _settle(request: _Request, outcome: Generation | Exception) -> None:
+    """Give a request its outcome, unless its caller has cancelled it."""
+    if not request.result.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, Exception):
+        request.result.set_exception(outcome)
+    else:
+        request.result.set_result(outcome)
 
 
 def _draw(logits_BV: torch.Tensor, requests: list[_Request]) -> tuple[list[int], list[float]]:

@@ -77,6 +77,13 @@ class SlotTable:
         """End a request; its tokens stay until the slot is needed."""
         self._last_used[slot] = next(self._clock)
 
+    def erase(self, slot: int) -> None:
+        """Forget a conversation and its keys and values: a NaN among them would spread from behind a mask, too."""
+        self._tokens[slot] = EMPTY
+        self.lengths[slot] = 0
+        for tensor in (*self.keys, *self.values):
+            tensor[self.places[slot]] = 0.0
+
     def clear(self) -> None:
         """Forget every conversation: the weights have changed."""
         self._tokens[:] = EMPTY

@@ -1,15 +1,16 @@
 """Merging adapters into their base: the SFT adapter by ms-swift, the RL adapter by PEFT or Unsloth, with a proof.
 
-    python -m deepsearch_rl.training.merge     (what the merged model writes; started by merge_rl_adapter)
+    python -m deepsearch_rl.training.merge     (log-probabilities by a merged model; started by merge_rl_adapter)
 
 RL backends: ``peft`` adds the adapter to the base in the base's own 16- or 32-bit weights; ``unsloth`` (GPU) does the
 same from its own loader, ``save_pretrained_merged(..., save_method="merged_16bit")``. Neither ever merges into a base
 that was loaded in 4 bits, although the adapter may have been trained beside one: the rounded base would be kept.
 
-The proof that the merged model is the trained one: both write the same greedy answers to a fixed set of prompts,
-compared token by token. The merged folder answers in a process of its own, as every later reader of it will: Unsloth
-replaces methods of transformers' classes (``models/llama.py``, ``pre_patch``) by ones that only its own instances have
-the attributes for.
+The proof that the merged model is the trained one: the unmerged model, base and adapter, answers a fixed set of prompts
+greedily, and the merged one must give the tokens of these answers the same log-probabilities, up to rounding. It must
+also be nearer to the unmerged model than to the base, so that a merge which lost a small adapter is found. The merged
+folder is loaded in a process of its own, as every later reader of it will: Unsloth replaces methods of transformers'
+classes (``models/llama.py``, ``pre_patch``) by ones that only its own instances have the attributes for.
 """
 
 import contextlib
@@ -19,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from importlib import import_module
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -35,6 +35,7 @@ from deepsearch_rl.processes import LAST_LINES, ProcessGuard
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.serving.hardware import require_gpu
 from deepsearch_rl.training.model_folder import ADAPTER_FILES, CHECKPOINTS, CONFIG, complete_folder, require_files
+from deepsearch_rl.training.served_share import is_start_model, served_share
 from deepsearch_rl.training.swift_run import run_swift, swift_command
 
 QUESTIONS = (
@@ -105,9 +106,9 @@ class AdapterMergeConfig(Record):
     backend: Literal["peft", "unsloth"]
     dtype: Literal["float32", "bfloat16"] = Field(description="of the base and of the merged weights")
     max_sequence_tokens: int = Field(ge=1, description="context that unsloth prepares its model for")
-    prompts: int = Field(ge=1, le=len(QUESTIONS), description="fixed prompts that both models answer greedily")
+    prompts: int = Field(ge=1, le=len(QUESTIONS), description="fixed prompts that the unmerged model answers greedily")
     max_tokens: int = Field(ge=1, description="longest of those answers")
-    tie_tolerance: float = Field(ge=0, description="logit difference at which answers may part; 0 in float32")
+    tolerance: float = Field(gt=0, description="mean difference of log-probabilities, nats, that rounding explains")
     check_timeout_s: float = Field(gt=0, description="how long the merged model may take to load and answer")
 
 
@@ -133,7 +134,7 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
         UnavailableError: the backend is ``unsloth`` and there is no GPU.
         ArtifactError: ``start`` or ``adapter`` is not whole.
         ConfigError: ``start`` holds quantized weights.
-        CheckFailedError: the merged model answers differently; nothing is kept.
+        CheckFailedError: the merged model is another one than base and adapter; nothing is kept.
     """
     if config.backend == "unsloth":
         require_gpu("unsloth_merge with the unsloth backend", packages=["unsloth"])
@@ -143,7 +144,13 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
         raise ConfigError(f"{start} holds quantized weights; merge into the 16-bit model that they were made from.")
     prompts = fixed_prompts(start, config.prompts)
     unmerged: Any = PeftModel.from_pretrained(_load(start, config), adapter)
-    expected = greedy_answers(unmerged, prompts, config.max_tokens)
+    answers = [
+        Answer(prompt, tokens)
+        for prompt, tokens in zip(prompts, greedy_answers(unmerged, prompts, config.max_tokens), strict=True)
+    ]
+    trained = answer_logprobs(unmerged, answers)
+    with unmerged.disable_adapter():
+        base = answer_logprobs(unmerged, answers)
     with atomic_directory(output) as partial:
         if config.backend == "unsloth":
             del unmerged  # its memory is needed
@@ -157,8 +164,8 @@ def merge_rl_adapter(config: AdapterMergeConfig, start: Path, adapter: Path, out
         else:
             unmerged.merge_and_unload().save_pretrained(partial)
         complete_folder(start, partial, adapter)
-        merged = answers_of_new_process(partial, config, prompts)
-        require_same_answers(expected, merged, config.tie_tolerance)
+        merged = logprobs_of_new_process(partial, config, answers)
+        require_trained_model(merged, trained, base, config.tolerance)
 
 
 def _load(folder: Path, config: AdapterMergeConfig) -> Any:
@@ -166,31 +173,41 @@ def _load(folder: Path, config: AdapterMergeConfig) -> Any:
     return model.to("cuda") if config.backend == "unsloth" else model
 
 
-class AnswersTask(Record):
-    """What the process that checks a merged folder reads from its standard input."""
+class Answer(NamedTuple):
+    """A prompt and what a model wrote after it, as token ids."""
+
+    prompt: list[int]
+    tokens: list[int]
+
+
+class LogprobsTask(Record):
+    """What the process that loads a merged folder reads from its standard input."""
 
     folder: Path
     config: AdapterMergeConfig
-    prompts: list[list[int]]
-    output: Path = Field(description="JSON file for the tokens of every answer")
+    answers: list[Answer]
+    output: Path = Field(description="JSON file for the log-probabilities of every answer's tokens")
 
 
-def answers_of_new_process(folder: Path, config: AdapterMergeConfig, prompts: list[list[int]]) -> list[list[int]]:
-    """Return the tokens that a model folder writes after each prompt, loaded by plain transformers in a new process.
+def logprobs_of_new_process(folder: Path, config: AdapterMergeConfig, answers: Sequence[Answer]) -> list[list[float]]:
+    """Return :func:`answer_logprobs` of a model folder, loaded by plain transformers in a new process.
 
     Raises CommandError, with the process's last lines, if it failed or took longer than ``check_timeout_s``.
     """
     with tempfile.TemporaryDirectory(prefix="deepsearch-") as scratch, ProcessGuard() as guard:
-        log, output = Path(scratch, "output.log"), Path(scratch, "answers.json")
-        task = AnswersTask(folder=folder.absolute(), config=config, prompts=prompts, output=output)
+        log = Path(scratch, "output.log")
+        output = Path(scratch, "logprobs.json")
+        task = LogprobsTask(folder=folder.absolute(), config=config, answers=list(answers), output=output)
         with log.open("w", encoding="utf-8") as lines:
             command = [sys.executable, "-P", "-m", "deepsearch_rl.training.merge"]
             process = guard.start(command, output=lines, settings=task.model_dump_json())
+
         problem = f"did not end within {config.check_timeout_s:g} s"
         with contextlib.suppress(subprocess.TimeoutExpired):
             problem = f"ended with exit code {process.wait(config.check_timeout_s)}"
         if process.returncode == 0:
             return read_json(output)
+
         tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:])
         raise CommandError(
             f"the merged model could not be checked, and is not kept: the process that loads it {problem}. Its output "
@@ -206,19 +223,12 @@ def fixed_prompts(folder: Path, count: int) -> list[list[int]]:
     )
 
 
-class GreedyAnswer(NamedTuple):
-    """The T tokens that a model writes after one prompt, and the logits that each was chosen from."""
-
-    tokens: list[int]
-    logits_TV: torch.Tensor
-
-
-def greedy_answers(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[GreedyAnswer]:
-    """Return a ``transformers`` model's answers; one prompt at a time, so that no padding can make a difference."""
-    answers = []
+def greedy_answers(model: Any, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+    """Return the tokens that a ``transformers`` model writes after each prompt, one prompt at a time."""
+    answers: list[list[int]] = []
     for prompt in prompts:
         ids_BS = torch.tensor([prompt], device=model.device)
-        output = model.eval().generate(
+        output_BS = model.eval().generate(
             input_ids=ids_BS,
             attention_mask=torch.ones_like(ids_BS),
             do_sample=False,
@@ -226,38 +236,51 @@ def greedy_answers(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int
             top_p=None,
             top_k=None,
             max_new_tokens=max_tokens,
-            return_dict_in_generate=True,
-            output_logits=True,
         )
-        tokens = output.sequences[0, len(prompt) :].tolist()
-        answers.append(GreedyAnswer(tokens, torch.cat(output.logits).float().cpu()))
+        answers.append(output_BS[0, len(prompt) :].tolist())
     return answers
 
 
-def require_same_answers(ours: Sequence[GreedyAnswer], theirs: Sequence[list[int]], tie_tolerance: float) -> None:
-    """Check that the unmerged model (``ours``) and the merged one (tokens, ``theirs``) answer the same prompts alike.
+def answer_logprobs(model: Any, answers: Sequence[Answer]) -> list[list[float]]:
+    """Return the log-probability of every token of the answers, in nats; an answer at a time, so nothing is padded."""
+    logprobs: list[list[float]] = []
+    for prompt, tokens in answers:
+        ids_S = torch.tensor([*prompt, *tokens], device=model.device)
+        with torch.inference_mode():
+            logits_SV = model.eval()(input_ids=ids_S[None, :-1]).logits[0]
+        own_SV = logits_SV[len(prompt) - 1 :].float().log_softmax(dim=-1)
+        logprobs.append(own_SV.gather(1, ids_S[len(prompt) :, None])[:, 0].tolist())
+    return logprobs
 
-    Rounding to 16 bits can decide between two tokens that the model holds for equally likely, and everything after
-    them; answers may part where two logits of ``ours`` differ by at most ``tie_tolerance``. Where they part elsewhere,
-    CheckFailedError names the first prompt.
+
+def require_trained_model(
+    merged: Sequence[list[float]], trained: Sequence[list[float]], base: Sequence[list[float]], tolerance: float
+) -> None:
+    """Check that the merged model finds answers as probable as the unmerged one (``trained``) does, token by token.
+
+    All are log-probabilities of the same tokens. Raises CheckFailedError where the mean difference is above
+    ``tolerance`` or NaN, or where the merged model is nearer to the base than to the trained model.
     """
-    for number, (own, other) in enumerate(zip(ours, theirs, strict=True), 1):
-        pairs = enumerate(zip_longest(own.tokens, other))
-        place = next((place for place, (token, merged) in pairs if token != merged), None)
-        if place is None:
-            continue
-        if place < min(len(own.tokens), len(other)):
-            logits_V = own.logits_TV[place]
-            if float(logits_V[own.tokens[place]] - logits_V[other[place]]) <= tie_tolerance:
-                continue
+    merged_BS, trained_BS, base_BS = (
+        torch.nested.to_padded_tensor(torch.nested.nested_tensor(rows), float("nan"))
+        for rows in (list(merged), list(trained), list(base))
+    )
+    difference = float((merged_BS - trained_BS).abs().nanmean())
+    if not difference <= tolerance:
         raise CheckFailedError(
-            f"the merged model does not write what the unmerged one does: greedy answers to prompt {number} of "
-            f"{len(ours)} differ from token {place} on ({own.tokens[:16]} unmerged, {other[:16]} merged). The "
-            "merged model is not kept."
+            "the merged model is not the unmerged one: the log-probabilities that they give to the tokens of "
+            f"{len(trained)} answers differ by {difference:.2g} nats on average, and unsloth_merge.tolerance is "
+            f"{tolerance:g}. The merged model is not kept."
+        )
+    share, error = served_share(merged_BS, trained_BS, base_BS)
+    if is_start_model(share, error):
+        raise CheckFailedError(
+            f"the merged model is nearer to the base than to the trained model: its log-probabilities have gone "
+            f"{share:.0%} (standard error {error:.0%}) of the way that the adapter makes. The merge lost the adapter "
+            "or a part of it. The merged model is not kept."
         )
 
 
 if __name__ == "__main__":
-    request = AnswersTask.model_validate_json(sys.stdin.read())
-    answered = greedy_answers(_load(request.folder, request.config), request.prompts, request.config.max_tokens)
-    write_json(request.output, [answer.tokens for answer in answered])
+    request = LogprobsTask.model_validate_json(sys.stdin.read())
+    write_json(request.output, answer_logprobs(_load(request.folder, request.config), request.answers))

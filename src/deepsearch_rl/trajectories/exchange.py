@@ -14,10 +14,11 @@ from pydantic import BaseModel, RootModel
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME, chat_messages, has_unclosed_thought
 from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.corpora.flashrag import numbered_questions
 from deepsearch_rl.errors import CheckFailedError, UnknownNameError
-from deepsearch_rl.files import atomic_file, read_distinct, write_jsonl
+from deepsearch_rl.files import atomic_file, distinct, read_distinct, write_jsonl
 from deepsearch_rl.frames import check_frame
-from deepsearch_rl.records import Question, Trajectory
+from deepsearch_rl.records import Trajectory
 from deepsearch_rl.trajectories.convert import row_targets, swift_row
 from deepsearch_rl.trajectories.results import UNKNOWN
 
@@ -140,7 +141,7 @@ def _trl_row(trajectory: Trajectory) -> ExportRow:
 
 def _rl_rows(path: Path, to: str, dataset: str, split: str, prompt: str | None) -> Iterator[ExportRow]:
     instruction = load_prompt(prompt or PROMPTS[to])
-    for index, question in enumerate(read_distinct(path, Question)):
+    for index, question in enumerate(distinct(numbered_questions(path), path)):
         text, ground_truth = question.question, {"target": [*question.golden_answers]}
         asking = [{"role": "user", "content": f"{instruction}\n\nQuestion: {text}"}]
         if to == "rlinf":

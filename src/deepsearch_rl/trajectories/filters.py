@@ -11,13 +11,14 @@ from typing import TypeAlias
 
 from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
 from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, f1, normalise, score_rollout
+from deepsearch_rl.corpora.titles import title_key
 from deepsearch_rl.errors import ArtifactError, look_up
-from deepsearch_rl.records import Message, Question, Trajectory
+from deepsearch_rl.records import MAX_TITLE_BYTES, Message, Question, Trajectory
 from deepsearch_rl.retrieval.gold import Gold, gold_evidence, without_space
 
 Predicate: TypeAlias = Callable[[Trajectory, Question], bool]
-_TITLE_LINE = r'^(?:\[\d+\] |(?:<information>)?Doc \d+\(Title: )"?{}"?(?:$|\) )'
-"""A passage's first line by its title, with or without wiki-18's quotes, in the form of either protocol."""
+_TITLE_LINE = re.compile(r"^(?:\[\d+\] (.*)|(?:<information>)?Doc \d+\(Title: (.*))$", re.MULTILINE)
+"""The first line of a passage from its title on, in the form of either protocol."""
 
 
 def answered(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001
@@ -57,10 +58,27 @@ def evidence_shown(trajectory: Trajectory, gold: Gold) -> float | None:
             passages = [without_space(text) for text in texts]
             return fmean(any(without_space(fact) in passage for passage in passages) for fact in gold.items)
         case "titles":
-            patterns = [_TITLE_LINE.format(re.escape(title)) for title in gold.items]
-            return fmean(re.search(pattern, "\n".join(texts), re.MULTILINE) is not None for pattern in patterns)
+            keys = _shown_title_keys("\n".join(texts))
+            return fmean(title_key(title) in keys for title in gold.items)
         case "documents":
             return None
+
+
+def _shown_title_keys(text: str) -> set[str]:
+    """Return the keys of what may be the titles of the passages in a text.
+
+    Search-R1's form closes a title with a bracket, which a title may have as well: every bracket may be the last.
+    """
+    keys: set[str] = set()
+    for match in _TITLE_LINE.finditer(text):
+        line, tagged = match.groups()
+        if line is not None:
+            keys.add(title_key(line))
+            continue
+        ends = [bracket.start() for bracket in re.finditer(r"\) ", tagged[: MAX_TITLE_BYTES + 2])]
+        keys.update(title_key(tagged[:end]) for end in ends)
+        keys.add(title_key(tagged))
+    return keys
 
 
 def evidence_found(trajectory: Trajectory, question: Question) -> bool:

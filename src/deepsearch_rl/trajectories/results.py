@@ -2,37 +2,57 @@
 
 import json
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from deepsearch_rl.agent.chat_messages import spoken_text
 from deepsearch_rl.answers import extract_answer
+from deepsearch_rl.corpora.flashrag import numbered_rows
 from deepsearch_rl.errors import CheckFailedError, ConfigError, RecordError
-from deepsearch_rl.files import numbered_records, parse_record, read_json, write_jsonl
-from deepsearch_rl.records import ForeignRecord, Message, NonEmpty, StopReason, Trajectory
+from deepsearch_rl.files import write_jsonl
+from deepsearch_rl.records import (
+    ForeignRecord,
+    Message,
+    OptionalText,
+    RequiredText,
+    RowName,
+    StopReason,
+    Text,
+    Trajectory,
+    is_missing,
+)
 
 UNKNOWN = "unknown"  # the prompt of results, which do not name theirs
 
 
+def _error_text(error: object) -> object:
+    """Return an error in any form as text; None where there was none, which some write as false."""
+    if is_missing(error) or error is False:
+        return None
+    return error if isinstance(error, str) else json.dumps(error)
+
+
+ErrorText = Annotated[str | None, BeforeValidator(_error_text)]
+
+
 class _Output(ForeignRecord):
-    pred: str | None = None
-    answer: str = Field(default="", description="the model's last text, with its answer tags")
-    error: str | None = None
+    pred: OptionalText = None
+    answer: Text = Field(default="", description="the model's last text, with its answer tags")
+    error: ErrorText = None
 
 
 class ForeignMetadata(ForeignRecord):
     """The part of another system's metadata that is used here; the rest may have any form."""
 
-    question_type: str | None = None
+    question_type: OptionalText = None
 
 
 class ForeignRow(ForeignRecord):
     """A question with its golden answers in a row of another system; keys that are not used here are ignored."""
 
-    model_config = ConfigDict(coerce_numbers_to_str=True)
-
-    id: NonEmpty
-    question: str
+    id: RowName
+    question: Text
     golden_answers: tuple[str, ...] = Field(min_length=1)
     metadata: ForeignMetadata | None = None
 
@@ -45,7 +65,7 @@ class ForeignRow(ForeignRecord):
 class _ResultRow(ForeignRow):
     """A row of FlashRAG's ``intermediate_data.json`` or of DeepSearch-RL's ``results.jsonl``."""
 
-    question: NonEmpty
+    question: RequiredText
     output: _Output
 
     def trajectory(self, model: str) -> Trajectory:
@@ -80,12 +100,8 @@ def import_results(path: Path, out: Path, model: str) -> int:
     """
     if not model.strip():
         raise ConfigError("name the model that made the results (--model).")
-    rows = numbered_records(path, _ResultRow)
-    if path.is_file() and _is_array(path):
-        array = enumerate(read_json(path), 1)
-        rows = ((number, parse_record(_ResultRow, json.dumps(row), path, number)) for number, row in array)
     trajectories: dict[str, Trajectory] = {}
-    for number, row in rows:
+    for number, row in numbered_rows(path, _ResultRow):
         trajectory = row.trajectory(model)
         if trajectory.id in trajectories:
             raise RecordError(path, number, "id", f"{row.id!r} is the id of an earlier row too")
@@ -93,8 +109,3 @@ def import_results(path: Path, out: Path, model: str) -> int:
     if not trajectories:
         raise CheckFailedError(f"{path} holds no results.")
     return write_jsonl(out, (trajectories[name] for name in sorted(trajectories)))
-
-
-def _is_array(path: Path) -> bool:
-    with path.open("rb") as data:
-        return data.read(64).lstrip()[:1] == b"["

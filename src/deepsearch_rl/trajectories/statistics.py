@@ -15,8 +15,9 @@ from pydantic import Field
 
 from deepsearch_rl.agent.chat_messages import split_thought
 from deepsearch_rl.answers import INSUFFICIENT, SUCCESS_F1, normalise, score_rollout
+from deepsearch_rl.corpora.flashrag import numbered_questions
 from deepsearch_rl.errors import ArtifactError
-from deepsearch_rl.files import read_distinct
+from deepsearch_rl.files import distinct, read_distinct
 from deepsearch_rl.records import Question, Record, Trajectory
 from deepsearch_rl.retrieval.gold import Gold, gold_evidence
 from deepsearch_rl.trajectories.filters import evidence_shown, repeated_queries
@@ -60,7 +61,7 @@ def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
 
     Raise ArtifactError where there are no trajectories, and as :func:`read_distinct`.
     """
-    tally = Tally(gold_by_question(read_distinct(questions, Question)) if questions else {})
+    tally = Tally(gold_by_question(distinct(numbered_questions(questions), questions)) if questions else {})
     for trajectory in read_distinct(path, Trajectory):
         tally.add(trajectory)
     if not tally.outcomes:

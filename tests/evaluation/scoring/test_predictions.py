@@ -73,7 +73,7 @@ def test_trajectories_score_as_they_are_and_failed_ones_score_zero(tmp_path: Pat
     [
         (row(1, "x", ["x"]), "id"),
         (row(1, "x", ["y"], sample=1), "golden_answers"),
-        ({"id": "q2", "question": "?", "golden_answers": ["x"], "pred": None}, "pred"),
+        ({"id": "q2", "question": "?", "golden_answers": ["x"], "pred": ["x"]}, "pred"),
         ({"id": "q2", "question": "?", "golden_answers": [], "pred": "x"}, "golden_answers"),
         ({"id": "q2", "question": "?", "pred": "x"}, "golden_answers"),
     ],

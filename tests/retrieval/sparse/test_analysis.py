@@ -11,7 +11,7 @@ CHUNK = make_chunk("Title\nBody text.", source="The Verge", published_at="2023-1
     [
         ("The LANDERS landed, and landed!", ["lander", "land", "land"]),
         ("Straße in Zürich", ["straße", "zürich"]),
-        ("東京タワー 2023-10-30", ["東京タワー", "2023", "10", "30"]),
+        ("東京タワー 2023-10-30", ["東京", "京タ", "タワ", "ワー", "2023", "10", "30"]),
         ("don't", ["don", "t"]),
         ("the of and", []),
         ("?! \n\t", []),

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from deepsearch_rl.errors import CheckFailedError, StalePolicyError
-from deepsearch_rl.training.rl.agreement import agreement, require_unclipped, served_share
+from deepsearch_rl.training.rl.agreement import agreement, require_unclipped
 from deepsearch_rl.training.rl.trainer import LossConfig
+from deepsearch_rl.training.served_share import served_share
 
 NAN = float("nan")
 LOSS = LossConfig(

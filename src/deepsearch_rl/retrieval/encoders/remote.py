@@ -2,6 +2,10 @@
 
 The client tries again where that can help (408, 409, 429, 5xx, lost connections, time-outs); anything else is an error
 at once. The server's index orders the vectors, not their place in the answer.
+
+An error says whether other texts would fail too (EndpointDownError) or these texts are refused (EndpointError), so that
+whoever sent many texts knows whether to send parts of them again. A status that can mean either (``ABOUT_TEXTS``) is
+decided by one more request for a harmless text, unless a single text was refused.
 """
 
 from collections.abc import Sequence
@@ -11,13 +15,16 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.errors import EndpointDownError, EndpointError
 from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.redaction import public_address, read_key, redact
 from deepsearch_rl.retrieval.encoders.encoder import Kind, Vectors, encode_readable
 
 NO_KEY = "none"  # sent to servers without keys, because the client insists on one
+ABOUT_TEXTS = frozenset({400, 413, 414, 422})  # and 5xx: some servers fail at a text that they cannot read
+PROBE = "a"
+SERVER_ERROR = 500
 QUOTED_CHARACTERS = 300  # how much of a server's complaint an error repeats
 
 
@@ -65,7 +72,12 @@ class RemoteEncoder:
         )
 
     def encode(self, texts: Sequence[str], kind: Kind) -> Vectors:
-        """Return embeddings_ND of N texts, each with its side's prefix, or raise EndpointError; blank ones are zero."""
+        """Return embeddings_ND of N texts, each with its side's prefix; blank ones are zero.
+
+        Raises:
+            EndpointDownError: the server does not answer, or not with vectors of ``dimension``.
+            EndpointError: it refuses these texts.
+        """
         return encode_readable(texts, self.dimension, lambda readable: self._request_all(readable, kind))
 
     def _request_all(self, texts: list[str], kind: Kind) -> Vectors:
@@ -87,7 +99,9 @@ class RemoteEncoder:
                 input=texts, model=self._config.model, encoding_format="float"
             )
         except openai.APIStatusError as error:
-            raise self._failure(f"answered {error.status_code}: {error.message[:QUOTED_CHARACTERS]}") from None
+            problem = f"answered {error.status_code}: {error.message[:QUOTED_CHARACTERS]}"
+            kind = EndpointError if self._refuses_only(texts, error.status_code) else EndpointDownError
+            raise self._failure(problem, kind) from None
         except openai.APITimeoutError as error:
             raise self._failure(f"did not answer within {self._config.timeout_s:g} s") from error
         except openai.APIConnectionError as error:
@@ -106,10 +120,28 @@ class RemoteEncoder:
             )
         embeddings_BD = np.array([vector.embedding for vector in vectors], dtype=np.float32)
         if not np.isfinite(embeddings_BD).all():
-            raise self._failure("gives vectors with numbers that are not finite")
+            raise self._failure("gives vectors with numbers that are not finite", EndpointError)
         return embeddings_BD
 
-    def _failure(self, problem: str) -> EndpointError:
+    def _refuses_only(self, texts: list[str], status: int) -> bool:
+        """Return whether an error of this status is about these texts, and others would be answered."""
+        import openai  # noqa: PLC0415
+
+        is_refusal = status in ABOUT_TEXTS
+        if not is_refusal and status < SERVER_ERROR:
+            return False
+        if is_refusal and len(texts) == 1:
+            return True
+        probing = self._client.with_options(max_retries=0)
+        try:
+            probing.embeddings.with_raw_response.create(
+                input=[PROBE], model=self._config.model, encoding_format="float"
+            )
+        except openai.OpenAIError:
+            return False
+        return True
+
+    def _failure(self, problem: str, kind: type[EndpointError] = EndpointDownError) -> EndpointError:
         secret = None if self._key == NO_KEY else self._key
         place = public_address(self._config.base_url) or "index.encoder.base_url"
-        return EndpointError(f"the embeddings server at {place} {redact(problem, [secret])}.")
+        return kind(f"the embeddings server at {place} {redact(problem, [secret])}.")

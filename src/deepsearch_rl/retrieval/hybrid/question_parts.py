@@ -13,6 +13,7 @@ from datetime import date, timedelta
 from typing import Self
 
 from deepsearch_rl.retrieval.rows import EPOCH
+from deepsearch_rl.retrieval.sparse.analysis import UNSPACED, has_unspaced
 
 MAX_PARTS, MAX_SOURCES, MAX_DATES = 32, 16, 32
 """A question has a handful; a page pasted in place of one may have thousands, and each takes time."""
@@ -20,11 +21,11 @@ Span = tuple[int, int]
 DayRange = tuple[int, int]  # first and last day since 1970-01-01; both belong to the range
 
 _BREAK = re.compile(
-    r"\n|[,;:?!()]\s|[\"\u201c\u201d]"
+    r"\n|[,;:?!()]\s|[\"\u201c\u201d]|[\u3001\u3002\u300a-\u300f\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f]"
     r"|\b(?:and|or|but|while|whereas|than|which|who|that|with|after|before|between)\b",
     re.IGNORECASE,
 )
-_TOKEN = re.compile(r"\w+|[^\w\s]")
+_TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH = (
     r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
@@ -51,7 +52,8 @@ class QuestionParts:
     sources: tuple[int, ...]  # codes of the first MAX_SOURCES sources that it names, ascending
     days: tuple[DayRange, ...]
     whole: str  # the question without sources and dates
-    parts: tuple[str, ...]  # the first MAX_PARTS pieces of ``whole`` of two words or more; all of it where none is
+    parts: tuple[str, ...]
+    """The first MAX_PARTS pieces of ``whole`` that have two words, or letters of a script without blanks; else all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def split_question(question: str, names: SourceNames) -> QuestionParts:
         end = max(end, stop)
     whole = "\n".join([*pieces, question[end:]])  # a part ends at the line break
     whole = whole if re.search(r"\w", whole) else question
-    parts = tuple(part for part in _BREAK.split(whole) if len(part.split()) > 1)[:MAX_PARTS]
+    parts = tuple(part for part in _BREAK.split(whole) if len(part.split()) > 1 or has_unspaced(part))[:MAX_PARTS]
     sources = dict.fromkeys(code for _, codes in mentions for code in codes)
     return QuestionParts(
         tuple(sorted([*sources][:MAX_SOURCES])), tuple(days for _, days in dates), whole, parts or (whole,)

@@ -20,6 +20,7 @@ from deepsearch_rl.retrieval.gold import MRR, RANKED, score_retriever, with_gold
 from deepsearch_rl.retrieval.hybrid import learning as hybrid
 from deepsearch_rl.retrieval.hybrid.retriever import CandidateFinder
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
+from deepsearch_rl.retrieval.missing_gold import MissingGold, find_missing
 from deepsearch_rl.retrieval.ranking import LearningConfig
 from deepsearch_rl.retrieval.searcher import Searcher, open_finder, open_retriever
 
@@ -49,6 +50,7 @@ class Comparison(Record):
 
     questions: int
     gold: dict[str, int]  # questions by kind of gold evidence: facts, documents, titles
+    missing_gold: MissingGold  # titles and documents that no passage of the index has
     chunks: int
     chunk_length: ChunkLength
     scores: dict[str, dict[str, Interval]]  # by retriever and metric
@@ -99,6 +101,7 @@ def compare_retrievers(
     return Comparison(
         questions=len(examples),
         gold={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+        missing_gold=find_missing(chunks, [gold for _, gold in examples]),
         chunks=len(chunks),
         chunk_length=chunk_length(chunks),
         scores={name: intervals(rows, seed, draws) for name, rows in scores.items()},

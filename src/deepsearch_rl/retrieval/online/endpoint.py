@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 PLACEHOLDERS = ("query", "top_k", "key")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 ERROR_CHARS = 200
+REFUSED_CLIENT = (401, 402, 403)  # the key is missing or wrong, or its budget is spent
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 AnswerPath = Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]
@@ -132,7 +133,10 @@ class SearchEndpoint:
         self._transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=config.max_concurrency))
 
     def ask(self, query: str, top_k: int) -> JsonValue:
-        """Return the parsed answer to a query; raise EndpointDownError where it kept failing, else EndpointError."""
+        """Return the parsed answer to a query.
+
+        Raise EndpointDownError where all attempts failed or the key was refused, else EndpointError.
+        """
         request = self._request({"query": query, "top_k": str(top_k), "key": self._key or ""})
         config = self.config
         repeated = retry(
@@ -202,8 +206,10 @@ class SearchEndpoint:
             if response.has_redirect_location:  # not followed: the key would travel along
                 target = redact(response.headers["location"], [self._key]).partition("?")[0][:ERROR_CHARS]
                 quoted = f"status {status}, a redirect to {target!r}; correct the url in the config"
-            if status in (401, 403) and self.config.api_key_variable:
-                quoted += f"; is the key in {self.config.api_key_variable} right?"
+            if status in REFUSED_CLIENT:  # whatever the query
+                if self.config.api_key_variable:
+                    quoted += f"; is the key in {self.config.api_key_variable} right?"
+                raise EndpointDownError(self._message(quoted))
             raise self.error(quoted)
         try:
             return orjson.loads(text)

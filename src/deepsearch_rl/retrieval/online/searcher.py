@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.errors import ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.records import Chunk, ChunkMetadata
 from deepsearch_rl.redaction import read_key
 from deepsearch_rl.retrieval.online.endpoint import ResultField, SearchEndpoint, read_online_config
 from deepsearch_rl.retrieval.rows import Filter
-from deepsearch_rl.retrieval.searcher import Hit
+from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError
 
 MAX_ERROR_KEYS = 12
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "a truth value", int: "a number", float: "a number"}
@@ -23,6 +23,9 @@ _KINDS = {dict: "an object", list: "a list", str: "text", bool: "a truth value",
 
 class OnlineSearcher:
     """Searches through an endpoint; safe to use from several threads, which share its limit of requests at once.
+
+    Every query is asked once, whatever happens to the others: a request may cost money. Once the endpoint is down, the
+    queries that were not asked yet fail with the same error.
 
     A result's id is its URL, or a digest of its contents. A hit's ``row`` is the result's place in the answer.
     """
@@ -36,11 +39,32 @@ class OnlineSearcher:
 
         Raises:
             ConfigError: there is a filter, and an endpoint cannot be given one.
-            EndpointError: the endpoint failed for one of the queries, or its answer is not as the config says.
+            EndpointError: the endpoint failed for the only query, or its answer is not as the config says.
+            EndpointDownError: it failed in all attempts, for every query.
+            QueriesFailedError: it failed for some queries of several.
         """
         if where is not None and where != Filter():
             raise ConfigError(f"online search {self.config.name!r} takes no filters; put them into the query.")
-        return list(self._threads.map(lambda query: self._search(query, top_k), queries))
+        outages: list[EndpointDownError] = []
+
+        def outcome(query: str) -> list[Hit] | EndpointError:
+            if outages:
+                return outages[0]
+            try:
+                return self._search(query, top_k)
+            except EndpointDownError as error:
+                outages.append(error)
+                return error
+            except EndpointError as error:
+                return error
+
+        outcomes = list(self._threads.map(outcome, queries))
+        failures = [each for each in outcomes if isinstance(each, EndpointError)]
+        if not failures:
+            return [each for each in outcomes if not isinstance(each, EndpointError)]
+        if len(queries) == 1 or all(isinstance(each, EndpointDownError) for each in outcomes):
+            raise failures[0]
+        raise QueriesFailedError(outcomes)
 
     def _search(self, query: str, top_k: int) -> list[Hit]:
         if not query.strip():

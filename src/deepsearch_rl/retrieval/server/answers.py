@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from deepsearch_rl.files import read_jsonl
-from deepsearch_rl.records import NonEmpty, OpenRecord
+from deepsearch_rl.records import OpenRecord, RequiredText, Text
 from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit
 
@@ -110,8 +110,8 @@ class AnswerCache:
 class Page(OpenRecord):
     """One page of a pages file; further keys are sent as they are."""
 
-    url: NonEmpty
-    contents: str
+    url: RequiredText
+    contents: Text
 
 
 def normalise_url(url: str) -> str:

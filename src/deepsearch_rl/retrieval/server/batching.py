@@ -1,32 +1,36 @@
 """A queue before the searcher: one search at a time, many queries per search.
 
 Searches run in a thread of their own, one after the other. Queries that arrive while one runs wait, and the next search
-takes all of them at once; a window lets it wait for more even when nothing runs. Queries share a search where they ask
-for as many passages by the same filter: an approximate index, a fusion or a reranker looks further for ten passages
-than for three, and an answer must not depend on what else happened to wait.
+takes as many of them as it may, one of each waiting request in turn, so that a request of thousands of queries delays
+the others by its fair share alone. A window lets a search wait for more queries even when nothing runs. Queries share a
+search where they ask for as many passages by the same filter: an approximate index, a fusion or a reranker looks
+further for ten passages than for three, and an answer must not depend on what else happened to wait.
+
+A search has a deadline. Whoever waits for a search beyond it is told so, and another thread takes the next search. Its
+queries are then searched for alone, so that the one that hangs does not take others with it again.
 """
 
 import asyncio
-import functools
+import contextlib
 import logging
-import queue
-import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Self
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from deepsearch_rl.errors import DeepsearchError, EndpointDownError, EndpointError
 from deepsearch_rl.retrieval.rows import Filter
-from deepsearch_rl.retrieval.searcher import SearchesChunks
+from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError, SearchesChunks
 from deepsearch_rl.retrieval.server.answers import Answer, AnswerCache, SearchKey
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
+from deepsearch_rl.retrieval.server.metrics import Metrics
+from deepsearch_rl.retrieval.server.requests import MAX_DOCUMENTS
+from deepsearch_rl.retrieval.server.search_thread import SearchThread
 
 _LOG = logging.getLogger(__name__)
-OTHER_ROUTE = "other"  # the label of paths that are no routes
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+MAX_HANGING = 4
+"""Searches past their deadline, each with a thread of its own, from which on no other search is begun."""
 
 
 class OverloadedError(EndpointError):
@@ -37,40 +41,27 @@ class SearchFailedError(EndpointError):
     """The index, or something behind it, raised an error, its cause; the server's log says which."""
 
 
-class Metrics:
-    """Counters for ``GET /metrics``. Labels are known routes and statuses, never a query or a client."""
+class SearchTimeoutError(SearchFailedError):
+    """The search did not return in time."""
 
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        counter = functools.partial(Counter, registry=self._registry)
-        histogram = functools.partial(Histogram, registry=self._registry)
-        requests = counter("deepsearch_requests", "Requests answered.", ("route", "status"))
-        text = "Time from a request's arrival to its answer's first byte."
-        latency = histogram("deepsearch_request_seconds", text, ("route",), buckets=_SECONDS)
-        # Looking a label up costs more than counting.
-        self._labelled = functools.cache(
-            lambda route, status: (requests.labels(route, str(status)), latency.labels(route))
-        )
-        self.batch_queries = histogram("deepsearch_batch_queries", "Queries per search.", buckets=_QUERIES)
-        self.search_seconds = histogram("deepsearch_search_seconds", "Time of one search.", buckets=_SECONDS)
-        self.search_failures = counter("deepsearch_search_failures", "Searches that raised an error.")
-        self.cache_hits = counter("deepsearch_cache_hits", "Queries answered from the cache.")
-        self.cache_misses = counter("deepsearch_cache_misses", "Queries that were searched for.")
-        text = "Queries answered by a running search for the same query."
-        self.coalesced = counter("deepsearch_coalesced_queries", text)
-        text = "Queries that wait or are being searched."
-        self.queue_queries = Gauge("deepsearch_queue_queries", text, registry=self._registry)
-        ProcessCollector(registry=self._registry)
 
-    def count_request(self, route: str, status: int, seconds: float) -> None:
-        """Count one answered request."""
-        requests, latency = self._labelled(route, status)
-        requests.inc()
-        latency.observe(seconds)
+Outcomes = dict[SearchKey, Answer | SearchFailedError]
 
-    def render(self) -> bytes:
-        """Return all figures in Prometheus's text format."""
-        return generate_latest(self._registry)
+
+@dataclass(slots=True)
+class _Request:
+    """The queries of one request that nobody had asked for before it."""
+
+    waiting: deque[tuple[int, SearchKey]] = field(default_factory=deque)  # with their numbers in the order of arrival
+    unanswered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """A query that waits or is being searched, its request, and the answer to come."""
+
+    request: _Request
+    future: asyncio.Future[Answer]
 
 
 class SearchQueue:
@@ -79,19 +70,39 @@ class SearchQueue:
     def __init__(self, searcher: SearchesChunks, config: RetrievalConfig, metrics: Metrics) -> None:
         self._searcher, self._config, self._metrics = searcher, config, metrics
         self._cache = AnswerCache(config.cache_entries)
-        self._in_flight: dict[SearchKey, asyncio.Future[Answer]] = {}
-        self._waiting: queue.SimpleQueue[SearchKey | None] = queue.SimpleQueue()
+        self._in_flight: dict[SearchKey, _Search] = {}
+        self._requests: deque[_Request] = deque()  # those of which queries wait, the next one first
+        self._waiting = 0  # queries of all of them
+        self._pending = 0  # what the queries in flight count against ``max_pending``
+        self._arrivals = 0
+        self._hanging: dict[SearchThread[Sequence[SearchKey], Outcomes], frozenset[SearchKey]] = {}
         metrics.queue_queries.set_function(lambda: len(self._in_flight))
+        metrics.hanging_searches.set_function(lambda: len(self._hanging))
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        # A daemon: a search that hangs must not keep a server alive that was told to stop.
-        threading.Thread(target=self._work, name="search", daemon=True).start()
+        self._thread = SearchThread(self._answer, self._loop)
+        self._arrived = asyncio.Event()
+        self._full = asyncio.Event()  # a whole batch waits
+        self._dispatcher = asyncio.create_task(self._dispatch())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._waiting.put(None)
-        self._settle({search: SearchFailedError("the server is stopping.") for search in self._in_flight})
+        self._dispatcher.cancel()
+        self._thread.stop()
+        self._fail(list(self._in_flight), SearchFailedError("the server is stopping."))
+        await asyncio.wait([self._dispatcher])
+
+    def problem(self) -> str | None:
+        """Return why searches cannot be relied on at present; None where nothing is known against it."""
+        if self._dispatcher.done():
+            return "the queue of searches has stopped; restart the server."
+        if self._hanging:
+            return (
+                f"{len(self._hanging)} searches have not returned within {self._config.search_timeout_s:g} s "
+                f"(search_timeout_s); if that goes on, restart the server."
+            )
+        return None
 
     async def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[Answer]:
         """Return one answer per query, with the hits that :meth:`SearchesChunks.search` gives.
@@ -99,6 +110,7 @@ class SearchQueue:
         Raises:
             OverloadedError: other queries wait, and with these more than ``max_pending`` would.
             SearchFailedError: the search for one of the queries raised an error.
+            SearchTimeoutError: it did not return within ``search_timeout_s``.
         """
         searches = [SearchKey(query, top_k, where) for query in queries]
         answers = {search: answer for search in searches if (answer := self._cache.get(search)) is not None}
@@ -110,71 +122,149 @@ class SearchQueue:
 
     async def _search(self, searches: Collection[SearchKey]) -> dict[SearchKey, Answer]:
         new = [search for search in searches if search not in self._in_flight]
-        pending = len(self._in_flight)
-        if new and pending and pending + len(new) > self._config.max_pending:
-            raise OverloadedError(f"{pending} queries wait and at most {self._config.max_pending} may; try again.")
+        self._admit(len(new))
         self._metrics.cache_misses.inc(len(new))
         self._metrics.coalesced.inc(len(searches) - len(new))
-        for search in new:
-            self._in_flight[search] = self._loop.create_future()
-            self._waiting.put(search)
-        futures = {search: self._in_flight[search] for search in searches}
+        self._enqueue(new)
+        futures = {search: self._in_flight[search].future for search in searches}
         await asyncio.wait(futures.values())  # not awaited one by one: a client that leaves would cancel the others'
         return {search: future.result() for search, future in futures.items()}
 
-    def _settle(self, outcomes: Mapping[SearchKey, Answer | SearchFailedError]) -> None:
-        for search, outcome in outcomes.items():
-            future = self._in_flight.pop(search, None)
-            if future is None:  # the server stopped before
-                continue
-            if isinstance(outcome, Answer):
-                self._cache.put(search, outcome)
-                future.set_result(outcome)
-            else:
-                future.set_exception(outcome)
-                future.exception()  # marks it as retrieved: the client may have gone away
+    def _admit(self, queries: int) -> None:
+        """Raise OverloadedError where a request's new queries do not fit beside those of other requests.
 
-    def _work(self) -> None:
-        while batch := self._next_batch():
-            groups: dict[tuple[int, Filter | None], list[SearchKey]] = {}
-            for search in batch:
-                groups.setdefault((search.top_k, search.where), []).append(search)
-            for group in groups.values():
-                outcomes = self._answer(group)
-                try:
-                    self._loop.call_soon_threadsafe(self._settle, outcomes)
-                except RuntimeError:  # the loop was closed while the search ran, so nobody waits for it
-                    return
+        A request counts no more queries than a search can take, so that a long one leaves room for others.
+        """
+        pending, limit = self._pending, self._config.max_pending
+        if queries and pending and pending + min(queries, self._config.max_batch) > limit:
+            raise OverloadedError(f"{pending} queries wait and at most {limit} may; try again.")
+
+    def _enqueue(self, searches: Sequence[SearchKey]) -> None:
+        if not searches:
+            return
+        request = _Request(unanswered=len(searches))
+        for search in searches:
+            self._in_flight[search] = _Search(request, self._loop.create_future())
+            request.waiting.append((self._arrivals, search))
+            self._arrivals += 1
+        self._requests.append(request)
+        self._waiting += len(searches)
+        self._pending += min(len(searches), self._config.max_batch)
+        self._arrived.set()
+        if self._waiting >= self._config.max_batch:
+            self._full.set()
+
+    async def _dispatch(self) -> None:
+        """Search for what waits, batch after batch, until cancelled."""
+        while True:
+            await self._arrived.wait()
+            if self._config.window_ms and self._waiting < self._config.max_batch:
+                self._full.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._config.window_ms / 1000):
+                        await self._full.wait()
+            batch = self._next_batch()
+            try:
+                await self._search_batch(batch)
+            except Exception as error:  # noqa: BLE001 - a fault of this module must not leave anybody waiting
+                self._fail(batch, _client_error(error))
+
+    async def _search_batch(self, batch: Sequence[SearchKey]) -> None:
+        for group in self._groups(batch):
+            outcomes = await self._run(group)
+            self._settle(outcomes)
+            self._fail_all_if_down(outcomes.values())
 
     def _next_batch(self) -> list[SearchKey]:
-        """Return the next searches, up to a whole batch; none when the server stops."""
-        batch: list[SearchKey] = []
-        search = self._waiting.get()
-        latest = time.monotonic() + self._config.window_ms / 1000
-        while search is not None:
-            batch.append(search)
-            if len(batch) == self._config.max_batch:
+        """Take the next searches, one of each request in turn, and return them in the order of their arrival."""
+        batch: list[tuple[int, SearchKey]] = []
+        documents = 0
+        while self._requests and len(batch) < self._config.max_batch:
+            request = self._requests[0]
+            documents += request.waiting[0][1].top_k
+            if batch and documents > MAX_DOCUMENTS:
                 break
-            try:
-                search = self._waiting.get(timeout=max(0.0, latest - time.monotonic()))
-            except queue.Empty:
-                break
-        else:
-            self._waiting.put(None)  # for the next call, which then returns no search
-        return batch
+            batch.append(request.waiting.popleft())
+            self._requests.popleft()
+            if request.waiting:
+                self._requests.append(request)
+        self._waiting -= len(batch)
+        if not self._waiting:
+            self._arrived.clear()
+        return [search for _, search in sorted(batch)]
 
-    def _answer(self, searches: Sequence[SearchKey]) -> dict[SearchKey, Answer | SearchFailedError]:
+    def _groups(self, batch: Sequence[SearchKey]) -> Iterator[list[SearchKey]]:
+        """Yield the searches of a batch that can run together; one that has hung before is alone."""
+        groups: dict[tuple[int, Filter | None], list[SearchKey]] = {}
+        alone: list[SearchKey] = []
+        hanging = frozenset[SearchKey]().union(*self._hanging.values())
+        for search in batch:
+            if search in hanging:
+                alone.append(search)
+            else:
+                groups.setdefault((search.top_k, search.where), []).append(search)
+        for group in (*groups.values(), *([search] for search in alone)):
+            unanswered = [search for search in group if search in self._in_flight]  # all were, if an endpoint is down
+            if unanswered:
+                yield unanswered
+
+    async def _run(self, group: Sequence[SearchKey]) -> Outcomes:
+        """Return the outcomes of a group, or a timeout for each of its searches."""
+        if len(self._hanging) >= MAX_HANGING or frozenset(group) in self._hanging.values():
+            return dict.fromkeys(group, SearchTimeoutError(self.problem() or "the search hangs."))
+        thread = self._thread
+        future = thread.run(group)
+        await asyncio.wait([future], timeout=self._config.search_timeout_s)
+        if future.done():
+            return future.result()
+        self._hanging[thread] = frozenset(group)
+        self._thread = SearchThread(self._answer, self._loop)
+        thread.stop()
+        future.add_done_callback(lambda _: self._hanging.pop(thread))
+        self._metrics.search_failures.inc(len(group))
+        problem = f"the search did not return within {self._config.search_timeout_s:g} s (search_timeout_s)."
+        _LOG.error("%s Its %d queries were given up; the first is %.200r.", problem, len(group), group[0].query)
+        return dict.fromkeys(group, SearchTimeoutError(problem))
+
+    def _settle(self, outcomes: Mapping[SearchKey, Answer | SearchFailedError]) -> None:
+        for search, outcome in outcomes.items():
+            pending = self._in_flight.pop(search, None)
+            if pending is None:  # the server stopped before
+                continue
+            pending.request.unanswered -= 1
+            if pending.request.unanswered < self._config.max_batch:
+                self._pending -= 1
+            if isinstance(outcome, Answer):
+                self._cache.put(search, outcome)
+                pending.future.set_result(outcome)
+            else:
+                pending.future.set_exception(outcome)
+                pending.future.exception()  # marks it as retrieved: the client may have gone away
+
+    def _fail(self, searches: Iterable[SearchKey], failure: SearchFailedError) -> None:
+        self._settle(dict.fromkeys(searches, failure))
+
+    def _fail_all_if_down(self, outcomes: Iterable[Answer | SearchFailedError]) -> None:
+        """Answer everything that waits with the error of an endpoint that is down: it would be asked in vain."""
+        for outcome in outcomes:
+            if isinstance(outcome, SearchFailedError) and isinstance(outcome.__cause__, EndpointDownError):
+                self._metrics.search_failures.inc(len(self._in_flight))
+                self._requests.clear()
+                self._waiting = 0
+                self._arrived.clear()
+                self._fail(list(self._in_flight), outcome)
+                return
+
+    def _answer(self, searches: Sequence[SearchKey]) -> Outcomes:
         """Return the outcomes of searches with the same top_k and filter.
 
-        If they fail together, either half is tried alone, unless an endpoint is down: all would wait for it in turn.
+        A query that failed alone is not searched for again, nor are the others. If all fail together, either half is
+        tried alone, unless an endpoint is down: all would wait for it in turn.
         """
         _, top_k, where = searches[0]
         started = time.perf_counter()
         try:
-            hits = self._searcher.search([search.query for search in searches], top_k, where)
-            outcomes: dict[SearchKey, Answer | SearchFailedError] = {
-                search: Answer.of(own) for search, own in zip(searches, hits, strict=True)
-            }
+            results = self._search_each([search.query for search in searches], top_k, where)
         # Libraries in Rust panic with what is no Exception, and without this thread every later request would wait.
         except BaseException as error:  # noqa: BLE001
             if len(searches) == 1 or isinstance(error, EndpointDownError):
@@ -189,7 +279,28 @@ class SearchQueue:
             return outcomes | (dict.fromkeys(rest, down[0]) if down else self._answer(rest))
         self._metrics.search_seconds.observe(time.perf_counter() - started)
         self._metrics.batch_queries.observe(len(searches))
-        return outcomes
+        return {search: self._outcome(result) for search, result in zip(searches, results, strict=True)}
+
+    def _search_each(
+        self, queries: Sequence[str], top_k: int, where: Filter | None
+    ) -> Sequence[list[Hit] | EndpointError]:
+        """Return the hits of every query, or its error where some failed alone; raise what a search of all raises."""
+        try:
+            results: Sequence[list[Hit] | EndpointError] = self._searcher.search(queries, top_k, where)
+        except QueriesFailedError as error:
+            results = error.outcomes
+        if len(results) != len(queries):
+            raise ValueError(f"the search answered {len(results)} of {len(queries)} queries")
+        return results
+
+    def _outcome(self, result: list[Hit] | EndpointError) -> Answer | SearchFailedError:
+        try:
+            if isinstance(result, EndpointError):
+                raise result
+            return Answer.of(result)
+        except Exception as error:  # noqa: BLE001 - of this query alone, such as a score that is no number
+            self._metrics.search_failures.inc()
+            return _client_error(error)
 
 
 def _client_error(error: BaseException) -> SearchFailedError:

@@ -25,6 +25,9 @@ class RetrievalConfig(Record):
     reranker: RerankerConfig | None = Field(description="a cross-encoder behind the retriever; null for none")
     online: Path | None = Field(description="YAML file of a search endpoint, searched instead of the index")
     startup_timeout_s: float = Field(gt=0, description="for opening the index")
+    search_timeout_s: float = Field(
+        default=120.0, gt=0, description="for one search of a server; its queries are answered 503 then"
+    )
 
     def for_dataset(self, name: str, datasets: Collection[str]) -> "RetrievalConfig":
         """Return the settings that one of the question sets is answered with: its own retriever, where it has one.

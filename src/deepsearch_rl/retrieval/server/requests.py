@@ -20,14 +20,19 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope
 
 from deepsearch_rl.files import first_problem
+from deepsearch_rl.retrieval.server.limits import HeldBody
 
 MAX_BODY_BYTES = 4 * 2**20
+MAX_BODIES_BYTES = 64 * 2**20  # of all requests together, read or being answered
 BODY_TIMEOUT_S = 30  # how long a client may take to send a body
 MAX_QUERIES = 10_000
 MAX_QUERY_CHARS = 32_768
-MAX_DOCUMENTS = 50_000  # queries times passages of one request
+MAX_DOCUMENTS = 50_000  # queries times passages of one request, and of one search
+MAX_HELD_DOCUMENTS = 2 * MAX_DOCUMENTS  # of all requests together, from the search until they are sent
 MAX_URLS = 1_000
 MAX_PAGES_BYTES = 64 * 2**20  # size of the answer to one ``/access``
+MAX_HELD_PAGES_BYTES = 2 * MAX_PAGES_BYTES  # of all such answers together
+SEND_TIMEOUT_S = 120  # how long a client may take to read an answer
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 Query = Annotated[str, Field(max_length=MAX_QUERY_CHARS)]
@@ -51,8 +56,11 @@ class AccessRequest(BaseModel):
     urls: Annotated[list[str], Field(max_length=MAX_URLS)]
 
 
-async def read_body(scope: Scope, receive: Receive) -> bytes:
-    """Return the whole body of a request; refuse a type that is not JSON, and a body that is too long or too late."""
+async def read_body(scope: Scope, receive: Receive, held: HeldBody) -> bytes:
+    """Return the whole body of a request; refuse a type that is not JSON, and a body that is too long or too late.
+
+    ``held`` counts its bytes, and refuses them where all bodies together have too many.
+    """
     headers = dict(scope["headers"])
     content_type = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
     if content_type != b"application/json" and not content_type.endswith(b"+json"):
@@ -64,7 +72,9 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise HTTPException(400, "the body ended early.")
-                body += message.get("body", b"")
+                block = message.get("body", b"")
+                body += block
+                held.add(len(block))
                 if len(body) > MAX_BODY_BYTES:
                     raise HTTPException(413, f"a body may have at most {MAX_BODY_BYTES} bytes; send several requests.")
                 if not message.get("more_body", False):

@@ -30,13 +30,15 @@ from deepsearch_rl.retrieval.rows import UNKNOWN_DAY
 from deepsearch_rl.retrieval.searcher import SearchesChunks, open_index
 from deepsearch_rl.retrieval.server import requests
 from deepsearch_rl.retrieval.server.answers import normalise_url, read_pages
-from deepsearch_rl.retrieval.server.batching import OTHER_ROUTE, Metrics, OverloadedError, SearchQueue
+from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue, SearchTimeoutError
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
+from deepsearch_rl.retrieval.server.limits import RETRY, BodyLimit, Budget
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
+from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
 
 _LOG = logging.getLogger(__name__)
-_RETRY = {"retry-after": "1"}
 _TRIM_EVERY_S = 10
+PIECE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,10 @@ class RetrievalApp:
         self._guard, self._top_k, self._max_top_k = guard, config.top_k, engine.passages
         self._pages = read_pages(config.pages) if config.pages else None
         self._metrics = Metrics()
+        self._wait_s = config.search_timeout_s
+        self._bodies = BodyLimit(requests.MAX_BODIES_BYTES)
+        self._documents = Budget(requests.MAX_HELD_DOCUMENTS)
+        self._page_bytes = Budget(requests.MAX_HELD_PAGES_BYTES)
         self._queue = SearchQueue(engine.searcher, config, self._metrics)
         # The guard has checked Host and Origin. A search is one request and one answer: sessions cost round trips.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
@@ -117,7 +123,7 @@ class RetrievalApp:
             refusal = JSONResponse({"detail": error.detail}, error.status_code, error.headers)
             await refusal(scope, receive, response)
         except asyncio.CancelledError:  # its time was up when the server stopped
-            await JSONResponse({"detail": "the server is stopping."}, 503, _RETRY)(scope, receive, response)
+            await JSONResponse({"detail": "the server is stopping."}, 503, RETRY)(scope, receive, response)
             raise
         except Exception:
             _LOG.exception("a request to %s failed", route)
@@ -136,22 +142,37 @@ class RetrievalApp:
             raise HTTPException(404, f"there is no such route; there are {', '.join(self._methods)}.")
         if method != allowed:
             raise HTTPException(405, f"this route answers {allowed}.", {"allow": allowed})
-        body = await requests.read_body(scope, receive) if method == "POST" else b""
-        if path == "/retrieve":
-            response = await self.retrieve(requests.parse_body(requests.RetrieveRequest, body))
-            await response(scope, receive, send)
-        elif path == "/access":
-            if self._pages is None:
-                raise HTTPException(404, "this server has no pages: start it with a pages file to use /access.")
-            response = await self._access(requests.parse_body(requests.AccessRequest, body))
-            await response(scope, receive, send)
-        elif path in self._mcp_apps:
-            if method == "POST":
+        with self._bodies.body() as held:
+            body = await requests.read_body(scope, receive, held) if method == "POST" else b""
+            if path == "/retrieve":
+                await self._answer_retrieve(requests.parse_body(requests.RetrieveRequest, body), scope, receive, send)
+            elif path == "/access":
+                await self._answer_access(body, scope, receive, send)
+            elif path in self._mcp_apps and method == "POST":
                 requests.check_json(body)  # the library accepts texts that no answer can be made of
-                receive = requests.replayed(body, receive)
-            await self._mcp_apps[path](scope, receive, send)
-        else:
-            await self.api({**scope, "path": path, "method": method}, receive, send)
+                async with self._documents.part(self._top_k, self._wait_s):
+                    await self._mcp_apps[path](scope, requests.replayed(body, receive), send)
+            elif path in self._mcp_apps:
+                await self._mcp_apps[path](scope, receive, send)
+            else:
+                await self.api({**scope, "path": path, "method": method}, receive, send)
+
+    async def _answer_retrieve(
+        self, body: requests.RetrieveRequest, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        async with self._documents.part(self._documents_of(body), self._wait_s):
+            response = await self.retrieve(body)
+            async with asyncio.timeout(requests.SEND_TIMEOUT_S):
+                await response(scope, receive, send)
+
+    async def _answer_access(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._pages is None:
+            raise HTTPException(404, "this server has no pages: start it with a pages file to use /access.")
+        request = requests.parse_body(requests.AccessRequest, body)
+        async with self._page_bytes.part(sum(map(len, self._find_pages(request))), self._wait_s):
+            response = await self._access(request)
+            async with asyncio.timeout(requests.SEND_TIMEOUT_S):
+                await response(scope, receive, send)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -169,28 +190,44 @@ class RetrievalApp:
         The answer is `{"result": [[{"document": {id, contents, url, metadata}, "score"}, ...], ...]}`, a list per
         query, or the documents alone where `return_scores` is false.
         """
-        top_k = min(body.topk or self._top_k, self._max_top_k)
-        if len(body.queries) * top_k > requests.MAX_DOCUMENTS:
-            limit = f"{len(body.queries)} queries may ask for {requests.MAX_DOCUMENTS} passages in all"
-            raise HTTPException(422, f"topk: {limit}, not for {top_k} each; send several requests.")
+        self._documents_of(body)
         try:
-            answers = await self._queue.search(body.queries, top_k)
+            answers = await self._queue.search(body.queries, self._top_k_of(body))
         except EndpointError as error:
             # A full queue and an online search's endpoint may be well again soon, an index will not.
-            passes = isinstance(error, OverloadedError) or isinstance(error.__cause__, EndpointError)
-            raise HTTPException(503 if passes else 500, str(error), _RETRY if passes else None) from error
+            passes = isinstance(error, OverloadedError | SearchTimeoutError) or isinstance(
+                error.__cause__, EndpointError
+            )
+            raise HTTPException(503 if passes else 500, str(error), RETRY if passes else None) from error
         return _results([answer.as_json(body.return_scores) for answer in answers])
+
+    def _top_k_of(self, body: requests.RetrieveRequest) -> int:
+        return min(body.topk or self._top_k, self._max_top_k)
+
+    def _documents_of(self, body: requests.RetrieveRequest) -> int:
+        """Return how many passages the answer may have; raise a HTTPException (422) if they are too many."""
+        top_k = self._top_k_of(body)
+        documents = len(body.queries) * top_k
+        if documents > requests.MAX_DOCUMENTS:
+            limit = f"{len(body.queries)} queries may ask for {requests.MAX_DOCUMENTS} passages in all"
+            raise HTTPException(422, f"topk: {limit}, not for {top_k} each; send several requests.")
+        return documents
 
     async def _access(self, body: requests.AccessRequest) -> Response:
         """Return pages by URL, null where there is no such page, as ASearcher and RLinf read them."""
+        return _results(self._find_pages(body))
+
+    def _find_pages(self, body: requests.AccessRequest) -> list[bytes]:
         known = self._pages or {}
         pages = [known.get(normalise_url(url), b"null") for url in body.urls]
         if sum(map(len, pages)) > requests.MAX_PAGES_BYTES:
             raise HTTPException(422, f"urls: the pages have more than {requests.MAX_PAGES_BYTES} bytes; ask for fewer.")
-        return _results(pages)
+        return pages
 
     async def _healthz(self) -> dict[str, str]:
-        """Answer once the index is open and warm."""
+        """Answer once the index is open and warm, with 503 while a search is past its deadline."""
+        if problem := self._queue.problem():
+            raise HTTPException(503, problem, RETRY)
         return {"status": "ok"}
 
     async def _show_metrics(self) -> Response:
@@ -225,8 +262,20 @@ class CountedResponse:
         await self._send(message)
 
 
+class PiecewiseResponse(Response):
+    """A response that is sent in pieces: the server keeps a whole body in its buffer until the client has read it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the body; a piece is only begun when the client has read most of those before."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, len(self.body), PIECE_BYTES):
+            piece = self.body[start : start + PIECE_BYTES]
+            is_last = start + PIECE_BYTES >= len(self.body)
+            await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+
+
 def _results(items: list[bytes]) -> Response:
-    return Response(b'{"result":[%b]}' % b",".join(items), media_type="application/json")
+    return PiecewiseResponse(b'{"result":[%b]}' % b",".join(items), media_type="application/json")
 
 
 async def _trim_heap() -> None:

@@ -7,6 +7,7 @@ scores.npy   float32 P   what the term adds to the score of the row
 index.json               configuration, number of rows
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,12 +90,19 @@ class Bm25Index:
         scores_N = np.empty(self.summary.rows, dtype=np.float32)  # one for the call, so that threads do not meet
         rankings: list[Ranking] = []
         for query in queries:
-            keys_M = np.fromiter(map(term_key, analyse(query)), dtype=np.uint64)
-            places_M = np.searchsorted(self.keys_V, keys_M)
-            places_M = places_M[self.keys_V[np.minimum(places_M, len(self.keys_V) - 1)] == keys_M]  # the known terms'
+            counts = Counter(analyse(query))  # in the order in which the terms first occur
+            keys_U = np.fromiter(map(term_key, counts), dtype=np.uint64, count=len(counts))
+            counts_U = np.fromiter(counts.values(), dtype=np.float32, count=len(counts))
+            places_U = np.searchsorted(self.keys_V, keys_U)
+            known_U = self.keys_V[np.minimum(places_U, len(self.keys_V) - 1)] == keys_U
+            places_M = places_U[known_U]
+            starts_M = self.offsets[places_M].tolist()
+            ends_M = self.offsets[places_M + 1].tolist()
             scores_N.fill(0)
-            for start, end in zip(self.offsets[places_M].tolist(), self.offsets[places_M + 1].tolist(), strict=True):
-                np.add.at(scores_N, self.rows_P[start:end], self.scores_P[start:end])
+            for start, end, count in zip(starts_M, ends_M, counts_U[known_U], strict=True):
+                scores_P = self.scores_P[start:end]
+                # The postings of a term are read once, however often the query repeats it.
+                np.add.at(scores_N, self.rows_P[start:end], scores_P if count == 1 else count * scores_P)
             if allowed_N is not None:
                 np.multiply(scores_N, allowed_N, out=scores_N)
             rankings.append(top_rows(scores_N, top_k))

@@ -34,7 +34,7 @@ from pydantic import Field
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval.rows import GrowingArray, open_column
-from deepsearch_rl.retrieval.sparse.analysis import FieldName, split_words, stem, term_key
+from deepsearch_rl.retrieval.sparse.analysis import FieldName, inner_letters, split_words, stem, term_key
 
 TOKENS_PER_RUN = 2_000_000  # words counted in memory, about 100 MB with what sorting them takes
 POSTINGS_AT_ONCE = 2_000_000
@@ -78,13 +78,17 @@ class RunWriter:
         self._first_row = self.rows
         self._numbers = array("i")  # the term of every word, in the order of the texts
         self._text_ends = array("q", [0])
+        self._inner_letters = array("q")  # of every text: words that can be found, but do not make it longer
         self._numbers_by_key: dict[int, int] = {}
         self._number = cache(partial(_number_word, self._numbers_by_key))
 
     def add(self, texts_F: Sequence[str]) -> None:
         """Count the next row, as the text of each field."""
         for text in texts_F:
+            letters = inner_letters(text)
             self._numbers.extend(map(self._number, split_words(text)))
+            self._numbers.extend(map(self._number, letters))
+            self._inner_letters.append(len(letters))
             self._text_ends.append(len(self._numbers))
         self.rows += 1
         if len(self._numbers) + len(self._text_ends) > self._tokens_per_run:  # what takes memory
@@ -112,7 +116,8 @@ class RunWriter:
         texts_T = np.repeat(np.arange(texts, dtype=np.uint64), np.diff(self._text_ends))
         is_term_T = numbers_T != STOP_WORD
         numbers_T, texts_T = numbers_T[is_term_T], texts_T[is_term_T]
-        lengths = np.bincount(texts_T.astype(np.int64), minlength=texts).astype(np.uint32)
+        lengths = np.bincount(texts_T.astype(np.int64), minlength=texts)
+        lengths = (lengths - np.frombuffer(self._inner_letters, dtype=np.int64)).astype(np.uint32)
         keys_V = np.fromiter(self._numbers_by_key, dtype=np.uint64, count=len(self._numbers_by_key))
         order_V = np.argsort(keys_V)
         places_V = np.empty(len(keys_V), dtype=np.uint64)  # of each number's key among the sorted ones

@@ -15,9 +15,7 @@ import torch
 
 from deepsearch_rl.errors import CheckFailedError, StalePolicyError
 from deepsearch_rl.training.rl.trainer import LossConfig
-
-MAX_ERRORS = 4.0
-"""Standard errors by which the sampler must be nearer to the start model before it counts as not updated."""
+from deepsearch_rl.training.served_share import is_start_model, served_share
 
 
 def agreement(
@@ -64,7 +62,7 @@ def agreement(
                 f"{max_mismatch:g}. Nothing of this step was kept; check that the server took over the new weights and "
                 "renders prompts as the trainer does."
             )
-        if share + MAX_ERRORS * error < 1 / 2:
+        if is_start_model(share, error):
             raise StalePolicyError(
                 "the rollouts were not sampled from the newest policy: the log-probabilities of the sampled tokens "
                 f"have gone {share:.0%} (standard error {error:.0%}) of the way from the start model to the trained "
@@ -84,27 +82,6 @@ def agreement(
     for sign, rows_B in (("positive", advantages_B > 0), ("negative", advantages_B < 0)):
         metrics[f"outside_clip_{sign}"] = float(outside_B[rows_B].double().mean())
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-
-def served_share(sampled_BS: torch.Tensor, trained_BS: torch.Tensor, start_BS: torch.Tensor) -> tuple[float, float]:
-    """Return how far the sampler has come from the start model to the policy, and the standard error of that.
-
-    It is the least-squares coefficient of ``sampled - start`` on ``trained - start`` over all sampled tokens: 1 where
-    the sampler has the policy's weights, 0 where it has the start model's or weights that have nothing to do with the
-    policy's. Below one half, the squared distance to the policy is the larger one. The noise of the two engines is
-    independent of the direction and only widens the error, which is that of an estimate from clusters, the rollouts.
-    Both are NaN where policy and start model are equal, as before the first update.
-    """
-    direction_BS = (trained_BS - start_BS).double()
-    way_BS = (sampled_BS - start_BS).double()
-    direction_BS = direction_BS.where(~way_BS.isnan(), 0.0)
-    way_BS = way_BS.nan_to_num(0.0)
-
-    length = direction_BS.square().sum()
-    share = (way_BS * direction_BS).sum() / length
-    residuals_B = ((way_BS - share * direction_BS) * direction_BS).sum(dim=1)
-    error = residuals_B.square().sum().sqrt() / length
-    return float(share), float(error)
 
 
 def require_unclipped(clip_fraction: float) -> None:

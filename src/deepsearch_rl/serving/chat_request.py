@@ -1,0 +1,226 @@
+"""What a Chat Completions request may ask of our server, and the refusal of everything else.
+
+A server that ignores a field answers another question than it was asked. So each field is read, or has no effect on an
+answer, or is refused by its name. ``null`` is the same as a missing field everywhere.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+PART_SEPARATOR = "\n"  # between the text parts of a message, as vLLM joins them
+MAX_STOPS = 16
+
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        "metadata",
+        "moderation",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Fields that name the caller, or how a provider stores and bills a request: no answer depends on them."""
+
+ACCEPTED_VALUES: Final[dict[str, tuple[JsonValue, ...]]] = {
+    "best_of": (1,),
+    "chat_template_kwargs": ({},),
+    "frequency_penalty": (0,),
+    "functions": ([],),
+    "ignore_eos": (False,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "parallel_tool_calls": (True,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "top_k": (-1, 0),
+    "top_logprobs": (0,),
+    "top_p": (1,),
+}
+"""Values that ask for what the server does anyway, by field."""
+
+
+class RequestError(ValueError):
+    """A request asks for what this server does not do; ``field`` is the request's field."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class _Part(BaseModel):
+    """A part of a message's content."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+def _join_parts(content: Any) -> Any:
+    """Return the text of a list of parts; everything else stays for the field's own check."""
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for number, value in enumerate(content):
+        part = _Part.model_validate(value)
+        text = {"text": part.text, "refusal": part.refusal}.get(part.type)
+        if text is None:
+            raise ValueError(f"part {number} is {part.type!r}: this server reads parts of type 'text' with a text")
+        texts.append(text)
+    return PART_SEPARATOR.join(texts)
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _MessageFunction(_Wire):
+    name: str
+    arguments: str | dict[str, JsonValue]
+
+
+class _MessageCall(_Wire):
+    type: Literal["function"] = "function"
+    function: _MessageFunction
+
+
+class ChatMessage(_Wire):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_join_parts)] = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[_MessageCall] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as chat templates read it: a text may be empty, but is never null."""
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": self.content or self.refusal or ""}
+        optional = {
+            "name": self.name,
+            "reasoning": self.reasoning,
+            "reasoning_content": self.reasoning_content,
+            "tool_call_id": self.tool_call_id,
+            "tool_calls": [call.model_dump() for call in self.tool_calls or ()] or None,
+        }
+        for field, value in optional.items():
+            if value is not None:
+                message[field] = value
+        return message
+
+
+class _ToolFunction(_Wire):
+    name: str
+    strict: bool | None = None
+
+
+class _Tool(_Wire):
+    type: Literal["function"]
+    function: _ToolFunction
+
+
+def _check_tool(tool: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Check a tool and return it as it came: the prompt shows its keys in the client's order."""
+    if _Tool.model_validate(tool).function.strict:
+        raise ValueError("function.strict: this server cannot force a schema; leave it out")
+    return tool
+
+
+class _StreamOptions(_Wire):
+    include_usage: bool | None = None
+
+
+Stops: TypeAlias = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)]
+
+
+def _listed(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
+
+
+class ChatCompletionRequest(_Wire):
+    """The fields of a Chat Completions request that decide an answer; :func:`check_support` judges the others."""
+
+    model: str
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: list[Annotated[dict[str, JsonValue], AfterValidator(_check_tool)]] | None = None
+    tool_choice: JsonValue = None
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0, description="1 if not given")
+    max_tokens: int | None = Field(default=None, ge=1, description="all that the context has left if not given")
+    max_completion_tokens: int | None = Field(default=None, ge=1, description="the newer name of max_tokens")
+    seed: int | None = Field(default=None, ge=0, description="drawn at random if not given")
+    stop: Annotated[Stops | None, BeforeValidator(_listed)] = None
+    include_stop_str_in_output: bool | None = Field(default=None, description="vLLM's: the text keeps the stop string")
+    continue_final_message: bool | None = Field(default=None, description="the answer continues the last message")
+    add_generation_prompt: bool | None = Field(default=None, description="the opposite of continue_final_message")
+    logprobs: bool | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens of the answer, under either of its two names."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def may_call(self) -> bool:
+        """Whether tools are offered, and calls in the answer are taken for calls."""
+        return self.tool_choice != "none"
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def check_support(request: ChatCompletionRequest) -> None:
+    """Raise RequestError for the first thing that a request asks for and this server does not do."""
+    for name, value in (request.model_extra or {}).items():
+        _check_extra(name, value)
+    for number, message in enumerate(request.messages):
+        _check_message(message, f"messages.{number}")
+    if request.tool_choice not in (None, "auto", "none"):
+        raise RequestError("tool_choice", "this server cannot force a call; give 'auto' or 'none', or leave it out")
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise RequestError("max_completion_tokens", "it differs from max_tokens; give one of the two")
+    if request.add_generation_prompt not in (None, not request.continue_final_message):
+        raise RequestError("add_generation_prompt", "it is the opposite of continue_final_message here; leave it out")
+    if request.stream_options and not request.stream:
+        raise RequestError("stream_options", "it is for stream: true; leave it out")
+
+
+def _check_extra(name: str, value: JsonValue) -> None:
+    if value is None or name in WITHOUT_EFFECT or value in ACCEPTED_VALUES.get(name, ()):
+        return
+    values = ACCEPTED_VALUES.get(name, ())
+    remedy = f"leave it out or set it to {_either(values)}" if values else "leave it out"
+    raise RequestError(name, f"this server does not support it; {remedy}")
+
+
+def _either(values: Sequence[JsonValue]) -> str:
+    return " or ".join(map(str, values))
+
+
+def _check_message(message: ChatMessage, place: str) -> None:
+    """Refuse a message without a text where its role needs one, and fields that no chat template of ours reads."""
+    for name, value in (message.model_extra or {}).items():
+        if value not in (None, [], {}):
+            raise RequestError(f"{place}.{name}", "this server does not read it; leave it out")
+    if message.content is None and message.role != "assistant":
+        raise RequestError(f"{place}.content", f"a message of role {message.role!r} needs a text")

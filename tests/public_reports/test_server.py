@@ -1,0 +1,459 @@
+"""Small inputs of public reports about retrieval and its server; the source stands beside each."""
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.testclient import TestClient
+
+from deepsearch_rl.errors import EndpointDownError, EndpointError
+from deepsearch_rl.files import write_jsonl
+from deepsearch_rl.retrieval.build import build_index
+from deepsearch_rl.retrieval.encoders.remote import RemoteConfig, RemoteEncoder
+from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, split_question
+from deepsearch_rl.retrieval.online.endpoint import OnlineConfig, SearchEndpoint
+from deepsearch_rl.retrieval.online.searcher import OnlineSearcher
+from deepsearch_rl.retrieval.rerank import RerankedSearcher
+from deepsearch_rl.retrieval.rows import Filter
+from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError, SearchesChunks, open_index
+from deepsearch_rl.retrieval.server.batching import SearchFailedError, SearchQueue
+from deepsearch_rl.retrieval.server.launch import serve_index
+from deepsearch_rl.retrieval.server.limits import Budget
+from deepsearch_rl.retrieval.server.metrics import Metrics
+from deepsearch_rl.retrieval.server.requests import MAX_BODIES_BYTES, MAX_BODY_BYTES, Guard
+from deepsearch_rl.retrieval.server.service import RetrievalApp
+from deepsearch_rl.retrieval.sparse.analysis import analyse
+from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
+from tests.chunks import make_chunks
+from tests.retrieval.server.searchers import GatedSearcher, engine, hit, open_searcher, service_config
+from tests.search_servers import in_thread
+from tests.settings import INDEX, RETRIEVAL
+
+BM25 = Bm25Config(engine="builtin", k1=0.9, b=0.4, fields={"contents": 1.0})
+UNSPACED_PASSAGES = (
+    "北京\n北京是中华人民共和国的首都。",  # bm25s#34, pyserini#565, llama_index#13866
+    "富士山\n富士山は日本で最も高い山です。",
+    "กรุงเทพมหานคร\nกรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย",
+    "दिल्ली\nदिल्ली भारत की राजधानी है।",
+    "서울\n서울은 대한민국의 수도이다.",
+    "ຫຼວງພະບາງ\nຫຼວງພະບາງເປັນເມືອງໃນພາກເໜືອຂອງລາວ",
+    "ភ្នំពេញ\nភ្នំពេញជារាជធានីនៃប្រទេសកម្ពុជា",
+    "ရန်ကုန်\nရန်ကုန်မြို့သည်မြန်မာနိုင်ငံ၏အကြီးဆုံးမြို့ဖြစ်သည်",
+    "Philae\nThe lander touched down on a comet.",
+)
+UNSPACED_QUERIES = (
+    ("中国的首都是哪里", 0),
+    ("日本で一番高い山は何ですか", 1),
+    ("เมืองหลวงของไทย", 2),
+    ("भारत की राजधानी", 3),
+    ("한국의 수도는 어디인가", 4),
+    ("ເມືອງຢູ່ພາກເໜືອ", 5),
+    ("រាជធានីកម្ពុជា", 6),
+    ("မြန်မာနိုင်ငံအကြီးဆုံးမြို့", 7),
+    ("landers on comets", 8),
+)
+
+
+@pytest.fixture(scope="module")
+def unspaced_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unspaced")
+    write_jsonl(folder / "chunks.jsonl", make_chunks(UNSPACED_PASSAGES))
+    encoder = INDEX.encoder.model_copy(update={"dimension": 16})
+    config = INDEX.model_copy(update={"encoder": encoder})
+    build_index(folder / "chunks.jsonl", folder / "index", config, seed=0)
+    return folder / "index"
+
+
+@pytest.mark.parametrize("retriever", ["bm25", "dense", "hybrid"])
+@pytest.mark.parametrize(("query", "row"), UNSPACED_QUERIES)
+def test_a_question_in_a_language_without_blanks_finds_its_passage(
+    unspaced_index: Path, retriever: str, query: str, row: int
+) -> None:
+    [hits] = open_index(unspaced_index, retriever=retriever).search([query], 1)
+    assert [hit.row for hit in hits] == [row]
+
+
+@pytest.mark.parametrize(("query", "row"), [("京", 0), ("高", 1), ("ย", 2), ("울", 4)])
+def test_a_query_of_one_letter_finds_the_words_that_hold_it(unspaced_index: Path, query: str, row: int) -> None:
+    [hits] = open_index(unspaced_index, retriever="bm25").search([query], 1)
+    assert [hit.row for hit in hits] == [row]
+
+
+@pytest.mark.parametrize("query", ["巴黎", "法", "ปารีส", "पेरिस", "파리"])
+def test_a_word_that_no_passage_holds_finds_none(unspaced_index: Path, query: str) -> None:
+    assert open_index(unspaced_index, retriever="bm25").search([query], 3) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("तमिलनाडु", ["तमिलनाडु"]),  # bm25s#34: a vowel sign stays with its consonant
+        ("தமிழ் বাংলা", ["தமிழ்", "বাংলা"]),
+        ("cafe\u0301", ["café"]),
+        ("か\u3099く", ["がく"]),
+        ("\uff21\uff22 \uff11", ["ab", "1"]),
+        ("ｶﾞｽ", ["ガス"]),
+        ("葛\U000e0100城", ["葛城"]),
+        ("2024年 iPhone手机", ["2024", "年", "iphon", "手机"]),
+        ("क्\u200dष", ["क्ष"]),
+        ("1\ufe0f\u20e3 ❤\ufe0f", ["1"]),
+    ],
+)
+def test_a_letter_keeps_its_marks_whatever_its_spelling(text: str, terms: object) -> None:
+    assert analyse(text) == terms
+
+
+def test_a_question_in_chinese_is_split_at_its_punctuation_and_names_its_source() -> None:
+    parts = split_question("据人民日报报道\uff0c北京是首都\uff0c那么上海呢\uff1f", SourceNames.of(["人民日报"]))
+    assert parts.sources == (0,)
+    assert [part for part in parts.parts if "北京" in part] == ["北京是首都"]
+
+
+def embeddings_server(refused: str | None, status: int) -> tuple[ThreadingHTTPServer, list[int]]:
+    """A server that refuses every request with the word ``refused`` in it (None: every request), and its requests."""
+    requests: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
+            requests.append(len(texts))
+            fails = refused is None or refused in texts
+            vectors = [{"index": row, "embedding": [1.0, 0.0]} for row in range(len(texts))]
+            body = json.dumps({"error": {"message": "no"}} if fails else {"data": vectors}).encode()
+            self.send_response(status if fails else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Silence."""
+
+    return ThreadingHTTPServer(("127.0.0.1", 0), Handler), requests
+
+
+@dataclass
+class EncodingSearcher:
+    """Finds one chunk for a query that its encoder can read."""
+
+    encoder: RemoteEncoder
+
+    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:  # noqa: ARG002
+        self.encoder.encode(queries, "query")
+        return [[hit(query)] for query in queries]
+
+
+QUERIES = [f"q{number}" for number in range(64)]
+
+
+async def ask_each(searcher: SearchesChunks, **settings: object) -> list[object]:
+    """What 64 clients with a query each, which share a search, get."""
+    queue = SearchQueue(searcher, service_config(window_ms=15_000, max_batch=64, **settings), Metrics())
+    async with queue:
+        return await asyncio.gather(*(queue.search([query], 1) for query in QUERIES), return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("refused", "status", "requests", "failures"),
+    [
+        (None, 503, 2, 64),  # down: one attempt and one probe
+        (None, 400, 2, 64),  # refuses everything
+        (None, 401, 1, 64),  # the key is wrong
+        ("q9", 400, 20, 1),
+        ("q9", 500, 20, 1),  # fails at a text that it cannot read
+    ],
+)
+def test_a_failing_embeddings_server_is_asked_a_few_times_for_a_whole_batch(
+    refused: str | None, status: int, requests: int, failures: int
+) -> None:
+    server, sizes = embeddings_server(refused, status)
+    with in_thread(server):
+        config = RemoteConfig(
+            name="remote",
+            base_url=f"http://127.0.0.1:{server.server_port}/v1",
+            model="m",
+            api_key_variable=None,
+            dimension=2,
+            query_prefix="",
+            passage_prefix="",
+            max_characters=None,
+            batch_texts=64,
+            concurrency=1,
+            timeout_s=10,
+            retries=0,
+        )
+        answers = asyncio.run(ask_each(EncodingSearcher(RemoteEncoder(config))))
+    assert sum(isinstance(answer, SearchFailedError) for answer in answers) == failures
+    assert len(sizes) <= requests
+
+
+@pytest.mark.parametrize(
+    ("refused", "status", "requests", "failures"), [("q9", 400, 64, 1), (None, 400, 64, 64), (None, 401, 4, 64)]
+)
+def test_a_query_that_a_paid_endpoint_refuses_costs_no_second_request_for_the_others(
+    refused: str | None, status: int, requests: int, failures: int
+) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.params["q"])
+        if refused in (None, asked[-1]):
+            return httpx.Response(status, text="refused")
+        return httpx.Response(200, json=[{"text": f"about {asked[-1]}"}])
+
+    endpoint = SearchEndpoint(
+        OnlineConfig.model_validate(
+            {
+                "name": "web",
+                "url": "https://a.example/?q={query}",
+                "fields": {"results": None, "text": "text"},
+                "max_concurrency": 1,
+            }
+        )
+    )
+    endpoint._transport = httpx.MockTransport(answer)
+    answers = asyncio.run(ask_each(OnlineSearcher(endpoint)))
+    assert sum(isinstance(answer, SearchFailedError) for answer in answers) == failures
+    assert len(asked) <= requests
+    assert len(set(asked)) == len(asked)
+
+
+def test_a_reranker_orders_the_hits_of_the_queries_that_did_not_fail() -> None:
+    class Partial:
+        def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:  # noqa: ARG002
+            raise QueriesFailedError([[hit("far"), hit("near")], EndpointError("refused.")])
+
+    class Nearness:
+        def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+            return np.array(["near" in contents for _, contents in pairs], dtype=np.float32)
+
+    reranked = RerankedSearcher(Partial(), Nearness(), depth=2)  # type: ignore[arg-type]
+    with pytest.raises(QueriesFailedError, match="1 of 2 queries failed, the first one because refused") as raised:
+        reranked.search(["a", "b"], 1)
+    [hits, failure] = raised.value.outcomes
+    assert isinstance(hits, list)
+    assert [each.chunk.id for each in hits] == ["near"]
+    assert isinstance(failure, EndpointError)
+
+
+def test_what_waits_is_answered_when_the_endpoint_is_down() -> None:
+    class Down(GatedSearcher):
+        def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+            super().search(queries, top_k, where)
+            raise EndpointDownError("it is down.")
+
+    async def scenario() -> tuple[list[object], int]:
+        searcher = Down()
+        queue = SearchQueue(searcher, service_config(), Metrics())
+        async with queue:
+            tasks = [asyncio.create_task(queue.search(["a"], 1))]
+            await asyncio.to_thread(searcher.started.acquire, timeout=10)
+            tasks += [asyncio.create_task(queue.search(["b"], top_k)) for top_k in (1, 2, 3)]
+            await asyncio.sleep(0)
+            searcher.gate.set()
+            return await asyncio.gather(*tasks, return_exceptions=True), len(searcher.batches)
+
+    answers, searches = asyncio.run(scenario())
+    assert [str(answer) for answer in answers] == ["it is down."] * 4
+    assert searches == 1
+
+
+class HangingSearcher(GatedSearcher):
+    """Hangs at the query "hang" until the gate opens."""
+
+    def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
+        if "hang" in queries:
+            return super().search(queries, top_k, where)
+        return [[hit(query)] for query in queries]
+
+
+def test_a_search_that_hangs_stops_nobody_else_and_healthz_says_so() -> None:
+    searcher = HangingSearcher()
+    app = RetrievalApp(
+        engine(searcher), service_config(search_timeout_s=0.2, cache_entries=0), Guard(token=None, loopback=False)
+    )
+    with TestClient(app) as client:
+        assert client.get("/healthz").json() == {"status": "ok"}
+        hanging = client.post("/retrieve", json={"queries": ["hang", "beside it"]})
+        assert (hanging.status_code, hanging.headers["retry-after"]) == (503, "1")
+        assert "within 0.2 s" in hanging.json()["detail"]
+        sick = client.get("/healthz")
+        assert sick.status_code == 503
+        assert "search_timeout_s" in sick.json()["detail"]
+        assert client.post("/retrieve", json={"queries": ["a"]}).status_code == 200
+        assert client.post("/retrieve", json={"queries": ["beside it"]}).status_code == 200
+        for _ in range(9):  # the one that hangs is searched for alone, once, and then refused
+            assert client.post("/retrieve", json={"queries": ["hang"]}).status_code == 503
+        assert searcher.batches == [["hang", "beside it"], ["hang"]]
+        assert client.post("/retrieve", json={"queries": ["a"]}).status_code == 200
+        assert b"deepsearch_hanging_searches 2.0" in client.get("/metrics").content
+        searcher.gate.set()
+        for _ in range(100):
+            if client.get("/healthz").status_code == 200:
+                break
+            time.sleep(0.01)
+        assert client.post("/retrieve", json={"queries": ["hang"]}).status_code == 200
+
+
+def test_a_request_of_ten_thousand_queries_leaves_room_and_turns_for_others() -> None:
+    async def scenario() -> list[list[str]]:
+        searcher = GatedSearcher()
+        queue = SearchQueue(searcher, service_config(max_batch=8, max_pending=16, cache_entries=0), Metrics())
+        async with queue:
+            first = asyncio.create_task(queue.search(["first"], 1))
+            await asyncio.to_thread(searcher.started.acquire, timeout=10)
+            long = asyncio.create_task(queue.search([f"long {number}" for number in range(10_000)], 1))
+            await asyncio.sleep(0)
+            short = asyncio.create_task(queue.search(["short 0", "short 1"], 1))
+            await asyncio.sleep(0)
+            searcher.gate.set()
+            await asyncio.gather(first, short)
+            batches = list(searcher.batches)
+            assert not long.done()
+            await long
+        return batches
+
+    batches = asyncio.run(scenario())
+    assert sorted(batches[1])[-2:] == ["short 0", "short 1"]
+    assert len(batches) < 10
+
+
+def test_all_answers_together_hold_no_more_passages_than_the_process_may() -> None:
+    async def scenario() -> tuple[int, list[int]]:
+        budget, held, most = Budget(1600), 0, 0
+
+        async def request(documents: int) -> int:
+            nonlocal held, most
+            async with budget.part(documents, timeout_s=10):
+                held += documents
+                most = max(most, held)
+                await asyncio.sleep(0)
+                held -= documents
+            return documents
+
+        sizes = [800] * 20 + [1, 100, 50] * 20
+        return most, await asyncio.gather(*map(request, sizes))
+
+    most, answered = asyncio.run(scenario())
+    assert most <= 1600
+    assert len(answered) == 80
+
+
+def test_large_answers_in_a_row_keep_no_small_one_waiting_and_no_turn_is_lost() -> None:
+    async def scenario() -> list[int]:
+        budget = Budget(1600)
+        async with budget.part(800, 1):
+            late = asyncio.create_task(held(budget, 800, 10))
+            leaving = asyncio.create_task(held(budget, 800, 10))
+            await asyncio.sleep(0)
+            async with budget.part(100, 0.01):
+                pass
+            leaving.cancel()
+            with pytest.raises(HTTPException) as refused:
+                await held(budget, 800, 0.01)
+        await late
+        await held(budget, 800, 0.01)
+        return [refused.value.status_code]
+
+    async def held(budget: Budget, amount: int, timeout_s: float) -> None:
+        async with budget.part(amount, timeout_s):
+            await asyncio.sleep(0)
+
+    assert asyncio.run(scenario()) == [503]
+
+
+def test_bodies_that_are_never_finished_cannot_fill_the_memory() -> None:
+    async def scenario() -> tuple[list[int], int]:
+        app = RetrievalApp(engine(open_searcher()), service_config(), Guard(token=None, loopback=False))
+        never = asyncio.Event()
+        statuses: list[int] = []
+
+        async def upload(size: int, *, ends: bool) -> None:
+            messages = [{"type": "http.request", "body": b" " * size, "more_body": not ends}]
+
+            async def receive() -> dict[str, object]:
+                if not messages:
+                    await never.wait()
+                return messages.pop()
+
+            async def send(message: MutableMapping[str, Any]) -> None:
+                if message["type"] == "http.response.start":
+                    statuses.append(message["status"])
+
+            scope = {"type": "http", "method": "POST", "path": "/retrieve", "headers": []}
+            await app(scope, receive, send)
+
+        fitting = MAX_BODIES_BYTES // MAX_BODY_BYTES
+        uploads = [asyncio.create_task(upload(MAX_BODY_BYTES, ends=False)) for _ in range(fitting + 3)]
+        await asyncio.sleep(0.1)
+        refused = list(statuses)
+        for task in uploads:
+            task.cancel()
+        await asyncio.gather(*uploads, return_exceptions=True)
+        statuses.clear()
+        await upload(10, ends=True)  # the bytes were given back; a blank body is no JSON
+        return refused, statuses[0]
+
+    assert asyncio.run(scenario()) == ([503] * 3, 422)
+
+
+def peak_memory_bytes(pid: int) -> int:
+    """The most memory that a process has had (VmHWM)."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024
+
+
+@pytest.mark.nightly
+def test_the_peak_of_a_server_does_not_grow_with_the_requests_for_many_passages(tmp_path: Path) -> None:
+    rows, clients = 15_000, 16  # without a common limit: 240,000 passages, about 900 MB
+    texts = (f"Title {row}\ncommon {'text ' * 100}" for row in range(rows))
+    write_jsonl(tmp_path / "chunks.jsonl", make_chunks(texts))
+    bm25_config = INDEX.model_copy(update={"encoder": INDEX.encoder.model_copy(update={"fit_rows": 10})})
+    build_index(tmp_path / "chunks.jsonl", tmp_path / "index", bm25_config, seed=0)
+    config = RETRIEVAL.model_copy(update={"max_batch": 256, "max_pending": 4096})
+    with serve_index(tmp_path / "index", tmp_path / "chunks.jsonl", config) as url:
+
+        def ask(number: int) -> int:
+            body = {"queries": [f"common {number}"], "topk": rows}
+            return len(httpx.post(f"{url}/retrieve", json=body, timeout=300).content)
+
+        with ThreadPoolExecutor(clients) as threads:
+            sizes = list(threads.map(ask, range(clients)))
+        peak_bytes = max(peak_memory_bytes(process.pid) for process in psutil.Process().children(recursive=True))
+    assert min(sizes) > rows * 500
+    assert peak_bytes < 450 * 2**20
+
+
+class CountingColumn:
+    """A column that counts how often it is read."""
+
+    def __init__(self, column: np.ndarray) -> None:
+        self._column, self.reads = column, 0
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        self.reads += 1
+        return self._column[rows]
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 5461])
+def test_the_postings_of_a_term_are_read_once_however_often_the_query_repeats_it(tmp_path: Path, repeats: int) -> None:
+    index = Bm25Index.build(make_chunks(["river", "comet river", "comet comet"]), tmp_path, BM25)
+    column = CountingColumn(index.rows_P)
+    counting = dataclasses.replace(index, rows_P=column)
+    [once] = index.search(["comet"], 3)
+    [repeated] = counting.search([" comet" * repeats + " zebra"], 3)
+    assert column.reads == 1
+    assert repeated.rows_K.tolist() == once.rows_K.tolist() == [2, 1]
+    assert repeated.scores_K.tolist() == pytest.approx((repeats * once.scores_K).tolist())
