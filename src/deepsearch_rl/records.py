@@ -177,7 +177,7 @@ Device = Literal["cpu", "cuda"]
 
 
 class StopReason(StrEnum):
-    """Why a rollout ended; docs/contracts.md, section 4, explains each."""
+    """Why a rollout ended; docs/contracts.md, section 4, explains each, and :data:`SERVER_FAILURES` sorts them."""
 
     ANSWERED = "answered"
     NO_ANSWER_TAG = "no_answer_tag"

@@ -201,7 +201,7 @@ def test_a_call_that_is_written_as_text_is_unparsable(
     assert searches.queries == []
 
 
-def test_a_body_that_never_ends_is_a_deadline(chat_server: Any, rollout: Callable[..., Trajectory]) -> None:
+def test_a_body_that_never_ends_is_the_servers_failure(chat_server: Any, rollout: Callable[..., Trajectory]) -> None:
     def drip(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.send_header("content-type", "application/json")
@@ -211,7 +211,7 @@ def test_a_body_that_never_ends_is_a_deadline(chat_server: Any, rollout: Callabl
         chat_server.finish.wait(30)
 
     chat_server.script.append(drip)
-    assert rollout(timeout_s=0.3).stop_reason is StopReason.DEADLINE
+    assert rollout(timeout_s=0.3).stop_reason is StopReason.MODEL_ERROR
 
 
 def test_an_answer_behind_ten_megabytes_of_thought_is_still_an_answer(

@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import contextlib
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT
 from deepsearch_rl.errors import EndpointError, UnknownNameError
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.records import Question, Retrieval, StopReason, Trajectory
+from tests.agent.conftest import completion
 
 QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
 ANSWER = "<answer> Mary Moss</answer>"
@@ -223,9 +226,43 @@ def test_a_server_that_refuses_a_prompt_as_too_long_ends_in_the_token_budget(cha
     assert answer().stop_reason is StopReason.TOKEN_BUDGET
 
 
-def test_a_model_that_does_not_answer_in_time_ends_at_the_deadline(chat_server, answer):
+def test_a_model_server_that_hangs_until_the_deadline_has_failed(chat_server, answer):
     chat_server.hangs()
-    assert answer(timeout_s=0.3).stop_reason is StopReason.DEADLINE
+    trajectory = answer(timeout_s=0.3)
+    assert trajectory.stop_reason is StopReason.MODEL_ERROR
+    assert "not finished after 0.3 s" in (trajectory.error or "")
+
+
+def writes_for(seconds: float, body: str) -> Callable[[Any], None]:
+    """Send a reply after some seconds, as a model that writes for so long."""
+
+    def send(handler: Any) -> None:
+        time.sleep(seconds)
+        handler.send_response(200)
+        handler.send_header("content-type", "application/json")
+        handler.send_header("content-length", str(len(body)))
+        handler.end_headers()
+        with contextlib.suppress(OSError):  # the agent may be gone
+            handler.wfile.write(body.encode())
+
+    return send
+
+
+def test_a_model_that_writes_until_the_deadline_ends_there_by_its_own_length(chat_server, answer):
+    chat_server.script.append(writes_for(0.15, completion("", "again", tokens=(100, 8))))
+    assert answer(timeout_s=0.7, max_turns=99, max_searches=99).stop_reason is StopReason.DEADLINE
+
+
+def test_a_turn_that_takes_longer_than_its_tokens_can_is_a_server_that_hangs(chat_server, answer):
+    chat_server.script.append(writes_for(0.02, completion("", "one", tokens=(100, 60))))
+    chat_server.hangs()
+    assert answer(timeout_s=0.6).stop_reason is StopReason.MODEL_ERROR
+
+
+def test_a_turn_that_can_still_be_written_at_the_deadline_is_the_models(chat_server, answer):
+    chat_server.script.append(writes_for(0.1, completion("", "one", tokens=(100, 2))))
+    chat_server.hangs()
+    assert answer(timeout_s=0.6).stop_reason is StopReason.DEADLINE
 
 
 def test_a_session_whose_search_was_cut_off_by_the_deadline_still_searches(chat_server, searches, agent_config):
@@ -236,7 +273,7 @@ def test_a_session_whose_search_was_cut_off_by_the_deadline_still_searches(chat_
     chat_server.says("", "slow")
     chat_server.says("", "quick")
     chat_server.says(ANSWER)
-    assert asyncio.run(two_rollouts()) == [StopReason.DEADLINE, StopReason.ANSWERED]
+    assert asyncio.run(two_rollouts()) == [StopReason.TOOL_ERROR, StopReason.ANSWERED]
 
 
 def test_half_a_surrogate_pair_in_an_answer_can_be_stored(chat_server, answer):
@@ -388,6 +425,6 @@ def test_without_searches_the_first_is_answered_with_the_notice(chat_server, sea
 def test_a_search_that_was_carried_out_but_never_read_shows_no_chunks(chat_server, answer):
     chat_server.says("", "one", "slow")
     trajectory = answer(timeout_s=0.5)
-    assert trajectory.stop_reason is StopReason.DEADLINE
+    assert trajectory.stop_reason is StopReason.TOOL_ERROR
     assert [(one.query, one.chunk_ids) for one in trajectory.retrievals] == [("one", ())]
     assert all(message.role != "tool" for message in trajectory.messages)

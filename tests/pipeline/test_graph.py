@@ -78,7 +78,7 @@ def test_a_stage_depends_on_exactly_the_prompts_that_it_reads(name: str) -> None
     assert declared == {family: read.get(family, set()) for family in declared}
 
 
-TEMPLATE_READERS = {"prepare_model", "synthesize", "filter", "sft", "rl", "optimize_prompt", "evaluate"}
+TEMPLATE_READERS = {"prepare_model", "synthesize", "filter", "sft", "rl", "optimize_prompt", "evaluate", "ifeval"}
 TOOL_READERS = TEMPLATE_READERS | {"merge", "unsloth_merge", "report", "track"}
 
 

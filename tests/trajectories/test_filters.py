@@ -105,6 +105,7 @@ def test_reasoned_wants_one_thought_in_every_turn_wherever_the_server_put_it():
         Message(role="assistant", content="c"),
         Message(role="assistant", content="c", reasoning="a <think> tag"),
         Message(role="assistant", content="c <think>d</think>", reasoning="a"),
+        Message(role="assistant", content="<think>never closed"),
     ):
         assert not reasoned(trajectory().model_copy(update={"messages": (*turns, wrong)}), QUESTION)
 

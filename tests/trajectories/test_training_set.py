@@ -68,6 +68,17 @@ def test_the_report_counts_every_drop(paths: SimpleNamespace, config: FilterConf
     assert (report["trajectories"], report["rows"]) == (3, 1)
 
 
+def test_a_call_in_the_middle_of_a_thought_is_no_row(paths: SimpleNamespace, config: FilterConfig, agent: AgentConfig):
+    right = trajectory()
+    turns = [
+        turn.model_copy(update={"content": "<think>I look"}) if turn.tool_calls else turn for turn in right.messages
+    ]
+    cut = right.model_copy(update={"id": "q#1", "sample": 1, "messages": tuple(turns)})
+    write_jsonl(paths.trajectories, [right, cut])
+    assert build_training_set(config, agent, **vars(paths)) == 1
+    assert read_json(paths.report)["dropped"]["unclosed_thought"] == 1
+
+
 def test_a_question_gives_no_more_rows_than_its_limit(paths: SimpleNamespace, config: FilterConfig, agent: AgentConfig):
     made = [trajectory(queries=(f"mayor {n}",)).model_copy(update={"id": f"q#{n}", "sample": n}) for n in range(4)]
     write_jsonl(paths.trajectories, made)

@@ -96,6 +96,11 @@ def spoken_text(message: Message) -> str:
     return "".join(spoken)
 
 
+def has_unclosed_thought(messages: Iterable[Message]) -> bool:
+    """Return whether a turn ended, or called a tool, in the middle of its thought: a template would close it."""
+    return any(not split_thought(message).closed for message in messages)
+
+
 def assistant_turn(
     text: str, reasoning: str | None, calls: tuple[ToolCall, ...] = (), *, begins_in_thought: bool = False
 ) -> Message:

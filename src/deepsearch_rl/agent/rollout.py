@@ -63,8 +63,10 @@ class RolloutModel(Model):
             max_tokens = self._make_room()
             transcript.show()
             characters = self._protocol.characters(transcript.messages)
+            transcript.generation.begin(max_tokens)
             with timed("model_call", len(transcript.messages)):
                 reply = await self._ask(max_tokens)
+            transcript.generation.end(reply.usage.completion_tokens if reply.usage else 0)
             if reply.usage is not None:
                 transcript.prompt_count = PromptCount(reply.usage.prompt_tokens, characters, counted=True)
                 transcript.usage.append(reply.usage)
@@ -163,11 +165,25 @@ async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcr
         return _failed_call(error, transcript)
     except Exception as error:  # noqa: BLE001 - any other error that a server's reply causes is this rollout's
         if limit.expired() and isinstance(error, TimeoutError):
-            return StopReason.DEADLINE, f"not finished after {tool.config.timeout_s:g} s"
+            return _overtime(transcript, tool.config.timeout_s)
         _LOG.debug("rollout of %s failed", question.id, exc_info=True)
         return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}"
     has_answer = has_answer_tags(spoken_text(transcript.messages[-1]))
     return (StopReason.ANSWERED if has_answer else StopReason.NO_ANSWER_TAG), None
+
+
+def _overtime(transcript: Transcript, timeout_s: float) -> tuple[StopReason, str]:
+    """Return whose failure it is that the time is over: the model's, if it spent most of the time writing.
+
+    Otherwise something hangs: the model server, if a turn has not come, or else a search.
+    """
+    generation = transcript.generation
+    detail = f"not finished after {timeout_s:g} s, of which the model wrote for {generation.total_s:.3g} s"
+    if generation.total_s > timeout_s / 2:
+        return StopReason.DEADLINE, detail
+    if generation.is_pending:
+        return StopReason.MODEL_ERROR, f"{detail}: its server hangs in a call"
+    return StopReason.TOOL_ERROR, f"{detail}: a search hangs"
 
 
 def _failed_call(error: openai.APIError | EndpointError, transcript: Transcript) -> tuple[StopReason, str]:

@@ -4,6 +4,7 @@ Each request is built from it, so that a stored trajectory holds exactly the mes
 """
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
@@ -62,6 +63,46 @@ class PromptCount:
 
 
 @dataclass(slots=True)
+class GenerationTime:
+    """The seconds of a rollout in which its model wrote: the turns that came, and one that may still be written."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    _began: float | None = None
+    _max_tokens: int = 0
+
+    def begin(self, max_tokens: int) -> None:
+        """A turn of at most so many tokens is asked for now."""
+        self._began = time.monotonic()
+        self._max_tokens = max_tokens
+
+    def end(self, tokens: int) -> None:
+        """The turn has come, with so many tokens."""
+        assert self._began is not None
+        self.seconds += time.monotonic() - self._began
+        self.tokens += tokens
+        self._began = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a turn was asked for and has not come."""
+        return self._began is not None
+
+    @property
+    def total_s(self) -> float:
+        """The seconds until now.
+
+        A turn that has not come counts while it is no longer than its limit of tokens would take at the speed of the
+        turns before it; after that, or where no turn came before, the server hangs.
+        """
+        if self._began is None or not self.tokens:
+            return self.seconds
+        pending_s = time.monotonic() - self._began
+        longest_s = self._max_tokens * self.seconds / self.tokens
+        return self.seconds + (pending_s if pending_s <= longest_s else 0.0)
+
+
+@dataclass(slots=True)
 class Transcript:
     """A running rollout."""
 
@@ -72,6 +113,7 @@ class Transcript:
     searches: int = 0
     usage: list[TokenUsage] = field(default_factory=list)
     prompt_count: PromptCount = field(default_factory=PromptCount)
+    generation: GenerationTime = field(default_factory=GenerationTime)
     told_to_answer: StopReason | None = None
     """Once the model was told to answer: the stop reason if it searches again."""
     _waiting: dict[str, tuple[str, Retrieval | None]] = field(default_factory=dict)

@@ -59,6 +59,12 @@ class ChatFormat:
             raise ConversationError(f"the conversation cannot be rendered: {error}") from error
         return cast(list[int], tokens)
 
+    def opening_ids(self) -> list[int]:
+        """Return the tokens that end every prompt: those that open the model's turn."""
+        question = [{"role": "user", "content": "?"}]
+        conversation = self.tokenizer.apply_chat_template(question, add_generation_prompt=False, return_dict=False)
+        return self.prompt_ids(question, None)[len(cast(list[int], conversation)) :]
+
     def opens_thought(self, prompt: Sequence[int], continued: str = "") -> bool:
         """Return whether the answer to a prompt begins inside a thought.
 

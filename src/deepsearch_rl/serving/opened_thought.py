@@ -13,5 +13,4 @@ def prompt_opens_thought(folder: Path) -> bool:
     from deepsearch_rl.serving.chat_format import load_chat_format  # noqa: PLC0415 - most templates need no tokenizer
 
     chat_format = load_chat_format(folder)
-    prompt = chat_format.tokenizer.decode(chat_format.prompt_ids([{"role": "user", "content": "?"}], None))
-    return str(prompt).rstrip().endswith(OPEN_THINK)
+    return chat_format.opens_thought(chat_format.prompt_ids([{"role": "user", "content": "?"}], None))

@@ -12,7 +12,7 @@ import pandas as pd
 import pandera.pandas as pa
 from pydantic import BaseModel, RootModel
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME, chat_messages
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME, chat_messages, has_unclosed_thought
 from deepsearch_rl.agent.prompts import load_prompt
 from deepsearch_rl.corpora.flashrag import numbered_questions
 from deepsearch_rl.errors import CheckFailedError, ConfigError, UnknownNameError
@@ -79,9 +79,9 @@ def export_rows(source: Path, out: Path, to: str, dataset: str | None, split: st
     """Write rows for another trainer and return how many there are.
 
     ms-swift, ms-swift-turns (a row per turn of the model, without the reasoning before it) and trl take a file of
-    trajectories and leave failed ones out; the others take a file of questions. search-r1 and verl are Parquet files,
-    the others JSON Lines. ``dataset`` and ``split`` are those of the questions; search-r1 and verl need
-    one of :data:`REWARDED_SETS`. No ``prompt`` is that of :data:`PROMPTS`.
+    trajectories and leave out failed ones and those with a thought that was never closed; the others take a file of
+    questions. search-r1 and verl are Parquet files, the others JSON Lines. ``dataset`` and ``split`` are those of the
+    questions; search-r1 and verl need one of :data:`REWARDED_SETS`. No ``prompt`` is that of :data:`PROMPTS`.
 
     Raise UnknownNameError where there is no such format or prompt; ConfigError where the trainer has no reward for
     ``dataset``; ArtifactError or RecordError where the source is missing or malformed; CheckFailedError where it gives
@@ -117,7 +117,7 @@ def _data_source(to: str, dataset: str | None) -> str:
 
 def _conversations(path: Path, to: str) -> Iterator[BaseModel]:
     for trajectory in read_distinct(path, Trajectory):
-        if trajectory.failed:
+        if trajectory.failed or has_unclosed_thought(trajectory.messages):
             continue
         _require_tool_calls(trajectory, to)
         if to == "trl":

@@ -21,7 +21,7 @@ from pydantic import Field, JsonValue, model_validator
 from swift.model import get_processor
 from swift.template import get_template
 
-from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages, split_thought
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages, has_unclosed_thought, split_thought
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.errors import CheckFailedError, ConfigError
@@ -36,6 +36,7 @@ from deepsearch_rl.trajectories.manifest import require_made_with, require_promp
 IGNORED = -100  # label of a token without loss
 NO_LIMIT = 1 << 24  # ms-swift refuses longer conversations; the limit on rows applies after the proof
 PER_QUESTION, TOO_LONG = "per_question", "too_long"
+UNCLOSED_THOUGHT = "unclosed_thought"  # a row would hold the closing tag that the model never wrote
 LAST_TURN = "last_round"  # ms-swift's loss scale that trains the last turn of a row alone
 
 
@@ -82,6 +83,9 @@ def build_training_set(
     require_made_with(trajectories, agent)
     answers = list(read_distinct(trajectories, Trajectory))
     kept, dropped = apply_predicates(answers, read_distinct(questions, Question), find_predicates(config.predicates))
+    closed = [trajectory for trajectory in kept if not has_unclosed_thought(trajectory.messages)]
+    if len(closed) < len(kept):
+        dropped[UNCLOSED_THOUGHT], kept = len(kept) - len(closed), closed
     if config.per_question:
         best = best_per_question(kept, config.per_question)
         dropped[PER_QUESTION], kept = len(kept) - len(best), best

@@ -317,20 +317,27 @@ def test_the_dev_score_is_the_mean_over_all_samples(train: Train, tmp_path: Path
 
 
 def test_rollouts_that_infrastructure_broke_are_counted_and_not_trained_on(train: Train, tmp_path: Path) -> None:
-    ends = {0: StopReason.TOOL_ERROR, 1: StopReason.DEADLINE, 2: StopReason.TURN_BUDGET}
+    ends = {0: StopReason.TOOL_ERROR, 1: StopReason.MODEL_ERROR, 2: StopReason.TURN_BUDGET}
     trainer = train(steps=1, ends=ends)
     assert "update from 4" in trainer.calls
     metrics = logged(tmp_path / "adapter")[1].metrics
     assert metrics["left_out"] == 4
-    assert metrics["failures/tool_error"] == metrics["failures/deadline"] == 0.25
+    assert metrics["failures/tool_error"] == metrics["failures/model_error"] == 0.25
+
+
+def test_a_rollout_that_met_its_deadline_by_its_own_length_is_trained_on(train: Train, tmp_path: Path) -> None:
+    trainer = train(steps=1, ends={1: StopReason.DEADLINE})
+    assert "update from 8" in trainer.calls
+    metrics = logged(tmp_path / "adapter")[1].metrics
+    assert (metrics["left_out"], metrics["failures/deadline"]) == (0, 0.25)
 
 
 def test_a_step_whose_rollouts_all_failed_stops_the_run_with_the_first_error(train: Train, task: RlTask) -> None:
     with pytest.raises(EndpointError, match=r"every rollout .* ended with model_error: 401 Unauthorized\. .* goes on"):
         train(steps=1, ends=dict.fromkeys(range(4), StopReason.MODEL_ERROR))
     assert len((task.scratch / "train_log.jsonl").read_text().splitlines()) == 1
-    with pytest.raises(EndpointError, match=r"every rollout .* ended with deadline"):
-        train(steps=1, ends={-1: StopReason.DEADLINE})
+    with pytest.raises(EndpointError, match=r"every rollout .* ended with tool_error"):
+        train(steps=1, ends={-1: StopReason.TOOL_ERROR})
     assert len((task.scratch / "train_log.jsonl").read_text().splitlines()) == 1, "a server's failure is no dev score"
 
 
@@ -368,7 +375,7 @@ def test_a_dev_score_leaves_out_what_a_server_failed_and_is_none_where_it_failed
     assert [line.dev_f1 for line in logged(tmp_path / "adapter")] == pytest.approx([2 / 9, 5 / 9])
 
     shutil.rmtree(task.scratch)
-    with pytest.raises(EndpointError, match="4 of the 20 rollouts of a dev score failed by a server or a deadline"):
+    with pytest.raises(EndpointError, match="4 of the 20 rollouts of a dev score were failed by a server"):
         train(steps=1, dev=dev, ends={**failed, -9: StopReason.TOOL_ERROR})
 
 

@@ -31,7 +31,7 @@ from deepsearch_rl.answers import INSUFFICIENT, normalise, score_rollout
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, look_up
 from deepsearch_rl.files import AppendLog, atomic_directory, read_json, read_jsonl, sha256_json, write_json, write_jsonl
 from deepsearch_rl.progress import ProgressBar
-from deepsearch_rl.records import Question, StopReason
+from deepsearch_rl.records import SERVER_FAILURES, Question
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
 from deepsearch_rl.serving.trained_with import TRAINED_WITH, require_trained_with, served_with
 from deepsearch_rl.training.curves import TrainingStep, record_step, standard_error
@@ -45,8 +45,6 @@ from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollo
 _LOG = logging.getLogger(__name__)
 TRAIN_LOG = "train_log.jsonl"
 Groups = list[list[Rollout]]  # Q questions, G rollouts of each
-BROKEN = frozenset({StopReason.TOOL_ERROR, StopReason.MODEL_ERROR, StopReason.DEADLINE})
-"""How a rollout ends that infrastructure broke: a search or a model call failed, or time ran out."""
 BAD_UPDATE = "bad_update.json"
 """File of the scratch folder that says which step's update was not finite, and how often."""
 MIN_DEV_SHARE = 0.9
@@ -332,7 +330,7 @@ class _Run:
         wanted = sum(map(len, groups))
         if whole < MIN_DEV_SHARE * wanted:
             raise EndpointError(
-                f"{wanted - whole} of the {wanted} rollouts of a dev score failed by a server or a deadline, and the "
+                f"{wanted - whole} of the {wanted} rollouts of a dev score were failed by a server, and the "
                 "others are too few to choose a checkpoint by. Check the servers and run the command again, which goes "
                 "on from the last step."
             )
@@ -357,19 +355,26 @@ def evaluations_since_best(lines: Sequence[TrainingStep]) -> int:
 
 
 def trainable(rollouts_QG: Groups) -> Groups:
-    """Leave out the rollouts of :data:`BROKEN`, whose reward of zero says nothing of the policy, and empty groups.
+    """Leave out the rollouts that a server failed, whose reward of zero says nothing of the policy, and empty groups.
 
-    Raises EndpointError if nothing is left: a server that fails everything must not use up steps.
+    Those that the engine cannot train on (:attr:`Rollout.left_out`) are left out, too. Raises EndpointError if nothing
+    is left: a server that fails everything must not use up steps.
     """
-    kept_QG = [[rollout for rollout in group if rollout.trajectory.stop_reason not in BROKEN] for group in rollouts_QG]
+    kept_QG = [[rollout for rollout in group if not _why_left_out(rollout)] for group in rollouts_QG]
     if not any(kept_QG):
-        first = rollouts_QG[0][0].trajectory
+        first = rollouts_QG[0][0]
         raise EndpointError(
-            f"every rollout of the step failed; the first one ended with {first.stop_reason}: {first.error}. Nothing "
-            "of the step was kept; check the server that this names and run the command again, which goes on from the "
-            "last step."
+            f"every rollout of the step failed; the first one ended with {_why_left_out(first)}: "
+            f"{first.trajectory.error}. Nothing of the step was kept; check the server that this names and run the "
+            "command again, which goes on from the last step."
         )
     return list(filter(None, kept_QG))
+
+
+def _why_left_out(rollout: Rollout) -> str:
+    """Return the server's failure or the engine's reason to leave a rollout out; empty where it is trained on."""
+    reason = rollout.trajectory.stop_reason
+    return str(reason) if reason in SERVER_FAILURES else rollout.left_out
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], max_searches: int) -> dict[str, float]:
@@ -380,6 +385,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], max_searches: int) -> dict[str,
     """
     trajectories = [rollout.trajectory for rollout in rollouts]
     failures = Counter(trajectory.stop_reason for trajectory in trajectories if trajectory.failed)
+    left_out = Counter(rollout.left_out for rollout in rollouts if rollout.left_out)
     refusal = normalise(INSUFFICIENT)
     parts = rollouts[0].parts
     return {
@@ -392,6 +398,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], max_searches: int) -> dict[str,
         "at_search_limit": fmean(trajectory.tool_calls >= max_searches for trajectory in trajectories),
         "rounds": fmean(trajectory.rounds for trajectory in trajectories),
         **{f"failures/{kind}": count / len(rollouts) for kind, count in sorted(failures.items())},
+        **{f"left_out/{name}": count / len(rollouts) for name, count in sorted(left_out.items())},
     }
 
 

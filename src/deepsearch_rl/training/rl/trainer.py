@@ -218,10 +218,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A finished rollout; ``capture`` is for its engine to train on; the loop adds the ``parts`` of its reward."""
+    """A finished rollout; ``capture`` is for its engine to train on; the loop adds the ``parts`` of its reward.
+
+    ``left_out`` is the engine's name of what keeps it from being trained on, empty where nothing does.
+    """
 
     trajectory: Trajectory
     capture: Any = None
+    left_out: str = ""
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property

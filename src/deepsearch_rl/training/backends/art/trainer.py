@@ -12,6 +12,7 @@ import logging
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -35,7 +36,9 @@ from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.records import Question
+from deepsearch_rl.serving.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.serving.opened_thought import prompt_opens_thought
+from deepsearch_rl.training.backends.art.captures import sampled_choices, why_left_out
 from deepsearch_rl.training.backends.art.checkpoints import RESUME_ONLY, is_whole, require_start
 from deepsearch_rl.training.rl.checkpoints import checkpoints
 from deepsearch_rl.training.rl.heartbeat import check_server
@@ -147,6 +150,10 @@ class ArtTrainer:
         check_server("the policy's server", self._endpoint().base_url.removesuffix("/v1") + "/health")
         return self._step
 
+    @cached_property
+    def _chat_format(self) -> ChatFormat:
+        return load_chat_format(self._task.start)
+
     def _checkpoint(self, step: int) -> Path:
         return Path(get_step_checkpoint_dir(str(self._folder), step))
 
@@ -166,7 +173,11 @@ class ArtTrainer:
             """Roll out one sample as soon as fewer than ``rl.concurrency`` others run."""
             async with limit:
                 with AutoTrajectoryContext() if sampling.trained else contextlib.nullcontext() as captured:
-                    return Rollout(await agent.answer(question, sample), captured)
+                    trajectory = await agent.answer(question, sample)
+            if captured is None:
+                return Rollout(trajectory)
+            with_reasoning = self._task.agent.history_reasoning
+            return Rollout(trajectory, captured, why_left_out(captured, trajectory, self._chat_format, with_reasoning))
 
         async with agent:
             samples = range(sampling.samples)
@@ -254,7 +265,7 @@ def conversation(captured: art.Trajectory) -> MessagesAndChoices:
     by its structured tool calls, which the tokens already hold; the structured copy is dropped.
     """
     histories = [history.messages_and_choices for history in (captured, *captured.additional_histories)]
-    choices = iter([item for history in histories for item in history if isinstance(item, Choice)])
+    choices = iter(sampled_choices(captured))
     items: MessagesAndChoices = []
     for item in max(histories, key=len):
         if isinstance(item, Choice) or item["role"] == "assistant":

@@ -1,0 +1,100 @@
+"""Whether a captured rollout can be trained on: every turn with its tokens, each in the prompt of the turns after it.
+
+The trainer puts the sampled tokens of all turns into one conversation. That is what the policy wrote only if a reply
+holds its tokens, and if the prompt of the next turn begins with them. A server's parser takes a turn apart, the agent
+sends it back, and the chat template writes it anew: another spacing of a call, text after it, or tokens that the
+tokenizer would not choose for their text come back as other tokens. Such a rollout is left out, and counted by name.
+"""
+
+import re
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+
+import art
+from openai.types.chat.chat_completion import Choice
+
+from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL, chat_messages
+from deepsearch_rl.records import Message, Trajectory
+from deepsearch_rl.serving.chat_format import ChatFormat, ConversationError
+
+NO_TURN = "no_turn"  # the first prompt did not fit: there is nothing to train on
+UNREADABLE = "unreadable_reply"
+NOT_AS_SAMPLED = "not_as_sampled"
+_TOKEN = re.compile(r"token_id:(\d+)")
+_ENDINGS = frozenset({"stop", "length", "tool_calls", "function_call"})
+
+
+def sampled_choices(captured: art.Trajectory) -> list[Choice]:
+    """Return the turns of a captured rollout in their order, without generations that failed and were asked again."""
+    histories = [history.messages_and_choices for history in (captured, *captured.additional_histories)]
+    choices = [item for history in histories for item in history if isinstance(item, Choice)]
+    return [choice for choice in choices if _is_turn(choice)]
+
+
+def _is_turn(choice: Choice) -> bool:
+    message = choice.message
+    has_tokens = choice.logprobs is not None and bool(choice.logprobs.content)
+    return choice.finish_reason in _ENDINGS and bool(has_tokens or message.content or message.tool_calls)
+
+
+def why_left_out(
+    captured: art.Trajectory, trajectory: Trajectory, chat_format: ChatFormat, with_reasoning: bool
+) -> str:
+    """Return the name of what keeps a rollout from being trained on; empty where nothing does.
+
+    ``with_reasoning``: the agent sends the reasoning of a turn back with it.
+    """
+    positions = [place for place, message in enumerate(trajectory.messages) if message.role == "assistant"]
+    if not positions:
+        return NO_TURN
+    choices = sampled_choices(captured)
+    turns = [tokens for tokens in map(sampled_tokens, choices) if tokens]
+    if not len(turns) == len(choices) == len(positions):
+        return UNREADABLE
+    before_last = trajectory.messages[: positions[-1]]
+    return "" if comes_back(turns[:-1], before_last, chat_format, with_reasoning) else NOT_AS_SAMPLED
+
+
+def sampled_tokens(choice: Choice) -> list[int]:
+    """Return the ids of a turn's tokens, which servers report as ``token_id:N``; empty if one is missing."""
+    reported = (choice.logprobs and choice.logprobs.content) or []
+    ids = [_TOKEN.fullmatch(entry.token) for entry in reported]
+    return [int(found[1]) for found in ids if found] if all(ids) else []
+
+
+def comes_back(
+    turns: Sequence[Sequence[int]], messages: Sequence[Message], chat_format: ChatFormat, with_reasoning: bool
+) -> bool:
+    """Return whether the prompt of ``messages`` holds all turns, token by token, in their order."""
+    if not turns:
+        return True
+    chat = chat_messages(messages, with_reasoning=with_reasoning)
+    try:
+        prompt = _bytes(chat_format.prompt_ids(chat, [RETRIEVE_TOOL]))
+    except ConversationError:
+        return False
+    opening = _opening_ids(chat_format)
+    end = 0
+    for turn in turns:
+        sampled = _bytes([*opening, *turn])
+        start = prompt.find(sampled, end)
+        while start % _SIZE and start >= 0:
+            start = prompt.find(sampled, start + 1)
+        if start < 0:
+            return False
+        end = start + len(sampled)
+    return True
+
+
+@lru_cache(maxsize=1)
+def _opening_ids(chat_format: ChatFormat) -> list[int]:
+    return chat_format.opening_ids()
+
+
+_SIZE = array("q").itemsize
+
+
+def _bytes(tokens: Sequence[int]) -> bytes:
+    """Return tokens as text of one width, in which the search for a part is fast."""
+    return array("q", tokens).tobytes()
