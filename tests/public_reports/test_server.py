@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import sys
 import time
 from collections.abc import MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,16 +16,21 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
+from deepsearch_rl.cli import main
 from deepsearch_rl.errors import EndpointDownError, EndpointError
 from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.retrieval.build import build_index
+from deepsearch_rl.records import Question
+from deepsearch_rl.retrieval.build import IndexSection, build_index, build_indexes
 from deepsearch_rl.retrieval.encoders.remote import RemoteConfig, RemoteEncoder
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, split_question
+from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.online.endpoint import OnlineConfig, SearchEndpoint
 from deepsearch_rl.retrieval.online.searcher import OnlineSearcher
+from deepsearch_rl.retrieval.quality import DatasetConfig, measure_datasets
 from deepsearch_rl.retrieval.rerank import RerankedSearcher
 from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError, SearchesChunks, open_index
@@ -457,3 +463,64 @@ def test_the_postings_of_a_term_are_read_once_however_often_the_query_repeats_it
     assert column.reads == 1
     assert repeated.rows_K.tolist() == once.rows_K.tolist() == [2, 1]
     assert repeated.scores_K.tolist() == pytest.approx((repeats * once.scores_K).tolist())
+
+
+@pytest.mark.parametrize(("half", "folder", "missing"), [("bm25", "bm25", "dense"), ("dense", "dense", "bm25")])
+def test_an_index_of_one_half_is_built_searched_measured_and_says_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], half: str, folder: str, missing: str
+) -> None:
+    chunks, index = tmp_path / "chunks.jsonl", tmp_path / "index"
+    write_jsonl(
+        chunks, make_chunks(["Vienna\nVienna is on the Danube.", "Philae\nA lander on a comet.", "River\nLong."])
+    )
+    questions = tmp_path / "questions.jsonl"
+    question = {"id": "q", "question": "Where did the lander land?", "golden_answers": ["a comet"]}
+    gold = {"metadata": {"supporting_titles": ["Philae"]}}
+    questions.write_text("".join(json.dumps(question | gold | {"id": name}) + "\n" for name in "qr"))
+
+    def command(*arguments: object) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["deepsearch", "retrieve", *map(str, arguments)])
+            try:
+                main()
+            except SystemExit as end:
+                if end.code:
+                    return str(end.code)
+        return capsys.readouterr().out
+
+    built = command("build", "--corpus", chunks, "--out", index, "--only", half, "--dimension", 2)
+    assert ("no vectors" in built) == (half == "bm25")
+    assert {path.name for path in index.iterdir()} == {"manifest.json", "rows", folder}
+    assert "Philae" in command("search", "--index", index, "--retriever", half, "--top-k", 1, "lander")
+    error = command("search", "--index", index, "--retriever", missing, "lander")
+    assert f"has no {missing} half" in error
+    assert f"Choose the retriever {half}" in error
+    measured = command("eval", "--index", index, "--questions", questions, "--folds", 2, "--draws", 0, "--json")
+    available = {half, "hybrid"} if half == "bm25" else {half}  # --params' fusion.unlearned is bm25
+    assert set(json.loads(measured)["scores"]) == available
+    assert "3 passages" in command("build", "--corpus", chunks, "--out", index, "--dimension", 2)  # replaces it
+
+
+def test_an_index_without_either_half_is_refused() -> None:
+    with pytest.raises(ValidationError, match="bm25 and encoder are both null"):
+        IndexConfig.model_validate({**INDEX.model_dump(), "bm25": None, "encoder": None})
+
+
+def test_a_corpus_of_which_one_half_is_built_is_measured_by_that_half(tmp_path: Path) -> None:
+    for name in ("both", "one"):
+        write_jsonl(tmp_path / "chunks" / f"{name}.jsonl", make_chunks(["Vienna\nA city.", "Philae\nA lander."]))
+        question = Question(
+            id="q", question="lander", golden_answers=("x",), metadata={"supporting_titles": ["Philae"]}
+        )
+        write_jsonl(tmp_path / "questions" / name / "val.jsonl", [question])
+    added = {"corpus_vectors": {}, "corpus_only": {"one": "dense"}, "quality": {"split": "val", "cutoffs": [1]}}
+    section = IndexSection.model_validate({**INDEX.model_dump(), **added})
+    build_indexes(tmp_path / "chunks", tmp_path / "index", section, 0, tmp_path / "work", {"one": [question]})
+    datasets = {name: DatasetConfig(corpus=name) for name in ("both", "one")}
+    scores = measure_datasets(
+        tmp_path / "index", tmp_path / "chunks", tmp_path / "questions", datasets, section.quality
+    )
+    assert {name: set(by_retriever) for name, by_retriever in scores.items()} == {
+        "both": {"bm25", "dense", "hybrid"},
+        "one": {"dense"},
+    }

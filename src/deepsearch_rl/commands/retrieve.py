@@ -15,7 +15,7 @@ from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.profile import Profile, read_values
-from deepsearch_rl.records import Device, Question, RetrieverName, VectorsKind
+from deepsearch_rl.records import Device, IndexHalf, Question, RetrieverName, VectorsKind
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -94,6 +94,10 @@ def build_command(
     vectors: Annotated[VectorsKind, Option(help="`retrieve frontier` helps to choose.")] = _INDEX["vectors"]["kind"],
     *,
     fields: Fields,
+    only: Annotated[
+        IndexHalf | None,
+        Option(help="Build one half alone: bm25 or dense.", show_default="both, and the hybrid of them"),
+    ] = None,
     half: Annotated[bool, Option("--half", help="Keep vectors in float16: half the disk.")] = False,
     field: Annotated[
         list[str] | None,
@@ -115,6 +119,7 @@ def build_command(
     passages stay where they are: searching reads them from there. Memory does not grow with the corpus.
 
         deepsearch retrieve build --corpus corpus.jsonl --out index
+        deepsearch retrieve build --corpus corpus.jsonl --out index --only bm25
         deepsearch retrieve build --corpus corpus.jsonl --out index --field title=2 --field body=1
         deepsearch retrieve build --corpus wiki-18.jsonl --out wiki --encoder models/e5-base-v2 --device cuda --half
         deepsearch retrieve build --corpus corpus.jsonl --out index --params params.yaml --corpus-name world
@@ -128,9 +133,12 @@ def build_command(
     else:
         settings = _build_settings(encoder, dimension, vectors, fields, shared)
     known = list(read_jsonl(questions, Question)) if questions else []
+    if only:
+        settings = settings.with_overrides({"index.corpus_only": {corpus_name: only}})
     index = build_index(corpus, out, settings.section("index", IndexSection).of(corpus_name), seed, work, known)
     size_mb = sum(index.sizes_bytes.values()) / 1e6
-    typer.echo(f"{out}: {index.rows} passages, {index.dimension}-d vectors, {size_mb:.1f} MB")
+    vectors_text = f"{index.dimension}-d vectors" if index.dimension else "no vectors"
+    typer.echo(f"{out}: {index.rows} passages, {vectors_text}, {size_mb:.1f} MB")
     if weights := index.fusion_weights:
         held_out = ", ".join(f"{name} {scores['mrr@10']:.3f}" for name, scores in weights.held_out.items())
         counted = f"MRR@10 on {weights.questions} held-out questions"

@@ -10,7 +10,8 @@ from pydantic import Field
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.gold import Gold, mean_scores, score_retriever, with_gold
-from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
+from deepsearch_rl.retrieval.manifest import read_manifest
+from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index, retrievers_of
 
 
 class QualityConfig(Record):
@@ -35,7 +36,10 @@ def measure(searcher: Searcher, questions: Sequence[tuple[str, Gold]], cutoffs: 
 def measure_datasets(
     index_root: Path, chunks_root: Path, questions_root: Path, datasets: dict[str, DatasetConfig], config: QualityConfig
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return scores by dataset and retriever, each dataset searched in its corpus's index."""
+    """Return scores by dataset and retriever, each dataset searched in its corpus's index.
+
+    Retrievers that need a half which the index was built without are left out.
+    """
 
     @cache  # an index is opened once, and only where a question has evidence to look for
     def searcher(corpus: str, retriever: str) -> Searcher:
@@ -44,11 +48,13 @@ def measure_datasets(
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for name, dataset in datasets.items():
         questions = with_gold(read_jsonl(questions_root / name / f"{config.split}.jsonl", Question))
+        if not questions:
+            scores[name] = {retriever: {"n": 0} for retriever in RETRIEVERS}
+            continue
+        retrievers = retrievers_of(read_manifest(index_root / dataset.corpus), RETRIEVERS)
         scores[name] = {
             retriever: measure(searcher(dataset.corpus, retriever), questions, config.cutoffs)
-            if questions
-            else {"n": 0}
-            for retriever in RETRIEVERS
+            for retriever in retrievers
         }
     return scores
 
