@@ -524,3 +524,41 @@ def test_a_corpus_of_which_one_half_is_built_is_measured_by_that_half(tmp_path: 
         "both": {"bm25", "dense", "hybrid"},
         "one": {"dense"},
     }
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("text/event-stream", "text/event-stream"),  # python-sdk#2349
+        ("text/event-stream;q=0.9", "text/event-stream"),
+        ("text/*", "text/event-stream"),
+        ("application/json", "application/json"),
+        ("application/json, text/event-stream", "application/json"),
+        ("*/*", "application/json"),
+        (None, "application/json"),
+    ],
+)
+def test_an_mcp_client_is_answered_in_what_it_accepts(accept: str | None, content_type: str) -> None:
+    app = RetrievalApp(engine(open_searcher()), service_config(), Guard(token=None, loopback=False))
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    body = {**call, "params": {"name": "retrieve", "arguments": {"query": "two\u2028lines"}}}
+    with TestClient(app) as client:
+        client.headers.pop("accept")
+        answer = client.post("/mcp", json=body, headers={} if accept is None else {"Accept": accept})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith(content_type)
+    text = answer.text
+    if content_type == "text/event-stream":
+        assert text.startswith("event: message\ndata: ")
+        assert text.endswith("\n\n")
+        text = text.split("data: ", 1)[1]
+    assert json.loads(text)["result"]["structuredContent"]["result"][0]["chunk_id"] == "two\u2028lines/3/"
+
+
+def test_a_client_that_accepts_neither_json_nor_events_is_refused() -> None:
+    app = RetrievalApp(engine(open_searcher()), service_config(), Guard(token=None, loopback=False))
+    with TestClient(app) as client:
+        answer = client.post(
+            "/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "ping"}, headers={"Accept": "text/html"}
+        )
+    assert answer.status_code == 406

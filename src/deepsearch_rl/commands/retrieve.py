@@ -59,6 +59,9 @@ _SERVE_FIELDS = {
 }
 _FOLDERS = {"show_default": "the folder's"}
 _BUILD_FIELDS = {
+    "revision": FieldOption(
+        "index.encoder.revision", str | None, "Commit of a hub's repository that --encoder names.", show_default="none"
+    ),
     "query_prefix": FieldOption(
         "index.encoder.query_prefix", str | None, "Before every query, e.g. 'query: ' for e5.", **_FOLDERS
     ),
@@ -88,7 +91,11 @@ def build_command(
         str, Option(help="With --params: the corpus, where `corpus_vectors` has settings of its own for it.")
     ] = "",
     encoder: Annotated[
-        str, Option(help="`tfidf_svd`, which needs no weights, or a folder that sentence-transformers can read.")
+        str,
+        Option(
+            help="`tfidf_svd`, which needs no weights, a folder that sentence-transformers can read, or with --revision "
+            "the name of a hub's repository."
+        ),
     ] = _INDEX["encoder"]["name"],
     dimension: Annotated[int, Option(help="Dimension of tfidf_svd's vectors.", min=1)] = _INDEX["encoder"]["dimension"],
     vectors: Annotated[VectorsKind, Option(help="`retrieve frontier` helps to choose.")] = _INDEX["vectors"]["kind"],
@@ -122,6 +129,7 @@ def build_command(
         deepsearch retrieve build --corpus corpus.jsonl --out index --only bm25
         deepsearch retrieve build --corpus corpus.jsonl --out index --field title=2 --field body=1
         deepsearch retrieve build --corpus wiki-18.jsonl --out wiki --encoder models/e5-base-v2 --device cuda --half
+        deepsearch retrieve build --corpus corpus.jsonl --out index --encoder intfloat/e5-base-v2 --revision f52bf8e
         deepsearch retrieve build --corpus corpus.jsonl --out index --params params.yaml --corpus-name world
     """
     from deepsearch_rl.retrieval.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
@@ -159,8 +167,9 @@ def _build_settings(encoder: str, dimension: int, vectors: VectorsKind, fields: 
     options = {**of("index.bm25."), "index.vectors": of_kind, **shared}
     if encoder == _INDEX["encoder"]["name"]:
         return _PRESET.with_overrides({**options, "index.encoder.dimension": dimension})
-    # The manifest's reader may have another working directory. A name that is no folder is left as it is.
-    options["index.encoder.model"] = str(Path(encoder).resolve()) if Path(encoder).is_dir() else encoder
+    # The manifest's reader may have another working directory. A hub's name is left as it is.
+    is_folder = Path(encoder).is_dir() and fields["index.encoder.revision"] is None
+    options["index.encoder.model"] = str(Path(encoder).resolve()) if is_folder else encoder
     if fields["index.encoder.device"] == "cuda":
         options |= {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
     return load_preset("encoder").with_overrides({**options, **of("index.encoder.")})
