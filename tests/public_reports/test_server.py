@@ -3,8 +3,12 @@
 import asyncio
 import dataclasses
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
+import tracemalloc
 from collections.abc import MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,10 +24,11 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
+from deepsearch_rl import files
 from deepsearch_rl.cli import main
-from deepsearch_rl.errors import EndpointDownError, EndpointError
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.records import Question
+from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError, RecordError
+from deepsearch_rl.files import read_distinct, write_jsonl
+from deepsearch_rl.records import Document, Question
 from deepsearch_rl.retrieval.build import IndexSection, build_index, build_indexes
 from deepsearch_rl.retrieval.encoders.remote import RemoteConfig, RemoteEncoder
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, split_question
@@ -562,3 +567,77 @@ def test_a_client_that_accepts_neither_json_nor_events_is_refused() -> None:
             "/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "ping"}, headers={"Accept": "text/html"}
         )
     assert answer.status_code == 406
+
+
+def test_an_index_whose_large_chunk_file_did_not_change_is_opened_without_reading_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(files, "REMEMBERED_FROM_BYTES", 0)
+    monkeypatch.setattr(files, "SETTLED_NS", 0)
+    chunks, index = tmp_path / "chunks.jsonl", tmp_path / "index"
+    write_jsonl(chunks, make_chunks(["Vienna\nA city.", "Philae\nA lander."]))
+    build_index(chunks, index, INDEX, seed=0)
+    reads: list[Path] = []
+    sha256_file = files.sha256_file
+    monkeypatch.setattr(files, "sha256_file", lambda path: reads.append(path) or sha256_file(path))
+    for _ in range(3):
+        open_index(index)
+    assert reads == [chunks.resolve()]
+    changed = chunks.read_text().replace("lander", "sender")
+    chunks.write_text(changed)
+    with pytest.raises(ArtifactError, match="built from other chunks"):
+        open_index(index)
+    chunks.write_text(changed.replace("sender", "lander"))
+    open_index(index)
+    assert len(reads) == 3
+
+
+def test_a_repeated_id_is_found_among_many_in_a_few_bytes_each(tmp_path: Path) -> None:
+    lines = 150_000
+    path = tmp_path / "documents.jsonl"
+    texts = [f'{{"id": "d{number}", "contents": "t"}}\n' for number in range(lines)]
+    path.write_text("".join(texts))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in read_distinct(path, Document)) == lines
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes / lines < 40
+    path.write_text("".join([*texts, texts[7]]))
+    with pytest.raises(RecordError, match=rf"line {lines + 1}: field 'id': 'd7' is the id of line 8"):
+        list(read_distinct(path, Document))
+
+
+def test_two_writers_of_one_file_do_not_meet_and_the_last_ones_file_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    with files.atomic_file(path) as first:
+        first.write_text("first, and long")
+        with files.atomic_file(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first, and long"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    program = (
+        "import os, sys; from pathlib import Path; from deepsearch_rl.files import atomic_file\n"
+        "with atomic_file(Path(sys.argv[1])) as partial: partial.write_text('half'); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
+    assert len(list(tmp_path.iterdir())) == 1
+    files.write_json(path, {})
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_second_writer_of_a_folder_is_told_who_writes_it(tmp_path: Path) -> None:
+    with files.atomic_directory(tmp_path / "model") as folder:
+        (folder / "weights").write_text("1")
+        with pytest.raises(ConfigError, match=f"pid {os.getpid()}"), files.atomic_directory(tmp_path / "model"):
+            pass
+        assert (folder / "weights").read_text() == "1"
+    assert (tmp_path / "model" / "weights").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

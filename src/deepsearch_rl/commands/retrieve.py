@@ -93,8 +93,8 @@ def build_command(
     encoder: Annotated[
         str,
         Option(
-            help="`tfidf_svd`, which needs no weights, a folder that sentence-transformers can read, or with --revision "
-            "the name of a hub's repository."
+            help="`tfidf_svd`, which needs no weights, a folder that sentence-transformers can read, or with "
+            "--revision the name of a hub's repository."
         ),
     ] = _INDEX["encoder"]["name"],
     dimension: Annotated[int, Option(help="Dimension of tfidf_svd's vectors.", min=1)] = _INDEX["encoder"]["dimension"],
@@ -191,8 +191,9 @@ def search_command(
 ) -> None:
     """Print the best passages for a query, numbered, with their scores.
 
-    A passage without a source or a date is not found by a search that filters on it. The passage file is read once
-    first, to prove that it is the one that was indexed: seconds for many gigabytes.
+    A passage without a source or a date is not found by a search that filters on it. The passage file is read when
+    it is first searched, and again after a change, to prove that it is the one that was indexed: seconds for many
+    gigabytes.
     """
     from deepsearch_rl.retrieval import rerank  # noqa: PLC0415 - loads FAISS
     from deepsearch_rl.retrieval.rows import Filter  # noqa: PLC0415

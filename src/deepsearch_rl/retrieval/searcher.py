@@ -9,7 +9,7 @@ from typing import Protocol, get_args
 import numpy as np
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError, look_up
-from deepsearch_rl.files import sha256_file
+from deepsearch_rl.files import remembered_sha256
 from deepsearch_rl.records import Chunk, RetrieverName
 from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.encoders.encoding import open_encoder
@@ -93,7 +93,7 @@ def open_index(index_dir: Path, chunks_path: Path | None = None, retriever: str 
         raise ArtifactError(
             f"{path} does not exist; it is the chunk file of the index in {index_dir}. If it was moved, say where to."
         )
-    if path.stat().st_size != built.chunks_bytes or sha256_file(path) != built.chunks_sha256:
+    if path.stat().st_size != built.chunks_bytes or remembered_sha256(path) != built.chunks_sha256:
         raise ArtifactError(
             f"the index in {index_dir} was built from other chunks than {path}, so its rows would name the "
             f"wrong passages; build it again from this file (`dvc repro` does)."
