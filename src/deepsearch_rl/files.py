@@ -5,15 +5,23 @@ artifact (:func:`only_writer`). Every reader names file, line and field of what 
 """
 
 import contextlib
+import glob
 import hashlib
+import itertools
 import json
 import logging
 import os
+import platform
 import shutil
-from collections.abc import Iterable, Iterator
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import psutil
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ValidationError
 
@@ -23,6 +31,10 @@ from deepsearch_rl.records import Chunk, Document, Question, Trajectory
 ModelT = TypeVar("ModelT", bound=BaseModel)
 IdentifiedT = TypeVar("IdentifiedT", Document, Chunk, Question, Trajectory)
 TAIL_BYTES = 65_536
+REMEMBERED_FROM_BYTES = 16 * 2**20
+SETTLED_NS = 2_000_000_000
+_MACHINE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+_WRITES = itertools.count()
 _LOG = logging.getLogger(__name__)
 
 
@@ -56,18 +68,48 @@ def numbered_records(path: Path, model: type[ModelT]) -> Iterator[tuple[int, Mod
 
 
 def read_distinct(path: Path, model: type[IdentifiedT]) -> Iterator[IdentifiedT]:
-    """Yield the records of :func:`read_jsonl`; raise RecordError where a line has the id of an earlier one."""
-    return distinct(numbered_records(path, model), path)
+    """Yield the records of :func:`read_jsonl`; raise as :func:`distinct`."""
+    return distinct(lambda: numbered_records(path, model), path)
 
 
-def distinct(numbered: Iterable[tuple[int, IdentifiedT]], path: Path) -> Iterator[IdentifiedT]:
-    """Yield the records of numbered lines; raise RecordError where a line has the id of an earlier one."""
-    lines: dict[int, int] = {}  # by the hashes of the ids, not by the ids: a corpus may have 21 million of them
-    for number, record in numbered:
-        first = lines.setdefault(hash(record.id), number)
-        if first != number:
-            raise RecordError(path, number, "id", f"{record.id!r} is the id of line {first}, too; remove one of them")
+def distinct(read: Callable[[], Iterable[tuple[int, IdentifiedT]]], path: Path) -> Iterator[IdentifiedT]:
+    """Yield the records of the numbered lines that ``read`` returns, which is called again where an id is repeated.
+
+    Raises RecordError behind the last record where a line has the id of an earlier one.
+    """
+    ids = DistinctIds()
+    for _, record in read():
+        ids.add(record.id)
         yield record
+    ids.check(((number, record.id) for number, record in read()), path)
+
+
+class DistinctIds:
+    """Ids of which only hashes are kept, 8 bytes each: a corpus may have 21 million of them."""
+
+    def __init__(self) -> None:
+        self._hashes = array("q")
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def add(self, name: str) -> None:
+        """Note an id."""
+        self._hashes.append(hash(name))
+
+    def check(self, numbered_ids: Iterable[tuple[int, str]], path: Path) -> None:
+        """Raise RecordError where an id was noted twice; ``numbered_ids`` are read again only to find its lines."""
+        sorted_N = np.sort(np.frombuffer(self._hashes, np.int64))
+        repeated = set(sorted_N[1:][sorted_N[1:] == sorted_N[:-1]].tolist())
+        if not repeated:
+            return
+        lines: dict[str, int] = {}
+        for number, name in numbered_ids:
+            if hash(name) not in repeated:
+                continue
+            first = lines.setdefault(name, number)
+            if first != number:
+                raise RecordError(path, number, "id", f"{name!r} is the id of line {first}, too; remove one of them")
 
 
 def at_least_one(records: Iterable[ModelT], problem: str) -> Iterator[ModelT]:
@@ -124,9 +166,13 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a hidden neighbour to write to; it becomes ``path`` when the block ends without an error."""
+    """Yield a hidden neighbour to write to; it becomes ``path`` when the block ends without an error.
+
+    Each writer has a neighbour of its own. Of two that write the same path at once, the last one's file stays, whole.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
+    remove_partials(path)
+    partial = path.with_name(f".{path.name}.{_MACHINE}-{os.getpid()}-{next(_WRITES)}.partial")
     try:
         yield partial
         _flush(partial)
@@ -135,13 +181,21 @@ def atomic_file(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def remove_partials(path: Path) -> None:
+    """Remove what killed writers of ``path`` on this machine have left beside it."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{_MACHINE}-*.partial"):
+        process = leftover.name.removesuffix(".partial").split("-")[-2]
+        if not psutil.pid_exists(int(process)):
+            leftover.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty hidden neighbour to fill; it replaces ``path`` when the block ends without an error.
 
     Where ``path`` leads through a link, the folder behind it is replaced. What was there before stands aside for a
     moment; where a kill comes between, it is put back when ``path`` is next made. Raises ConfigError if ``path`` is the
-    working directory or holds it.
+    working directory or holds it, or if another process or thread is making it.
     """
     path = path.resolve()
     if Path.cwd().is_relative_to(path):
@@ -153,24 +207,25 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         if earlier.exists() and not path.exists():
             earlier.rename(path)
 
-    put_back()
-    for leftover in (partial, earlier):  # of a killed process
-        shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir()
-    try:
-        yield partial
-        # No power cut leaves a whole folder with files that are not.
-        for path_inside in (*partial.rglob("*"), partial):
-            if not path_inside.is_symlink() and (path_inside.is_file() or path_inside.is_dir()):
-                _flush(path_inside)
-        if path.exists():
-            path.rename(earlier)  # removing it takes long where it is large, and path would be half there meanwhile
-        partial.replace(path)
-        _flush(path.parent)
-    finally:
+    with only_writer(partial):
         put_back()
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(earlier, ignore_errors=True)
+        for leftover in (partial, earlier):  # of a killed process
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir()
+        try:
+            yield partial
+            # No power cut leaves a whole folder with files that are not.
+            for path_inside in (*partial.rglob("*"), partial):
+                if not path_inside.is_symlink() and (path_inside.is_file() or path_inside.is_dir()):
+                    _flush(path_inside)
+            if path.exists():
+                path.rename(earlier)  # removing it takes long where it is large, and path would be half there meanwhile
+            partial.replace(path)
+            _flush(path.parent)
+        finally:
+            put_back()
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(earlier, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
@@ -210,6 +265,40 @@ def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file's bytes."""
     with path.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+def remembered_sha256(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes, read again only where the file has changed since this user last asked.
+
+    A digest is kept in the folder of temporary files, with the file's number, size and times. Small files are always
+    read, and so are those that changed a moment ago: a second change could then leave the same times.
+    """
+    before = path.stat()
+    if before.st_size < REMEMBERED_FROM_BYTES:
+        return sha256_file(path)
+    stamp = [before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns, before.st_ctime_ns]
+    record = _digests_folder() / f"{sha256_json(str(path.resolve()))}.json"
+    with contextlib.suppress(OSError, ArtifactError):
+        known = read_json(record)
+        if isinstance(known, dict) and known.get("stamp") == stamp:
+            return str(known.get("sha256"))
+    digest = sha256_file(path)
+    after = path.stat()
+    is_settled = time.time_ns() - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_NS
+    if is_settled and (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, before.st_size):
+        with contextlib.suppress(OSError):  # the digest only saves time
+            write_json(record, {"stamp": stamp, "sha256": digest})
+    return digest
+
+
+def _digests_folder() -> Path:
+    """Return a folder for temporary files in which nobody but this user can write."""
+    folder = Path(tempfile.gettempdir(), f"deepsearch-digests-{os.getuid()}")
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022:
+            return folder
+    return Path(tempfile.mkdtemp(prefix="deepsearch-digests-"))
 
 
 def file_digests(folder: Path) -> dict[str, str]:

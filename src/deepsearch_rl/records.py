@@ -172,6 +172,7 @@ ProtocolName = Literal["function_calling", "search_tags"]
 """How a model asks for searches: native tool calls, or Search-R1's tags in its text (docs/contracts.md, section 4)."""
 RetrieverName = Literal["bm25", "dense", "hybrid"]
 ServingBackend = Literal["cpu", "vllm"]
+IndexHalf = Literal["bm25", "dense"]
 VectorsKind = Literal["flat", "ivf_flat", "ivf_pq", "ivf_pq_refine", "hnsw"]
 Device = Literal["cpu", "cuda"]
 

@@ -83,6 +83,7 @@ BUILD = Command(
         "--dimension": ("32", "2.encoder.dimension", 32),
         "--query-prefix": ("query: --encoder e", "2.encoder.query_prefix", "query:"),
         "--passage-prefix": ("passage: --encoder e", "2.encoder.passage_prefix", "passage:"),
+        "--revision": ("abc --encoder org/encoder", "2.encoder.revision", "abc"),
         "--pooling": ("cls --encoder e", "2.encoder.pooling", "cls"),
         "--max-tokens": ("99 --encoder e", "2.encoder.max_tokens", 99),
         "--device": ("cuda --encoder e", "2.encoder.dtype", "float16"),
@@ -93,6 +94,7 @@ BUILD = Command(
         "--nbits": ("5 --vectors ivf_pq", "2.vectors.nbits", 5),
         "--train-rows": ("6 --vectors ivf_flat", "2.vectors.train_rows", 6),
         "--half": ("", "2.encoding.dtype", "float16"),
+        "--only": ("bm25", "2.encoder", None),
         "--k1": ("1.5", "2.bm25.k1", 1.5),
         "--b": ("0.75", "2.bm25.b", 0.75),
         "--field": ("title=2 --field body=1", "2.bm25.fields", {"title": 2.0, "body": 1.0}),
@@ -124,6 +126,7 @@ SERVE = Command(
         "--max-batch": ("8", "0.retrieval.max_batch", 8),
         "--max-pending": ("16", "0.retrieval.max_pending", 16),
         "--cache-entries": ("0", "0.retrieval.cache_entries", 0),
+        "--search-timeout-s": ("2.5", "0.retrieval.search_timeout_s", 2.5),
     },
 )
 SERVE_ONLINE = Command(

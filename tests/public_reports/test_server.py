@@ -3,7 +3,12 @@
 import asyncio
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
+import tracemalloc
 from collections.abc import MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,16 +20,22 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from deepsearch_rl.errors import EndpointDownError, EndpointError
-from deepsearch_rl.files import write_jsonl
-from deepsearch_rl.retrieval.build import build_index
+from deepsearch_rl import files
+from deepsearch_rl.cli import main
+from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError, RecordError
+from deepsearch_rl.files import read_distinct, write_jsonl
+from deepsearch_rl.records import Document, Question
+from deepsearch_rl.retrieval.build import IndexSection, build_index, build_indexes
 from deepsearch_rl.retrieval.encoders.remote import RemoteConfig, RemoteEncoder
 from deepsearch_rl.retrieval.hybrid.question_parts import SourceNames, split_question
+from deepsearch_rl.retrieval.manifest import IndexConfig
 from deepsearch_rl.retrieval.online.endpoint import OnlineConfig, SearchEndpoint
 from deepsearch_rl.retrieval.online.searcher import OnlineSearcher
+from deepsearch_rl.retrieval.quality import DatasetConfig, measure_datasets
 from deepsearch_rl.retrieval.rerank import RerankedSearcher
 from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError, SearchesChunks, open_index
@@ -457,3 +468,176 @@ def test_the_postings_of_a_term_are_read_once_however_often_the_query_repeats_it
     assert column.reads == 1
     assert repeated.rows_K.tolist() == once.rows_K.tolist() == [2, 1]
     assert repeated.scores_K.tolist() == pytest.approx((repeats * once.scores_K).tolist())
+
+
+@pytest.mark.parametrize(("half", "folder", "missing"), [("bm25", "bm25", "dense"), ("dense", "dense", "bm25")])
+def test_an_index_of_one_half_is_built_searched_measured_and_says_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], half: str, folder: str, missing: str
+) -> None:
+    chunks, index = tmp_path / "chunks.jsonl", tmp_path / "index"
+    write_jsonl(
+        chunks, make_chunks(["Vienna\nVienna is on the Danube.", "Philae\nA lander on a comet.", "River\nLong."])
+    )
+    questions = tmp_path / "questions.jsonl"
+    question = {"id": "q", "question": "Where did the lander land?", "golden_answers": ["a comet"]}
+    gold = {"metadata": {"supporting_titles": ["Philae"]}}
+    questions.write_text("".join(json.dumps(question | gold | {"id": name}) + "\n" for name in "qr"))
+
+    def command(*arguments: object) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["deepsearch", "retrieve", *map(str, arguments)])
+            try:
+                main()
+            except SystemExit as end:
+                if end.code:
+                    return str(end.code)
+        return capsys.readouterr().out
+
+    built = command("build", "--corpus", chunks, "--out", index, "--only", half, "--dimension", 2)
+    assert ("no vectors" in built) == (half == "bm25")
+    assert {path.name for path in index.iterdir()} == {"manifest.json", "rows", folder}
+    assert "Philae" in command("search", "--index", index, "--retriever", half, "--top-k", 1, "lander")
+    error = command("search", "--index", index, "--retriever", missing, "lander")
+    assert f"has no {missing} half" in error
+    assert f"Choose the retriever {half}" in error
+    measured = command("eval", "--index", index, "--questions", questions, "--folds", 2, "--draws", 0, "--json")
+    available = {half, "hybrid"} if half == "bm25" else {half}  # --params' fusion.unlearned is bm25
+    assert set(json.loads(measured)["scores"]) == available
+    assert "3 passages" in command("build", "--corpus", chunks, "--out", index, "--dimension", 2)  # replaces it
+
+
+def test_an_index_without_either_half_is_refused() -> None:
+    with pytest.raises(ValidationError, match="bm25 and encoder are both null"):
+        IndexConfig.model_validate({**INDEX.model_dump(), "bm25": None, "encoder": None})
+
+
+def test_a_corpus_of_which_one_half_is_built_is_measured_by_that_half(tmp_path: Path) -> None:
+    for name in ("both", "one"):
+        write_jsonl(tmp_path / "chunks" / f"{name}.jsonl", make_chunks(["Vienna\nA city.", "Philae\nA lander."]))
+        question = Question(
+            id="q", question="lander", golden_answers=("x",), metadata={"supporting_titles": ["Philae"]}
+        )
+        write_jsonl(tmp_path / "questions" / name / "val.jsonl", [question])
+    added = {"corpus_vectors": {}, "corpus_only": {"one": "dense"}, "quality": {"split": "val", "cutoffs": [1]}}
+    section = IndexSection.model_validate({**INDEX.model_dump(), **added})
+    build_indexes(tmp_path / "chunks", tmp_path / "index", section, 0, tmp_path / "work", {"one": [question]})
+    datasets = {name: DatasetConfig(corpus=name) for name in ("both", "one")}
+    scores = measure_datasets(
+        tmp_path / "index", tmp_path / "chunks", tmp_path / "questions", datasets, section.quality
+    )
+    assert {name: set(by_retriever) for name, by_retriever in scores.items()} == {
+        "both": {"bm25", "dense", "hybrid"},
+        "one": {"dense"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("text/event-stream", "text/event-stream"),  # python-sdk#2349
+        ("text/event-stream;q=0.9", "text/event-stream"),
+        ("text/*", "text/event-stream"),
+        ("application/json", "application/json"),
+        ("application/json, text/event-stream", "application/json"),
+        ("*/*", "application/json"),
+        (None, "application/json"),
+    ],
+)
+def test_an_mcp_client_is_answered_in_what_it_accepts(accept: str | None, content_type: str) -> None:
+    app = RetrievalApp(engine(open_searcher()), service_config(), Guard(token=None, loopback=False))
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    body = {**call, "params": {"name": "retrieve", "arguments": {"query": "two\u2028lines"}}}
+    with TestClient(app) as client:
+        client.headers.pop("accept")
+        answer = client.post("/mcp", json=body, headers={} if accept is None else {"Accept": accept})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith(content_type)
+    text = answer.text
+    if content_type == "text/event-stream":
+        assert text.startswith("event: message\ndata: ")
+        assert text.endswith("\n\n")
+        text = text.split("data: ", 1)[1]
+    assert json.loads(text)["result"]["structuredContent"]["result"][0]["chunk_id"] == "two\u2028lines/3/"
+
+
+def test_a_client_that_accepts_neither_json_nor_events_is_refused() -> None:
+    app = RetrievalApp(engine(open_searcher()), service_config(), Guard(token=None, loopback=False))
+    with TestClient(app) as client:
+        answer = client.post(
+            "/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "ping"}, headers={"Accept": "text/html"}
+        )
+    assert answer.status_code == 406
+
+
+def test_an_index_whose_large_chunk_file_did_not_change_is_opened_without_reading_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(files, "REMEMBERED_FROM_BYTES", 0)
+    monkeypatch.setattr(files, "SETTLED_NS", 0)
+    chunks, index = tmp_path / "chunks.jsonl", tmp_path / "index"
+    write_jsonl(chunks, make_chunks(["Vienna\nA city.", "Philae\nA lander."]))
+    build_index(chunks, index, INDEX, seed=0)
+    reads: list[Path] = []
+    sha256_file = files.sha256_file
+    monkeypatch.setattr(files, "sha256_file", lambda path: reads.append(path) or sha256_file(path))
+    for _ in range(3):
+        open_index(index)
+    assert reads == [chunks.resolve()]
+    changed = chunks.read_text().replace("lander", "sender")
+    chunks.write_text(changed)
+    with pytest.raises(ArtifactError, match="built from other chunks"):
+        open_index(index)
+    chunks.write_text(changed.replace("sender", "lander"))
+    open_index(index)
+    assert len(reads) == 3
+
+
+def test_a_repeated_id_is_found_among_many_in_a_few_bytes_each(tmp_path: Path) -> None:
+    lines = 150_000
+    path = tmp_path / "documents.jsonl"
+    texts = [f'{{"id": "d{number}", "contents": "t"}}\n' for number in range(lines)]
+    path.write_text("".join(texts))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in read_distinct(path, Document)) == lines
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes / lines < 40
+    path.write_text("".join([*texts, texts[7]]))
+    with pytest.raises(RecordError, match=rf"line {lines + 1}: field 'id': 'd7' is the id of line 8"):
+        list(read_distinct(path, Document))
+
+
+def test_two_writers_of_one_file_do_not_meet_and_the_last_ones_file_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    with files.atomic_file(path) as first:
+        first.write_text("first, and long")
+        with files.atomic_file(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first, and long"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    program = (
+        "import os, sys; from pathlib import Path; from deepsearch_rl.files import atomic_file\n"
+        "with atomic_file(Path(sys.argv[1])) as partial: partial.write_text('half'); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
+    assert len(list(tmp_path.iterdir())) == 1
+    files.write_json(path, {})
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_second_writer_of_a_folder_is_told_who_writes_it(tmp_path: Path) -> None:
+    with files.atomic_directory(tmp_path / "model") as folder:
+        (folder / "weights").write_text("1")
+        with pytest.raises(ConfigError, match=f"pid {os.getpid()}"), files.atomic_directory(tmp_path / "model"):
+            pass
+        assert (folder / "weights").read_text() == "1"
+    assert (tmp_path / "model" / "weights").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

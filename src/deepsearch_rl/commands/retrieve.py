@@ -16,7 +16,7 @@ from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.files import distinct, write_jsonl
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.profile import Profile, read_values
-from deepsearch_rl.records import Device, RetrieverName, VectorsKind
+from deepsearch_rl.records import Device, IndexHalf, RetrieverName, VectorsKind
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -61,6 +61,9 @@ _SERVE_FIELDS = {
 }
 _FOLDERS = {"show_default": "the folder's"}
 _BUILD_FIELDS = {
+    "revision": FieldOption(
+        "index.encoder.revision", str | None, "Commit of a hub's repository that --encoder names.", show_default="none"
+    ),
     "query_prefix": FieldOption(
         "index.encoder.query_prefix", str | None, "Before every query, e.g. 'query: ' for e5.", **_FOLDERS
     ),
@@ -90,12 +93,20 @@ def build_command(
         str, Option(help="With --params: the corpus, where `corpus_vectors` has settings of its own for it.")
     ] = "",
     encoder: Annotated[
-        str, Option(help="`tfidf_svd`, which needs no weights, or a folder that sentence-transformers can read.")
+        str,
+        Option(
+            help="`tfidf_svd`, which needs no weights, a folder that sentence-transformers can read, or with "
+            "--revision the name of a hub's repository."
+        ),
     ] = _INDEX["encoder"]["name"],
     dimension: Annotated[int, Option(help="Dimension of tfidf_svd's vectors.", min=1)] = _INDEX["encoder"]["dimension"],
     vectors: Annotated[VectorsKind, Option(help="`retrieve frontier` helps to choose.")] = _INDEX["vectors"]["kind"],
     *,
     fields: Fields,
+    only: Annotated[
+        IndexHalf | None,
+        Option(help="Build one half alone: bm25 or dense.", show_default="both, and the hybrid of them"),
+    ] = None,
     half: Annotated[bool, Option("--half", help="Keep vectors in float16: half the disk.")] = False,
     field: Annotated[
         list[str] | None,
@@ -117,8 +128,10 @@ def build_command(
     passages stay where they are: searching reads them from there. Memory does not grow with the corpus.
 
         deepsearch retrieve build --corpus corpus.jsonl --out index
+        deepsearch retrieve build --corpus corpus.jsonl --out index --only bm25
         deepsearch retrieve build --corpus corpus.jsonl --out index --field title=2 --field body=1
         deepsearch retrieve build --corpus wiki-18.jsonl --out wiki --encoder models/e5-base-v2 --device cuda --half
+        deepsearch retrieve build --corpus corpus.jsonl --out index --encoder intfloat/e5-base-v2 --revision f52bf8e
         deepsearch retrieve build --corpus corpus.jsonl --out index --params params.yaml --corpus-name world
     """
     from deepsearch_rl.retrieval.build import IndexSection, build_index  # noqa: PLC0415 - loads FAISS and SciPy
@@ -130,9 +143,12 @@ def build_command(
     else:
         settings = _build_settings(encoder, dimension, vectors, fields, shared)
     known = list(read_questions(questions)) if questions else []
+    if only:
+        settings = settings.with_overrides({"index.corpus_only": {corpus_name: only}})
     index = build_index(corpus, out, settings.section("index", IndexSection).of(corpus_name), seed, work, known)
     size_mb = sum(index.sizes_bytes.values()) / 1e6
-    typer.echo(f"{out}: {index.rows} passages, {index.dimension}-d vectors, {size_mb:.1f} MB")
+    vectors_text = f"{index.dimension}-d vectors" if index.dimension else "no vectors"
+    typer.echo(f"{out}: {index.rows} passages, {vectors_text}, {size_mb:.1f} MB")
     if weights := index.fusion_weights:
         held_out = ", ".join(f"{name} {scores['mrr@10']:.3f}" for name, scores in weights.held_out.items())
         counted = f"MRR@10 on {weights.questions} held-out questions"
@@ -155,7 +171,7 @@ def convert_command(
     """
     if out.exists() and out.samefile(source):
         raise ConfigError(f"{out} is the source itself; name another file to write.")
-    count = write_jsonl(out, distinct(numbered_documents(source), source))
+    count = write_jsonl(out, distinct(lambda: numbered_documents(source), source))
     typer.echo(f"{count} documents in {out}")
 
 
@@ -171,8 +187,9 @@ def _build_settings(encoder: str, dimension: int, vectors: VectorsKind, fields: 
     options = {**of("index.bm25."), "index.vectors": of_kind, **shared}
     if encoder == _INDEX["encoder"]["name"]:
         return _PRESET.with_overrides({**options, "index.encoder.dimension": dimension})
-    # The manifest's reader may have another working directory. A name that is no folder is left as it is.
-    options["index.encoder.model"] = str(Path(encoder).resolve()) if Path(encoder).is_dir() else encoder
+    # The manifest's reader may have another working directory. A hub's name is left as it is.
+    is_folder = Path(encoder).is_dir() and fields["index.encoder.revision"] is None
+    options["index.encoder.model"] = str(Path(encoder).resolve()) if is_folder else encoder
     if fields["index.encoder.device"] == "cuda":
         options |= {"index.encoder.dtype": "float16", "index.encoder.batch_tokens": 65_536}
     return load_preset("encoder").with_overrides({**options, **of("index.encoder.")})
@@ -194,8 +211,9 @@ def search_command(
 ) -> None:
     """Print the best passages for a query, numbered, with their scores.
 
-    A passage without a source or a date is not found by a search that filters on it. The passage file is read once
-    first, to prove that it is the one that was indexed: seconds for many gigabytes.
+    A passage without a source or a date is not found by a search that filters on it. The passage file is read when
+    it is first searched, and again after a change, to prove that it is the one that was indexed: seconds for many
+    gigabytes.
     """
     from deepsearch_rl.retrieval import rerank  # noqa: PLC0415 - loads FAISS
     from deepsearch_rl.retrieval.rows import Filter  # noqa: PLC0415

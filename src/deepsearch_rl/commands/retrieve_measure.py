@@ -22,7 +22,9 @@ UNITS_MB = {"kb": 1e-3, "mb": 1.0, "gb": 1e3, "tb": 1e6}
 def eval_command(
     index: Annotated[Path, Option("--index", help="Folder that `retrieve build` wrote.")],
     questions: Annotated[Path, Option(help="Questions with gold evidence, in any layout that is read.")],
-    retriever: Annotated[list[str] | None, Option(help="bm25, dense, rrf or hybrid.", show_default="all four")] = None,
+    retriever: Annotated[
+        list[str] | None, Option(help="bm25, dense, rrf or hybrid.", show_default="all that it has")
+    ] = None,
     cross_validate: Annotated[
         bool,
         Option(
@@ -49,7 +51,7 @@ def eval_command(
         deepsearch retrieve eval --index index --questions questions.jsonl
     """
     # Here, because it loads FAISS.
-    from deepsearch_rl.retrieval.measurement.comparison import COMPARED, compare_retrievers  # noqa: PLC0415
+    from deepsearch_rl.retrieval.measurement.comparison import compare_retrievers  # noqa: PLC0415
     from deepsearch_rl.retrieval.ranking import LearningConfig  # noqa: PLC0415
     from deepsearch_rl.retrieval.searcher import open_index  # noqa: PLC0415
 
@@ -60,7 +62,7 @@ def eval_command(
     learning = None
     if cross_validate:
         learning = LearningConfig(split="given", questions=max(len(rows), 1), ridge=ridge, folds=folds)
-    searcher, names = open_index(index, chunks), retriever or list(COMPARED)
+    searcher, names = open_index(index, chunks), retriever or []
     comparison = compare_retrievers(searcher, index, rows, names, list(map(int, depths)), learning, seed, draws)
     if as_json:
         typer.echo(comparison.model_dump_json(indent=2))

@@ -144,7 +144,7 @@ class _Evaluator:
             served = serve_index(self.data / "index" / corpus, chunks, retrieval)
             # A large corpus is read for its gold passages while the model answers by searching.
             with served as url, ThreadPoolExecutor(1) as reader:
-                gold = reader.submit(lambda: GoldPassages(read_jsonl(chunks, Chunk), controlled))
+                gold = reader.submit(GoldPassages, read_jsonl(chunks, Chunk), controlled)
                 for name, questions in sets.items():
                     yield from self._rows_of_set(name, questions, url, gold)
                 gold.result()  # its error is one of this evaluation, whether or not a control asked for a passage

@@ -123,7 +123,8 @@ class _Sizes:
         download, passages = self.profile.value("download"), self._passages()
         gigabytes = self.file.sizes.download_gb
         hub = sum(gigabytes.get(name, 0.1) for name in download["hub"]["repositories"]) if download.get("hub") else 0.0
-        encodes = self.profile.value("index")["encoder"]["name"] in ("transformers", "onnx")
+        encoder = self.profile.value("index")["encoder"] or {"name": None}
+        encodes = encoder["name"] in ("transformers", "onnx")
         disk_gib = self._disk_gib(passages * self._of("passage_bytes"))
         yield self._stage("download", {"download_gb_s": hub}, disk_gib=hub + disk_gib / 5)
         yield self._stage("chunk", {"chunk_passage_s": passages}, disk_gib=disk_gib / 5)

@@ -9,12 +9,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Self
 
 import faiss
+from pydantic import Field, model_validator
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, full_disk_named, look_up
 from deepsearch_rl.files import atomic_directory, only_writer, sha256_file
-from deepsearch_rl.records import Question
+from deepsearch_rl.records import IndexHalf, Question
 from deepsearch_rl.retrieval import manifest
 from deepsearch_rl.retrieval.encoders.encoding import EncodingJob, encode_to_file, prepare_encoder, remove_work
 from deepsearch_rl.retrieval.gold import with_gold
@@ -26,7 +28,7 @@ from deepsearch_rl.retrieval.quality import QualityConfig
 from deepsearch_rl.retrieval.rows import ChunkStore, write_rows
 from deepsearch_rl.retrieval.searcher import open_finder
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config, Bm25Index
-from deepsearch_rl.retrieval.sparse.lucene import LuceneIndex
+from deepsearch_rl.retrieval.sparse.lucene import LuceneConfig, LuceneIndex
 from deepsearch_rl.retrieval.vectors.building import VECTORS_FILE, build_vector_index
 from deepsearch_rl.retrieval.vectors.config import VectorsConfig
 from deepsearch_rl.retrieval.vectors.flat import open_vector_file
@@ -39,12 +41,32 @@ class IndexSection(IndexConfig):
     """Section ``index``: indexes over every corpus's chunks, and how they are measured."""
 
     corpus_vectors: dict[str, VectorsConfig]  # instead of ``vectors``, for the corpora named here
+    corpus_only: dict[str, IndexHalf] = Field(
+        default_factory=dict, description="corpora of which one half alone is built"
+    )
     quality: QualityConfig
+
+    @model_validator(mode="after")
+    def _halves_are_described(self) -> Self:
+        for corpus, half in self.corpus_only.items():
+            if half not in self.halves:
+                raise ValueError(
+                    f"corpus_only.{corpus} is {half}, and {'encoder' if half == 'dense' else half} is null"
+                )
+        return self
 
     def of(self, corpus: str) -> IndexConfig:
         """Return the configuration of one corpus's index."""
-        shared = {name: getattr(self, name) for name in IndexConfig.model_fields}
-        return IndexConfig(**{**shared, "vectors": self.corpus_vectors.get(corpus, self.vectors)})
+        fields = {name: getattr(self, name) for name in IndexConfig.model_fields}
+        fields["vectors"] = self.corpus_vectors.get(corpus, self.vectors)
+        match self.corpus_only.get(corpus):
+            case "bm25":
+                fields["encoder"] = None
+            case "dense":
+                fields["bm25"] = None
+            case None:
+                pass
+        return IndexConfig(**fields)
 
 
 def build_indexes(
@@ -59,16 +81,16 @@ def build_indexes(
 
     Raises:
         ArtifactError: there are no chunk files, or one is empty.
-        UnknownNameError: ``corpus_vectors`` names a corpus that has no chunks.
+        UnknownNameError: ``corpus_vectors`` or ``corpus_only`` names a corpus that has no chunks.
         UnavailableError: a GPU is asked for and missing; nothing has been encoded then.
     """
     corpora = {path.stem: path for path in sorted(chunks_root.glob("*.jsonl"))}
     if not corpora:
         raise ArtifactError(f"{chunks_root} holds no chunk files; run the chunk stage first (`dvc repro`).")
-    for name in section.corpus_vectors:
+    for name in (*section.corpus_vectors, *section.corpus_only):
         look_up("corpus", name, corpora)
     for name in corpora:
-        require_device(section.of(name).vectors)
+        _require_device(section.of(name))
     for name, path in corpora.items():
         build_index(path, index_root / name, section.of(name), seed, work / name, questions.get(name, ()))
 
@@ -93,11 +115,11 @@ def build_index(
         ConfigError: another process builds this folder, or works in ``work``; ``index_dir`` holds files that no build
             wrote; or a parameter does not fit the corpus.
     """
-    require_device(config.vectors)  # before the vectors, which can take hours
+    _require_device(config)  # before the vectors, which can take hours
     index_dir = index_dir.resolve()
     if chunks_path.resolve().is_relative_to(index_dir):
         raise ConfigError(f"{chunks_path} lies in {index_dir}, which the index would replace; name another folder.")
-    is_index = (index_dir / manifest.FILE).is_file() and (index_dir / manifest.BM25_FOLDER).is_dir()
+    is_index = (index_dir / manifest.FILE).is_file() and (index_dir / manifest.ROWS_FOLDER).is_dir()
     is_empty = not index_dir.exists() or (index_dir.is_dir() and not any(index_dir.iterdir()))
     if not is_index and not is_empty:
         raise ConfigError(
@@ -116,6 +138,26 @@ def build_index(
     return built
 
 
+def _require_device(config: IndexConfig) -> None:
+    if config.encoder is not None:
+        require_device(config.vectors)
+
+
+def _write_vectors(
+    folder: Path, chunks: ChunkStore, config: IndexConfig, chunks_sha256: str, seed: int, work: Path
+) -> int | None:
+    """Write the vectors' part of an index and return their dimension; None where the index has no such part."""
+    if config.encoder is None:
+        return None
+    encoder = folder / manifest.ENCODER_FOLDER
+    vectors = folder / manifest.DENSE_FOLDER / VECTORS_FILE
+    prepare_encoder(chunks, config.encoder, encoder, seed)
+    encode_to_file(EncodingJob(config.encoder, encoder, chunks, config.encoding), chunks_sha256, vectors, work)
+    dimension = open_vector_file(vectors).dimension
+    build_vector_index(vectors, vectors.parent, config.vectors, seed)
+    return dimension
+
+
 def _write_parts(
     folder: Path, chunks_path: Path, config: IndexConfig, seed: int, work: Path, questions: Sequence[Question]
 ) -> IndexManifest:
@@ -126,17 +168,16 @@ def _write_parts(
     if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
         raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
     chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
-    if isinstance(config.bm25, Bm25Config):
-        Bm25Index.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
-    else:
-        LuceneIndex.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
-    encoder, vectors = folder / manifest.ENCODER_FOLDER, folder / manifest.DENSE_FOLDER / VECTORS_FILE
-    prepare_encoder(chunks, config.encoder, encoder, seed)
-    encode_to_file(EncodingJob(config.encoder, encoder, chunks, config.encoding), sha256, vectors, work)
-    dimension = open_vector_file(vectors).dimension
-    build_vector_index(vectors, vectors.parent, config.vectors, seed)
+    match config.bm25:
+        case Bm25Config():
+            Bm25Index.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+        case LuceneConfig():
+            LuceneIndex.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
+        case None:
+            pass
+    dimension = _write_vectors(folder, chunks, config, sha256, seed, work)
     weights, learning = None, config.fusion.learning
-    if learning is not None and questions:
+    if learning is not None and questions and len(config.halves) > 1:
         warn_of_missing(chunks, [gold for _, gold in with_gold(questions)], "the questions to learn from")
         terms = folder / manifest.TERMS_FOLDER
         write_sentence_terms(chunks, terms)

@@ -1,13 +1,13 @@
 """The manifest of an index folder, which is written last: its existence proves that the index is whole."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json, read_record, sha256_json, write_json
-from deepsearch_rl.records import NonEmpty, Record
+from deepsearch_rl.records import IndexHalf, NonEmpty, Record
 from deepsearch_rl.retrieval.encoders.encoding import EncoderConfig, EncodingConfig
 from deepsearch_rl.retrieval.ranking import FusionConfig, FusionWeights
 from deepsearch_rl.retrieval.sparse.bm25 import Bm25Config
@@ -27,11 +27,24 @@ BUILD_IT = "Build it with `deepsearch retrieve build`, or with `dvc repro` if it
 class IndexConfig(Record):
     """What is built over one corpus's chunks."""
 
-    bm25: Annotated[Bm25Config | LuceneConfig, Field(discriminator="engine")]
-    encoder: EncoderConfig
+    bm25: Annotated[Bm25Config | LuceneConfig, Field(discriminator="engine")] | None = Field(
+        description="null: no lexical index, dense search alone"
+    )
+    encoder: EncoderConfig | None = Field(description="null: no vectors, BM25 alone; encoding and vectors are not read")
     encoding: EncodingConfig
     vectors: VectorsConfig
     fusion: FusionConfig
+
+    @property
+    def halves(self) -> tuple[IndexHalf, ...]:
+        """The rankings that are built."""
+        return (*(("bm25",) if self.bm25 else ()), *(("dense",) if self.encoder else ()))
+
+    @model_validator(mode="after")
+    def _has_a_half(self) -> Self:
+        if not self.halves:
+            raise ValueError("bm25 and encoder are both null, so there is nothing to build; give one of them")
+        return self
 
 
 class IndexManifest(Record):
@@ -43,7 +56,7 @@ class IndexManifest(Record):
     chunks_sha256: str
     rows: int  # chunks in the index; row N is line N of the chunk file, from 0, blank lines not counted
     config: IndexConfig
-    dimension: int  # of the vectors, which can be lower than configured where the corpus is small
+    dimension: int | None  # of the vectors, which can be lower than configured where the corpus is small; null: none
     metric: Literal["inner_product"] = "inner_product"
     fusion_weights: FusionWeights | None  # learnt from training questions; null where nothing was learnt
     seed: int

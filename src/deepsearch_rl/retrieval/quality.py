@@ -10,8 +10,9 @@ from pydantic import Field
 from deepsearch_rl.files import read_jsonl
 from deepsearch_rl.records import NonEmpty, Question, Record
 from deepsearch_rl.retrieval.gold import Gold, mean_scores, score_retriever, with_gold
+from deepsearch_rl.retrieval.manifest import read_manifest
 from deepsearch_rl.retrieval.missing_gold import warn_of_missing
-from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index
+from deepsearch_rl.retrieval.searcher import RETRIEVERS, Searcher, open_index, retrievers_of
 
 
 class QualityConfig(Record):
@@ -36,7 +37,10 @@ def measure(searcher: Searcher, questions: Sequence[tuple[str, Gold]], cutoffs: 
 def measure_datasets(
     index_root: Path, chunks_root: Path, questions_root: Path, datasets: dict[str, DatasetConfig], config: QualityConfig
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return scores by dataset and retriever, each dataset searched in its corpus's index."""
+    """Return scores by dataset and retriever, each dataset searched in its corpus's index.
+
+    Retrievers that need a half which the index was built without are left out.
+    """
 
     @cache  # an index is opened once, and only where a question has evidence to look for
     def searcher(corpus: str, retriever: str) -> Searcher:
@@ -45,14 +49,15 @@ def measure_datasets(
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for name, dataset in datasets.items():
         questions = with_gold(read_jsonl(questions_root / name / f"{config.split}.jsonl", Question))
-        if questions:
-            chunks = searcher(dataset.corpus, RETRIEVERS[0]).chunks
-            warn_of_missing(chunks, [gold for _, gold in questions], f"{name}, {config.split}")
+        if not questions:
+            scores[name] = {retriever: {"n": 0} for retriever in RETRIEVERS}
+            continue
+        retrievers = retrievers_of(read_manifest(index_root / dataset.corpus), RETRIEVERS)
+        chunks = searcher(dataset.corpus, retrievers[0]).chunks
+        warn_of_missing(chunks, [gold for _, gold in questions], f"{name}, {config.split}")
         scores[name] = {
             retriever: measure(searcher(dataset.corpus, retriever), questions, config.cutoffs)
-            if questions
-            else {"n": 0}
-            for retriever in RETRIEVERS
+            for retriever in retrievers
         }
     return scores
 

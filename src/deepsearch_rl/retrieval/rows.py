@@ -15,7 +15,6 @@ import json
 import os
 import struct
 import weakref
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -31,7 +30,7 @@ from pydantic_core import from_json
 from deepsearch_rl.corpora.flashrag import DocumentRow
 from deepsearch_rl.corpora.layouts import BOM, GZIP, LINES, layout_of
 from deepsearch_rl.errors import ArtifactError, RecordError
-from deepsearch_rl.files import distinct, missing, parse_record, read_json
+from deepsearch_rl.files import DistinctIds, missing, parse_record, read_json
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Chunk, ChunkMetadata, NonEmpty, Record
 
@@ -244,7 +243,7 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
     folder.mkdir()
     codes: dict[str, int] = {}
     size_bytes = chunks_path.stat().st_size if chunks_path.is_file() else 0
-    hashes = array("q")  # of the ids: 8 bytes a row, whatever the length of the ids
+    ids = DistinctIds()
     end = 0
     with (
         ProgressBar("read chunks", size_bytes, "bytes") as bar,
@@ -253,7 +252,7 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
         GrowingArray(folder / "day.npy", np.int32) as days,
     ):
         for start, end, chunk in read_chunks(chunks_path):
-            hashes.append(hash(chunk.id))
+            ids.add(chunk.id)
             offsets.append(start)
             metadata = chunk.metadata.model_extra or {}
             source = metadata.get("source")
@@ -264,16 +263,8 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
             bar.advance(end - start)
         offsets.append(end)
     (folder / "sources.json").write_text(json.dumps(list(codes), ensure_ascii=False) + "\n", encoding="utf-8")
-    _require_distinct(chunks_path, hashes)
-    return len(hashes)
-
-
-def _require_distinct(chunks_path: Path, hashes: "array[int]") -> None:
-    """Raise RecordError with the lines of two rows that have one id."""
-    sorted_N = np.sort(np.frombuffer(hashes, np.int64))
-    if (sorted_N[1:] == sorted_N[:-1]).any():
-        for _ in distinct(((number, chunk) for number, _, _, chunk in _numbered_chunks(chunks_path)), chunks_path):
-            pass
+    ids.check(((number, chunk.id) for number, _, _, chunk in _numbered_chunks(chunks_path)), chunks_path)
+    return len(ids)
 
 
 def parse_day(published_at: JsonValue) -> int:

@@ -164,7 +164,7 @@ def _trl_row(trajectory: Trajectory) -> ExportRow:
 
 def _rl_rows(path: Path, to: str, data_source: str, split: str, prompt: str | None) -> Iterator[ExportRow]:
     instruction = load_prompt(prompt or PROMPTS[to])
-    for index, question in enumerate(distinct(numbered_questions(path), path)):
+    for index, question in enumerate(distinct(lambda: numbered_questions(path), path)):
         text, ground_truth = question.question, {"target": [*question.golden_answers]}
         asking = [{"role": "user", "content": f"{instruction}\n\nQuestion: {text}"}]
         if to == "rlinf":

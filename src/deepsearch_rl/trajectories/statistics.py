@@ -62,7 +62,7 @@ def read_statistics(path: Path, questions: Path | None) -> TrajectoryStatistics:
 
     Raise ArtifactError where there are no trajectories, and as :func:`read_distinct`.
     """
-    tally = Tally(gold_by_question(distinct(numbered_questions(questions), questions)) if questions else {})
+    tally = Tally(gold_by_question(distinct(lambda: numbered_questions(questions), questions)) if questions else {})
     for trajectory in read_distinct(path, Trajectory):
         tally.add(trajectory)
     if not tally.outcomes:

@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from deepsearch_rl.errors import ArtifactError, DeepsearchError, UnavailableError
-from deepsearch_rl.files import AppendLog, atomic_file, file_digests, read_json, read_jsonl, sha256_json, write_json
+from deepsearch_rl.files import (
+    AppendLog,
+    atomic_file,
+    file_digests,
+    read_json,
+    read_jsonl,
+    remove_partials,
+    sha256_json,
+    write_json,
+)
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Chunk, Record
 from deepsearch_rl.retrieval.encoders.encoder import Encoder, Vectors, first_line
@@ -159,8 +168,9 @@ def _open_work(job: EncodingJob, chunks_sha256: str, work: Path) -> Path:
 
 def remove_work(work: Path) -> None:
     """Remove an encoding's work, the job first, and its folders unless they hold other files."""
-    for name in (JOB_FILE, BLOCKS_FILE, VECTORS_FILE, f".{JOB_FILE}.partial", f".{VECTORS_FILE}.partial"):
+    for name in (JOB_FILE, BLOCKS_FILE, VECTORS_FILE):
         (work / JOB_FOLDER / name).unlink(missing_ok=True)
+        remove_partials(work / JOB_FOLDER / name)
     for folder in (work / JOB_FOLDER, work):
         with contextlib.suppress(OSError):
             folder.rmdir()

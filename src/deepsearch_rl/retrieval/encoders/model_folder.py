@@ -130,7 +130,8 @@ def _find(config: ModelFolderConfig, weights: str) -> Path:
     if config.revision is None:
         if not Path(config.model).is_dir():
             raise ArtifactError(
-                f"there is no encoder folder {config.model}; for a repository of a hub give its revision too."
+                f"there is no encoder folder {config.model}; for a repository of a hub give its commit too: "
+                "--revision, or index.encoder.revision in params."
             )
         return Path(config.model)
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - hundreds of milliseconds, needed for hubs alone

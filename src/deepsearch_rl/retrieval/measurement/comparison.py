@@ -22,7 +22,7 @@ from deepsearch_rl.retrieval.hybrid.retriever import CandidateFinder
 from deepsearch_rl.retrieval.hybrid.sentence_terms import write_sentence_terms
 from deepsearch_rl.retrieval.missing_gold import MissingGold, find_missing
 from deepsearch_rl.retrieval.ranking import LearningConfig
-from deepsearch_rl.retrieval.searcher import Searcher, open_finder, open_retriever
+from deepsearch_rl.retrieval.searcher import Searcher, open_finder, open_retriever, retrievers_of
 
 COMPARED = {"bm25": "bm25", "dense": "dense", "rrf": "reciprocal_ranks", "hybrid": "hybrid"}
 """What is compared, each with its name for :func:`open_retriever`."""
@@ -70,9 +70,11 @@ def compare_retrievers(
 ) -> Comparison:
     """Score retrievers of an index, out of ``COMPARED``, over the questions whose gold evidence is known.
 
+    No ``retrievers`` means all that the index has the halves for.
     ``searcher`` is any opened retriever of the index, for its chunks. ``learning`` says how the hybrid learns in every
     fold; None scores the ranking that the index stores. ``seed`` draws the folds and the ``draws`` resamples.
-    Raise ArtifactError for too little gold evidence, UnknownNameError for a retriever that is not there.
+    Raise ArtifactError for too little gold evidence, UnknownNameError for a retriever that is not there, ConfigError
+    for one that needs a half which the index was built without.
     """
     chunks, examples = searcher.chunks, with_gold(questions)
     if len(examples) < (learning.folds if learning else 1):
@@ -81,10 +83,11 @@ def compare_retrievers(
             "supporting_doc_ids or supporting_titles), which is too few to compare retrievers by."
         )
     built = manifest.read_manifest(index_dir)
+    available = retrievers_of(built, COMPARED.values())
     scores: dict[str, Scores] = {}
-    for name in retrievers:
+    for name in retrievers or [name for name, ranking in COMPARED.items() if ranking in available]:
         ranking = look_up("retriever", name, COMPARED)
-        if name == "hybrid" and learning is not None:
+        if name == "hybrid" and learning is not None and len(built.config.halves) > 1:
             with opened_finder(index_dir, chunks) as finder:
                 gathered = hybrid.gather(finder, chunks, examples, max((*cutoffs, RANKED)))
             folds = hybrid.drawn_folds(len(gathered), learning.folds, seed)

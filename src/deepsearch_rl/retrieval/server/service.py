@@ -33,6 +33,7 @@ from deepsearch_rl.retrieval.server.answers import normalise_url, read_pages
 from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue, SearchTimeoutError
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
 from deepsearch_rl.retrieval.server.limits import RETRY, BodyLimit, Budget
+from deepsearch_rl.retrieval.server.mcp_accept import AnyAccept
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
 from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
 
@@ -87,7 +88,7 @@ class RetrievalApp:
         self._mcp.streamable_http_app(stateless_http=True, json_response=True, transport_security=security)
         sse = self._mcp.sse_app(transport_security=security, max_request_body_size=requests.MAX_BODY_BYTES)
         self._mcp_apps: dict[str, ASGIApp] = {
-            "/mcp": self._mcp.session_manager.handle_request,
+            "/mcp": AnyAccept(self._mcp.session_manager.handle_request),
             "/messages": sse,
             "/sse": sse,
         }
