@@ -44,6 +44,7 @@ EVALUATE = Command(
         "--dataset": ("hotpotqa", "0.dataset", "hotpotqa"),
         "--base-url": ("http://127.0.0.1:8/v1", "0.model.endpoint.base_url", "http://127.0.0.1:8/v1"),
         "--key-variable": ("OTHER_KEY", "0.model.endpoint.api_key_variable", "OTHER_KEY"),
+        "--request": ("temperature=omit", "0.model.endpoint.request.temperature", "omit"),
         "--data": ("other", "0.source.folder.root", Path("other")),
         "--questions": ("5", "0.setting.evaluate.sets.musique.questions", 5),
         "--samples": ("3", "0.setting.evaluate.sets.musique.samples", 3),

@@ -5,6 +5,7 @@ finish, in a folder per question set and setting that is named by all that they 
 where it was, one question set more repeats nothing, and rollouts of other weights are never reused.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, Mo
 from deepsearch_rl.evaluation.scoring.score import build_control, build_row
 from deepsearch_rl.files import (
     atomic_directory,
-    file_digests,
     read_json,
     read_jsonl,
     sha256_file,
@@ -39,13 +39,15 @@ from deepsearch_rl.trajectories.collect import TrajectoryFile, collect, read_que
 def checkpoint_name(folder: Path) -> str:
     """Return the weights' name in the tables: the folder, and the kept training step where its manifest names one.
 
-    For a model behind an endpoint: the requested model and the address, from the environment variables of the moment;
-    raise ConfigError where one is not set.
+    For a model behind an endpoint: the requested model and the address, from the environment variables of the moment,
+    and the options of its requests that change answers; raise ConfigError where a variable is not set.
     """
     remote = read_remote(folder)
     if remote is not None:
         endpoint = resolve_endpoint(remote)
-        return f"{endpoint.model} at {shown_address(endpoint.base_url)}"
+        options = remote.request.of_answers()
+        asked = f", asked with {json.dumps(options, ensure_ascii=False)}" if options else ""
+        return f"{endpoint.model} at {shown_address(endpoint.base_url)}{asked}"
     manifest = folder / MANIFEST
     step = read_json(manifest).get("best_step") if manifest.is_file() else None
     return folder.as_posix() if step is None else f"{folder.as_posix()}, step {step}"
@@ -65,7 +67,7 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
         require_backend(setting.serving)
     checkpoint = checkpoint_name(folder)  # first: its error names the missing environment variable
     settings = [(each, _read_questions(data, each)) for each in settings_of(setting, model)]
-    weights = sha256_json([file_digests(folder), checkpoint]) if remote else digest_weights(folder)
+    weights = sha256_json([remote.of_answers(), checkpoint]) if remote else digest_weights(folder)
     inputs = {"model": weights}
     rows: list[F1TableRow] = []
     with atomic_directory(out) as partial, serve_model(folder, setting.serving) as endpoint:
