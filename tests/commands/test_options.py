@@ -119,6 +119,7 @@ SERVE = Command(
         "--host": ("::1", "0.host", "::1"),
         "--port": ("0", "0.port", 0),
         "--public": ("", "0.public", True),
+        "--no-token": ("", "0.no_token", True),
         "--token-variable": ("TOKEN", "0.token_variable", "TOKEN"),
         "--pages": ("pages.jsonl", "0.retrieval.pages", Path("pages.jsonl")),
         "--window-ms": ("2.5", "0.retrieval.window_ms", 2.5),
