@@ -187,6 +187,17 @@ class _Evaluator:
             out=self.out / file,
         )
 
+    def _retriever(self, dataset: str, corpus: str) -> str:
+        """Return how a set's passages are found: the retriever, how its two halves are fused, and a reranker."""
+        retrieval = self.setting.retrieval.for_dataset(dataset, self.setting.datasets)
+        name: str = retrieval.retriever
+        if retrieval.online is not None:
+            name = "online"
+        elif name == "hybrid":
+            weights = read_manifest(self.data / "index" / corpus).fusion_weights
+            name = "hybrid_rrf" if weights is None else "hybrid_learned"
+        return f"{name}+rerank" if retrieval.reranker is not None else name
+
     def _trained_with_other(self) -> tuple[PromptPart, ...] | None:
         """Return which texts the model was trained with in another form than this setting's; None if not known."""
         trained = read_trained_with(self.folder)
@@ -205,6 +216,7 @@ class _Evaluator:
             prompt=self.setting.agent.prompt_title,
             top_k=self.setting.retrieval.top_k,
             chunk_size=self.setting.chunk.size_of(corpus),
+            retriever=self._retriever(run.dataset, corpus),
             temperature=run.temperature,
             samples=run.samples,
             seed=self.setting.seed,
