@@ -198,7 +198,7 @@ def test_a_guard_does_not_wait_for_ever_for_a_supervisor_that_does_not_end(
 
 
 def test_descendants_that_cannot_be_killed_are_named_and_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("deepsearch_rl.processes.GRACE_S", 0.05)
     ended: list[int] = []

@@ -127,9 +127,7 @@ def _end_supervisor(process: "subprocess.Popen[str]") -> None:
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
-        _LOG.error(
-            "process %d cannot be killed, and is left behind; `ps -o stat,wchan %d` says why", *[process.pid] * 2
-        )
+        _LOG.error("process %d cannot be killed and is left behind", process.pid)
 
 
 def stream_lines(process: "subprocess.Popen[str]", on_line: Callable[[str], object]) -> list[str]:
@@ -204,7 +202,7 @@ def running_server(
 
 @contextlib.contextmanager
 def _log_folder(name: str) -> Iterator[Path]:
-    """Yield a new folder for a server's log; it is removed at the end, and kept where a server's error ends the block."""
+    """Yield a new folder for a server's log; it is kept where a server's error ends the block, else removed."""
     folder = Path(tempfile.mkdtemp(prefix="deepsearch-"))
     try:
         yield folder
