@@ -15,7 +15,7 @@ from deepsearch_rl.errors import DeepsearchError
 from deepsearch_rl.processes import ProcessGuard, stream_lines
 from deepsearch_rl.profile import find_profile
 from deepsearch_rl.records import Record
-from deepsearch_rl.redaction import is_secret, redact
+from deepsearch_rl.redaction import environment_secrets, redact
 from deepsearch_rl.retries import retry
 from flows.graph import Stage
 from flows.locks import gpu_lock, held
@@ -134,7 +134,7 @@ def stream(command: list[str], place: Workplace, log: AnyLogger, locks: Sequence
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if place.experiment:
         environment[EXPERIMENT_VARIABLE] = place.experiment
-    secrets = [value for name, value in environment.items() if is_secret(name)]
+    secrets = environment_secrets(environment)
     process = place.guard.start(command, folder=place.root, environment=environment, kept=[*place.locks, *locks])
     lines = stream_lines(process, lambda line: log.info("%s", redact(line, secrets)))
     tail = [redact(line, secrets) for line in lines]

@@ -25,8 +25,8 @@ from scripts.markers import with_part
 
 FOUNDATION = (
     *("answers", "copies", "dvc_cache", "dvc_lock", "errors", "files", "frames", "installed", "locked", "loopback"),
-    *("presets", "processes", "profile", "progress", "project_state", "records", "redaction", "retries", "scratch"),
-    *("stage_graph", "stage_state"),
+    *("presets", "processes", "profile", "progress", "project_state", "rate_limits", "records", "redaction", "retries"),
+    *("scratch", "stage_graph", "stage_state"),
 )
 """The modules beside the packages of ``deepsearch_rl``."""
 LAYERS = (

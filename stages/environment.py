@@ -21,6 +21,8 @@ import os
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib takes 10 ms to load
+ENV_FILE_NAMES = "DEEPSEARCH_ENV_FILE_NAMES"
+"""Names that ``.env`` sets, for deepsearch_rl.redaction: what looks like a key among their values reaches no log."""
 WARNED = "DEEPSEARCH_ENV_WARNED"
 """Set where a process has named the unreadable lines of ``.env``, so that those that it starts do not."""
 
@@ -129,8 +131,11 @@ def apply() -> None:
     """Set what is missing, and put this Python's folder on the PATH."""
     if is_forced(sys.orig_argv):
         os.environ.setdefault("DEEPSEARCH_RESUME", "0")
-    for path in (os.path.join(ROOT, ".env"), os.path.join(ROOT, "stages", "project.env")):  # noqa: PTH118
+    own = os.path.join(ROOT, ".env")  # noqa: PTH118
+    for path in (own, os.path.join(ROOT, "stages", "project.env")):  # noqa: PTH118
         values, problems = read_variables(path)
+        if path == own and values:
+            os.environ[ENV_FILE_NAMES] = ",".join(values)
         for name, value in values.items():
             os.environ.setdefault(name, value)
         if problems and WARNED not in os.environ:

@@ -3,6 +3,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -12,9 +13,11 @@ import pytest
 from deepsearch_rl.errors import EndpointError, UnavailableError
 from deepsearch_rl.processes import (
     CANCELLED_STATUS,
+    KILL_ROUNDS,
     LOOPBACK,
     NOT_STARTED_STATUS,
     ProcessGuard,
+    _end_descendants,
     free_port,
     running_server,
     stream_lines,
@@ -179,3 +182,53 @@ def test_a_port_in_use_is_passed_over() -> None:
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
         assert free_port(port) > port
+
+
+def test_a_guard_does_not_wait_for_ever_for_a_supervisor_that_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepsearch_rl.processes.SUPERVISOR_GRACE_S", 0.5)
+    with ProcessGuard() as guard:
+        process = guard.start(["sh", "-c", "echo $$ > shell.pid; echo started; sleep 600"], folder=tmp_path)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        os.kill(process.pid, signal.SIGSTOP)  # as if it waited for a child that the kernel does not end
+    assert process.returncode == -signal.SIGKILL
+    assert gone(tmp_path / "shell.pid")
+
+
+def test_descendants_that_cannot_be_killed_are_named_and_left_behind(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("deepsearch_rl.processes.GRACE_S", 0.05)
+    ended: list[int] = []
+    monkeypatch.setattr(psutil.Process, "terminate", lambda process: ended.append(process.pid))
+    monkeypatch.setattr(psutil.Process, "kill", lambda process: ended.append(process.pid))
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        assert not _end_descendants()
+        assert str(child.pid) in capsys.readouterr().err
+        assert ended.count(child.pid) == 2 * KILL_ROUNDS
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def test_the_log_of_a_server_that_failed_is_kept_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lines = "for i in $(seq 40); do echo line $i; done; exit 3"
+    url = f"http://{LOOPBACK}:{free_port()}"
+    with pytest.raises(EndpointError) as failed, running_server("the server", ["sh", "-c", lines], url, "/", 30):
+        raise AssertionError("it never answers")
+    [log] = tmp_path.glob("deepsearch-*/output.log")
+    assert str(log) in str(failed.value)
+    assert log.read_text().splitlines()[0] == "line 1"
+    with running_server(
+        "the server",
+        [*SERVE, "--directory", str(tmp_path), str(port := free_port())],
+        f"http://{LOOPBACK}:{port}",
+        "/",
+        30,
+    ):
+        assert len(list(tmp_path.glob("deepsearch-*"))) == 2
+    assert list(tmp_path.glob("deepsearch-*")) == [log.parent]

@@ -1,6 +1,6 @@
 import pytest
 
-from deepsearch_rl.redaction import is_secret, mask_users, public_address, redact
+from deepsearch_rl.redaction import ENV_FILE_NAMES, environment_secrets, is_secret, mask_users, public_address, redact
 
 
 @pytest.mark.parametrize("name", ["api_key", "teacher.API_KEY_variable", "db_password", "client_secret", "auth_token"])
@@ -8,7 +8,41 @@ def test_a_setting_that_is_named_like_a_secret_is_one(name: str) -> None:
     assert is_secret(name)
 
 
-@pytest.mark.parametrize("name", ["tokens", "max_tokens", "key", "seed", "tokenizer"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "SEARCH_TOKEN",
+        "DEEPSEARCH_LOGIN",
+        "AWS_SESSION_TOKEN",
+        "MLFLOW_TRACKING_TOKEN",
+        "PREFECT_API_AUTH_STRING",
+        "GITHUB_PAT",
+    ],
+)
+def test_an_environment_variable_that_is_named_like_a_secret_is_one(name: str) -> None:
+    assert is_secret(name)
+    assert redact("it is hidden1", environment_secrets({name: "hidden1"})) == "it is ***"
+
+
+def test_the_secrets_of_an_environment_are_passwords_in_it_and_keys_that_the_env_file_brought() -> None:
+    environment = {
+        "DEEPSEARCH_LOGIN": "me:hidden:1",
+        "MLFLOW_TRACKING_URI": "http://you:hidden2@host:5000",
+        "MY_KEY": "sk-0123456789abcdef",
+        "MY_FOLDER": "/data/models/of-2026",
+        "MY_THREADS": "4",
+        "OTHER": "sk-0123456789abcdee",
+        ENV_FILE_NAMES: "MY_KEY,MY_FOLDER,MY_THREADS",
+    }
+    text = "hidden:1 hidden2 sk-0123456789abcdef /data/models/of-2026 4 sk-0123456789abcdee http://host:5000"
+    shown = "*** *** *** /data/models/of-2026 4 sk-0123456789abcdee http://host:5000"
+    assert redact(text, environment_secrets(environment)) == shown
+
+
+@pytest.mark.parametrize(
+    "name", ["token_limit", "token_variable", "gspo_token_level", "tokens", "max_tokens", "key", "seed", "tokenizer"]
+)
 def test_other_settings_are_no_secrets(name: str) -> None:
     assert not is_secret(name)
 

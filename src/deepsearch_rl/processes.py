@@ -11,7 +11,9 @@ was killed, the supervisor ends the command with all of its descendants: on Linu
 import contextlib
 import ctypes
 import http.client
+import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,9 +32,13 @@ import psutil
 
 from deepsearch_rl.errors import EndpointError, UnavailableError
 
+_LOG = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 GRACE_S = 12.0
 """How long a process has between SIGTERM and SIGKILL; more than the retrieval server needs for its last answers."""
+KILL_ROUNDS = 3  # how often descendants are killed before those that stay are left behind
+SUPERVISOR_GRACE_S = 2 * GRACE_S * KILL_ROUNDS + GRACE_S
+"""How long a supervisor has to end its command and all descendants."""
 CANCELLED_STATUS = 143  # exit status of a command that its guard ended: that of a process ended by SIGTERM
 NOT_STARTED_STATUS = 127  # exit status where there is no such program, as shells have it
 LAST_LINES = 15  # how many lines of a command's output an error shows
@@ -59,9 +65,7 @@ class ProcessGuard:
         with self._starting:
             self._open = False
         for process in self._processes:
-            if process.wait() < 0:  # the supervisor itself was killed: what it started is still in its group
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            _end_supervisor(process)
         os.close(self._reading_end)
 
     def check_open(self) -> None:
@@ -111,6 +115,21 @@ class ProcessGuard:
         return process
 
 
+def _end_supervisor(process: "subprocess.Popen[str]") -> None:
+    """Wait until a supervisor has ended its command; kill its group where it was killed itself or does not end."""
+    try:
+        if process.wait(SUPERVISOR_GRACE_S) >= 0:
+            return
+    except subprocess.TimeoutExpired:
+        _LOG.warning("the supervisor of process group %d does not end; the group is killed", process.pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        _LOG.error("process %d cannot be killed and is left behind", process.pid)
+
+
 def stream_lines(process: "subprocess.Popen[str]", on_line: Callable[[str], object]) -> list[str]:
     """Call ``on_line`` with every line (or carriage return) that is not blank; return the last lines at the end."""
     assert process.stdout is not None
@@ -150,7 +169,7 @@ class Server:
 
     def _error(self, problem: str) -> EndpointError:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-        return EndpointError("\n".join([f"{self.name} {problem}; its log ends:", *lines]))
+        return EndpointError("\n".join([f"{self.name} {problem}; its log, {self.log}, ends:", *lines]))
 
 
 @contextlib.contextmanager
@@ -171,14 +190,29 @@ def running_server(
     is closed here, so that a server that ends while it starts breaks the connection of the health check. Raises as
     :meth:`Server.wait_until_healthy`.
     """
-    with tempfile.TemporaryDirectory(prefix="deepsearch-") as folder, ProcessGuard() as guard:
-        log = Path(folder, "output.log")
+    with _log_folder(name) as folder, ProcessGuard() as guard:
+        log = folder / "output.log"
         inherited = [listener.fileno()] if listener else []
         with log.open("w", encoding="utf-8") as output, listener or contextlib.nullcontext():
             process = guard.start(command, output=output, settings=settings, inherited=inherited)
         server = Server(name, url, health, log, process)
         server.wait_until_healthy(timeout_s)
         yield server
+
+
+@contextlib.contextmanager
+def _log_folder(name: str) -> Iterator[Path]:
+    """Yield a new folder for a server's log; it is kept where a server's error ends the block, else removed."""
+    folder = Path(tempfile.mkdtemp(prefix="deepsearch-"))
+    try:
+        yield folder
+    except EndpointError:
+        _LOG.warning("the log of %s is kept in %s", name, folder)
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_healthy(url: str) -> bool:
@@ -214,7 +248,8 @@ def supervise(descriptors: Sequence[int], command: Sequence[str]) -> int:
         while os.read(sys.stdin.fileno(), 1):
             pass
         cancelled.set()
-        _end_descendants()
+        if not _end_descendants():
+            os._exit(CANCELLED_STATUS)  # the command itself may be what stays: nobody waits for it any more
 
     try:
         process = subprocess.Popen(command, stdin=descriptors[0], pass_fds=descriptors[1:])
@@ -229,9 +264,16 @@ def supervise(descriptors: Sequence[int], command: Sequence[str]) -> int:
     return CANCELLED_STATUS if cancelled.is_set() else status if status >= 0 else 128 - status
 
 
-def _end_descendants() -> None:
-    """Send SIGTERM to all descendants and SIGKILL to those that stay, until none is left: some start others."""
-    while descendants := psutil.Process().children(recursive=True):
+def _end_descendants() -> bool:
+    """Send SIGTERM to all descendants and SIGKILL to those that stay, in rounds, because some start others.
+
+    Returns whether none is left. One that the kernel does not end (in a system call on a dead disk, for example) is
+    named and left behind.
+    """
+    for _ in range(KILL_ROUNDS):
+        descendants = psutil.Process().children(recursive=True)
+        if not descendants:
+            return True
         for process in descendants:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
@@ -240,6 +282,10 @@ def _end_descendants() -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(alive, timeout=GRACE_S)
+    left = [process.pid for process in psutil.Process().children(recursive=True)]
+    if left:
+        sys.stderr.write(f"processes {left} cannot be killed and are left behind\n")
+    return not left
 
 
 if __name__ == "__main__":

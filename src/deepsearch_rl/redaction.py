@@ -2,13 +2,23 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from deepsearch_rl.errors import ConfigError
 
 MASK = "***"
-_SECRET_NAME = re.compile(r"api_key|secret|password|credential|auth_token|access_token", re.IGNORECASE)
+ENV_FILE_NAMES = "DEEPSEARCH_ENV_FILE_NAMES"
+"""Holds the names that the project's ``.env`` has set (stages/environment.py), separated by commas."""
+_SECRET_NAME = re.compile(
+    r"api_key|secret|passwor?d|passphrase|passwd|credential|private_key|auth_string|access_token|auth_token"
+    r"|(^|[_.])(token|login|pat|pwd)$",
+    re.IGNORECASE,
+)
+"""A last word of ``token``: HF_TOKEN and AWS_SESSION_TOKEN are secrets, ``max_tokens`` and ``token_limit`` are none."""
+_LOGIN_NAME = re.compile(r"login$|auth_string$", re.IGNORECASE)  # holds name:password
+_KEY_LIKE = re.compile(r"(?=.*\d)[\w.+=~-]{16,}")
+"""A long word with a digit: what a key in ``.env`` looks like, and no path, address, number or switch."""
 _MISREAD = re.compile(r"[\s\\#]")  # what libraries read in different ways, or drop, in an address
 _KEY = re.compile(r"[\x21-\x7e]+")
 _USER = re.compile(r"(?<=://)\S*@")  # up to the last '@': a password may hold an unencoded one, or a slash
@@ -17,6 +27,27 @@ _USER = re.compile(r"(?<=://)\S*@")  # up to the last '@': a password may hold a
 def is_secret(name: str) -> bool:
     """Return whether a setting of this name, dotted or not, holds a value that nobody may see."""
     return _SECRET_NAME.search(name) is not None
+
+
+def environment_secrets(environment: Mapping[str, str]) -> list[str]:
+    """Return the values of an environment that nobody may see.
+
+    They are those of secret names, the password of a login (``name:password``), user and password of addresses, and
+    whatever looks like a key among the names that the project's ``.env`` has set.
+    """
+    own_names = set(environment.get(ENV_FILE_NAMES, "").split(","))
+    secrets: list[str] = []
+    for name, value in environment.items():
+        if is_secret(name):
+            secrets.append(value)
+            if _LOGIN_NAME.search(name):
+                secrets += value.split(":", 1)[1:]
+        elif name in own_names and _KEY_LIKE.fullmatch(value):
+            secrets.append(value)
+        if user := _USER.search(value):
+            login = user[0].removesuffix("@")
+            secrets += [login, *login.split(":", 1)[1:]]
+    return [secret for secret in secrets if secret]
 
 
 def split_address(address: str) -> SplitResult | None:

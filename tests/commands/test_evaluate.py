@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deepsearch_rl.cli import app
+from deepsearch_rl.commands.evaluate import _model_folder
 from deepsearch_rl.errors import ArtifactError, ConfigError, DeepsearchError, EndpointError, UnknownNameError
 from deepsearch_rl.files import read_json, read_jsonl
 from deepsearch_rl.records import Trajectory
@@ -247,3 +248,18 @@ def test_the_tag_protocol_brings_its_own_prompt(folder: Path) -> None:
     assert result.exit_code == 0, result.output
     [row] = json.loads(result.stdout)["rows"]
     assert (row["prompt"], row["f1"], row["mean_tool_calls"]) == ("search_tags", 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("temperature", "write NAME=VALUE"),
+        ("temperature=warm", "--request temperature"),
+        ("colour=blue", "--request colour"),
+        ("extra_body={model: x}", "--request extra_body"),
+        ("extra_body={", "--request extra_body"),
+    ],
+)
+def test_an_option_of_a_request_that_does_not_fit_is_named(option: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        _model_folder("gpt-x", "https://api.example.com/v1", "KEY", [option])

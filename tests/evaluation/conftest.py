@@ -94,6 +94,7 @@ def row_key(model: str, dataset: str, corpus: str, samples: int) -> RowKey:
         prompt="tiny",
         top_k=3,
         chunk_size=48,
+        retriever="bm25",
         temperature=0.7,
         samples=samples,
         seed=0,

@@ -1,8 +1,12 @@
 """Inputs of public reports about requests to model servers, ours and others'. The report stands beside each."""
 
+import asyncio
 import itertools
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +14,16 @@ import openai
 import pytest
 
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
-from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.agent.endpoint import Completion, Endpoint, complete, open_client
+from deepsearch_rl.agent.pacing import pausable
+from deepsearch_rl.agent.request_options import RequestOptions, remedy
+from deepsearch_rl.evaluation.evaluate_model import checkpoint_name
+from deepsearch_rl.files import sha256_json, write_json
+from deepsearch_rl.rate_limits import rate_limits
 from deepsearch_rl.serving.answer_text import AnswerText
 from deepsearch_rl.serving.chat_format import assistant_message, load_chat_format
+from deepsearch_rl.serving.remote import RemoteConfig
+from tests.agent.conftest import ChatServer, completion
 from tests.model_servers import endpoint, engine
 from tests.policies import policy_folder
 
@@ -282,3 +293,224 @@ def test_a_stop_string_of_several_tokens_is_found_wherever_a_token_begins(policy
         pieces.append(stream.last_content())
         expected = written.partition(stops[-1])[0] + (stops[-1] if keep_stop else "")
         assert "".join(pieces) == stream.text == expected
+
+
+# Other servers: how a model wants to be asked, and how often.
+
+FIELDS = {"max_tokens": 7, "temperature": 0.7, "seed": 1}
+
+
+def asked_fields(chat: ChatServer, **options: Any) -> dict[str, Any]:
+    """The fields of the request that an endpoint with such options gets."""
+    endpoint = Endpoint(chat.url, "m", options=RequestOptions(**options))
+    asyncio.run(answer_of(endpoint))
+    return {name: value for name, value in chat.requests[-1].items() if name not in ("model", "messages")}
+
+
+async def answer_of(endpoint: Endpoint, *, count: int = 1, **fields: Any) -> list[Completion]:
+    messages = [{"role": "user", "content": QUESTION}]
+    async with open_client(endpoint, 20.0) as client:
+        request = {"model": endpoint.model, "messages": messages, **FIELDS, **fields}
+        return await asyncio.gather(*(complete(client, endpoint.options, **request) for _ in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({}, FIELDS),
+        (
+            {"token_limit": "max_completion_tokens", "temperature": "omit", "seed": "omit"},
+            {"max_completion_tokens": 7},
+        ),
+        (
+            {"extra_body": {"enable_thinking": False, "provider": {"order": ["a"]}}},
+            {**FIELDS, "enable_thinking": False, "provider": {"order": ["a"]}},
+        ),
+        ({"extra_body": {"reasoning_effort": "low"}}, {**FIELDS, "reasoning_effort": "low"}),
+    ],
+)
+def test_a_model_is_asked_as_its_options_say(
+    chat_server: ChatServer, options: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    """langfuse/langfuse#8509, sbintuitions/flexeval#111, browser-use/web-ui#659."""
+    chat_server.says("yes")
+    assert asked_fields(chat_server, **options) == fields
+
+
+def test_a_streamed_answer_is_the_whole_one(client: openai.OpenAI, endpoint: Endpoint) -> None:
+    written = text(client)
+    stop = written[len(written) // 2 :][:3]
+    streamed = Endpoint(endpoint.base_url, "policy", options=RequestOptions(stream=True))
+    conversation = [{"role": "user", "content": QUESTION}]
+
+    async def ask_streamed() -> Completion:
+        async with open_client(streamed, 20.0) as client:
+            return await complete(client, streamed.options, messages=conversation, stop=stop, **ANSWER)
+
+    completion = asyncio.run(ask_streamed())
+    assert completion.message.text == written.partition(stop)[0]
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens > 0
+
+
+CALL_CHUNKS = [
+    {"delta": {"role": "assistant", "content": "", "reasoning_content": "I need"}},
+    {"delta": {"reasoning_content": " a search."}},
+    {"delta": {"tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": {"name": "retrieve"}}]}},
+    {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": '{"query": '}}]}},
+    {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": '"x"}'}}]}},
+    {"delta": {}, "finish_reason": "tool_calls"},
+]
+
+
+def streams(chat: ChatServer, chunks: list[dict[str, Any]]) -> None:
+    """Add an answer in pieces."""
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "m"}
+    body = ""
+    for chunk in chunks:
+        choice = {"index": 0, "finish_reason": None} | chunk
+        body += f"data: {json.dumps(head | {'choices': [choice]})}\n\n"
+    body += "data: [DONE]\n\n"
+
+    def write(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("content-type", "text/event-stream")
+        handler.send_header("content-length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body.encode())
+
+    chat.script.append(write)
+
+
+def test_a_streamed_call_and_thought_are_put_together_and_a_cut_stream_is_asked_for_again(
+    chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepsearch_rl.agent.endpoint.FIRST_WAIT_S", 0.001)
+    streams(chat_server, CALL_CHUNKS[:3])
+    streams(chat_server, CALL_CHUNKS)
+    [completion] = asyncio.run(answer_of(Endpoint(chat_server.url, "m", options=RequestOptions(stream=True))))
+    assert completion.message.thought == "I need a search."
+    [call] = completion.message.tool_calls or []
+    assert (call.id, call.function.name, call.function.arguments) == ("c1", "retrieve", '{"query": "x"}')
+    assert [request["stream_options"] for request in chat_server.requests] == [{"include_usage": True}] * 2
+
+
+@pytest.mark.parametrize("taken", ["temperature", "messages", "max_tokens", "stream"])
+def test_an_extra_field_that_has_an_option_of_its_own_is_refused(taken: str) -> None:
+    with pytest.raises(ValueError, match=f"{taken}: the agent writes it"):
+        RequestOptions(extra_body={taken: 1})
+
+
+@pytest.mark.parametrize(
+    ("error", "change"),
+    [
+        (
+            "Error code: 400 - Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
+            "token_limit: max",
+        ),
+        ("Error code: 400 - Unsupported value: 'temperature' does not support 0.7", "temperature: omit"),
+        ("Error code: 400 - This model only support stream mode", "stream: true"),
+        ("Error code: 400 - parameter.enable_thinking must be set to false for non-streaming calls", "extra_body"),
+        ("Error code: 422 - extra fields not permitted: seed", "seed: omit"),
+        ("Error code: 401 - Incorrect API key", "correct the key"),
+        ("Error code: 400 - something new", "see what it complains about"),
+        ("APIConnectionError: Connection error.", "start the server again"),
+        ("Error code: 503 - overloaded", "start the server again"),
+    ],
+)
+def test_the_remedy_of_an_error_is_to_change_what_the_server_refused(error: str, change: str) -> None:
+    assert change in remedy(error)
+    assert ("start the server" in remedy(error)) == ("start the server" in change)
+
+
+def test_options_are_in_the_name_and_digest_of_a_run_where_they_change_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_OF_IT", "sk-1")
+    plain = {"base_url": "https://api.example.com/v1", "model": "gpt-5", "api_key_variable": "KEY_OF_IT"}
+    names: list[str] = []
+    digests: list[str] = []
+    for options in ({}, {"requests_per_minute": 5, "rate_limit_wait_s": 1}, {"temperature": "omit"}):
+        config = RemoteConfig.model_validate(plain | {"request": options})
+        write_json(tmp_path / "endpoint.json", config.model_dump(mode="json"))
+        names.append(checkpoint_name(tmp_path))
+        digests.append(sha256_json(config.of_answers()))
+    assert names[0] == names[1] == "gpt-5 at https://api.example.com/v1"
+    assert names[2] == 'gpt-5 at https://api.example.com/v1, asked with {"temperature": "omit"}'
+    assert digests[0] == digests[1] == sha256_json(plain) != digests[2]
+
+
+def test_a_429_without_a_wait_is_waited_for_by_minutes_and_costs_a_question_no_time(
+    chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """explodinggradients/ragas#1519."""
+    monkeypatch.setattr("deepsearch_rl.retries.FIRST_CAPACITY_WAIT_S", 0.2)
+    full = json.dumps({"error": {"message": "Rate limit reached", "type": "requests", "code": "rate_limit_exceeded"}})
+    for _ in range(3):
+        chat_server.script.append(lambda handler: reply_plainly(handler, 429, full))
+    chat_server.says("yes")
+
+    async def within_a_deadline() -> list[Completion]:
+        async with asyncio.timeout(0.5) as deadline:
+            with pausable(deadline):
+                return await answer_of(Endpoint(chat_server.url, "m"))
+
+    started = time.monotonic()
+    [completion] = asyncio.run(within_a_deadline())
+    assert completion.message.text == "yes"
+    assert time.monotonic() - started > 0.2 / 2 + 0.4 / 2 + 0.8 / 2
+
+
+def reply_plainly(handler: BaseHTTPRequestHandler, status: int, body: str) -> None:
+    handler.send_response(status)
+    handler.send_header("content-type", "application/json")
+    handler.send_header("content-length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body.encode())
+
+
+def test_the_waits_of_a_full_server_end_with_its_error(
+    chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepsearch_rl.retries.FIRST_CAPACITY_WAIT_S", 0.05)
+    chat_server.script.append(lambda handler: reply_plainly(handler, 429, '{"error": {"message": "full"}}'))
+    with pytest.raises(openai.RateLimitError, match="full"):
+        asyncio.run(answer_of(Endpoint(chat_server.url, "m", options=RequestOptions(rate_limit_wait_s=0.2))))
+    assert 2 < len(chat_server.requests) < 6
+
+
+def test_an_account_without_money_is_not_waited_for(chat_server: ChatServer) -> None:
+    body = '{"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}'
+    chat_server.script.append(lambda handler: reply_plainly(handler, 429, body))
+    with pytest.raises(openai.RateLimitError, match="quota"):
+        asyncio.run(answer_of(Endpoint(chat_server.url, "m")))
+    assert len(chat_server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "calls", "least_s"),
+    [
+        ({"requests_per_minute": 120}, 12 + 2, 0.8),  # a tenth of a minute's at once, then one in half a second
+        ({"tokens_per_minute": 600}, 2, 0.7),  # one of 300 tokens and more leaves no room for another
+    ],
+)
+def test_all_callers_of_a_process_share_the_limits_of_a_model(
+    chat_server: ChatServer, limit: dict[str, int], calls: int, least_s: float
+) -> None:
+    chat_server.reply = lambda _: completion("yes")
+    endpoint = Endpoint(chat_server.url, "m", options=RequestOptions.model_validate(limit))
+    started = time.monotonic()
+    for count in (calls // 2, calls // 2):  # two clients, one after the other
+        assert len(asyncio.run(answer_of(endpoint, count=count, max_tokens=295))) == count
+    assert time.monotonic() - started > least_s
+
+
+def test_searches_of_a_process_share_a_limit_in_threads() -> None:
+    limits = rate_limits("a search endpoint", 600)
+    assert limits is rate_limits("a search endpoint", 600)
+    assert limits is not rate_limits("another", 600)
+    started = time.monotonic()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: limits.wait_in_thread(), range(60 + 4)))
+    assert time.monotonic() - started > 0.25

@@ -15,10 +15,13 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 import openai
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, ValidationError
 
 from deepsearch_rl.agent.model_failures import failure_in
+from deepsearch_rl.agent.pacing import call_in_turn
+from deepsearch_rl.agent.request_options import USUAL, RequestOptions
 from deepsearch_rl.errors import EndpointError
 from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import ForeignRecord, StopReason, TokenUsage
@@ -54,6 +57,7 @@ class Endpoint:
     api_key: str = field(default=NO_KEY, repr=False)
     begins_in_thought: bool = False
     """The chat template opens a thought at the end of every prompt, and the server leaves thoughts in the text."""
+    options: RequestOptions = field(default=USUAL, hash=False)
 
     def redact(self, text: str) -> str:
         """Replace the key, user and password, which a server may repeat in an error, by asterisks."""
@@ -79,8 +83,11 @@ async def _keep_what_is_final(response: httpx.Response) -> None:
     """Keep the client from repeating a request whose status 5xx is about the request or about the model's own turn.
 
     Ollama and llama.cpp report a malformed call of the model and a prompt that does not fit in that way. Another
-    attempt would draw another turn in place of the model's own.
+    attempt would draw another turn in place of the model's own. Status 429 is waited for in
+    :mod:`deepsearch_rl.agent.pacing`, with more patience than the client has.
     """
+    if response.status_code == httpx.codes.TOO_MANY_REQUESTS:
+        response.headers["x-should-retry"] = "false"
     if response.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
         return
     await response.aread()
@@ -242,17 +249,37 @@ def read_completion(response: ChatCompletion) -> Completion:
     raise FailedGenerationError(text)
 
 
-async def complete(client: openai.AsyncOpenAI, **request: Any) -> Completion:
+async def complete(client: openai.AsyncOpenAI, options: RequestOptions = USUAL, **request: Any) -> Completion:
     """Return the completion of a request; a failed generation is asked for as often as the client repeats a call.
 
-    Raises openai.APIError after all attempts, and as :func:`read_completion`.
+    ``options`` say how the model takes requests, and how many. Raises openai.APIError after all attempts, and as
+    :func:`read_completion`.
     """
+    arguments = options.arguments(request)
 
     def log(error: BaseException, attempt: int) -> None:
         _LOG.debug("attempt %d: %s", attempt, error)
 
-    @retry(client.max_retries + 1, FIRST_WAIT_S, FailedGenerationError, log)
-    async def ask() -> Completion:
-        return read_completion(await client.chat.completions.create(**request))
+    async def ask() -> ChatCompletion:
+        return await (_receive(client, arguments) if options.stream else client.chat.completions.create(**arguments))
 
-    return await ask()
+    @retry(client.max_retries + 1, FIRST_WAIT_S, FailedGenerationError, log)
+    async def ask_in_turn() -> Completion:
+        return read_completion(await call_in_turn(client, options, request, ask))
+
+    return await ask_in_turn()
+
+
+async def _receive(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> ChatCompletion:
+    """Return a streamed answer as a whole one; raise FailedGenerationError if the stream ended before the answer."""
+    pieces = ChatCompletionStreamState()
+    async with await client.chat.completions.create(**arguments) as stream:
+        async for chunk in stream:
+            pieces.handle_chunk(chunk)
+    try:
+        completion = pieces.current_completion_snapshot
+    except AssertionError as error:  # the library's way of saying that nothing came
+        raise FailedGenerationError("the provider's stream ended without an answer") from error
+    if not completion.choices or not completion.choices[0].finish_reason:
+        raise FailedGenerationError("the provider's stream ended before the answer did")
+    return completion

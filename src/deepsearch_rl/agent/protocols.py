@@ -46,6 +46,7 @@ from deepsearch_rl.agent.chat_messages import (
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.endpoint import Completion, complete
 from deepsearch_rl.agent.prompts import load_prompt
+from deepsearch_rl.agent.request_options import USUAL, RequestOptions
 from deepsearch_rl.agent.transcript import RolloutStopped
 from deepsearch_rl.answers import has_answer_tags
 from deepsearch_rl.records import Message, StopReason, TokenUsage, ToolCall
@@ -266,17 +267,17 @@ class EndpointPolicy(RolloutPolicy):
     temperature: float
     seed: int | None = None
     logprobs: bool = False
+    options: RequestOptions = USUAL
 
     async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:
         """Return the next turn; raises as :func:`complete`."""
-        options = self.protocol.request(messages)
+        request = self.protocol.request(messages)
+        request |= {"model": self.model, "temperature": self.temperature, "max_tokens": max_tokens}
         if self.seed is not None:
-            options["seed"] = self.seed
+            request["seed"] = self.seed
         if self.logprobs:
-            options["logprobs"] = True
-        completion = await complete(
-            self.client, model=self.model, temperature=self.temperature, max_tokens=max_tokens, **options
-        )
+            request["logprobs"] = True
+        completion = await complete(self.client, self.options, **request)
         turn = self.protocol.turn(completion, messages)
         truncated = completion.truncated(max_tokens) and not self.protocol.complete(turn)
         return Reply(turn, completion.usage, truncated)

@@ -27,6 +27,7 @@ from deepsearch_rl.agent.chat_messages import spoken_text
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint, open_client, replace_lone_surrogates
 from deepsearch_rl.agent.model_failures import failed_generation, model_failure
+from deepsearch_rl.agent.pacing import pausable
 from deepsearch_rl.agent.protocols import AgentProtocol, EndpointPolicy, Reply, RolloutPolicy, open_protocol
 from deepsearch_rl.agent.search_tool import SearchTool, open_session, parse_search, search_over_mcp
 from deepsearch_rl.agent.timing import timed
@@ -158,7 +159,8 @@ async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcr
     question, limit = transcript.question, asyncio.timeout(tool.config.timeout_s)
     try:
         async with limit:
-            await Runner.run(agent, question.question, context=transcript, max_turns=None, run_config=run_config)
+            with pausable(limit):
+                await Runner.run(agent, question.question, context=transcript, max_turns=None, run_config=run_config)
     except RolloutStopped as stop:
         return stop.reason, stop.detail
     except (openai.APIError, EndpointError) as error:
@@ -252,5 +254,11 @@ class SearchAgent:
             return self.model(question, sample)
         seed = None if self.seed is None else rollout_seed(self.seed, question, sample)
         return EndpointPolicy(
-            self._client, self.model.model, self._protocol, self._key.temperature, seed, self.logprobs
+            self._client,
+            self.model.model,
+            self._protocol,
+            self._key.temperature,
+            seed,
+            self.logprobs,
+            self.model.options,
         )

@@ -50,6 +50,16 @@ def evaluate_command(
         str, Option(help="Address of an OpenAI-compatible server, up to and including /v1, or a $VARIABLE with it.")
     ] = "$OPENAI_BASE_URL",
     key_variable: Annotated[str, Option(help="Environment variable that holds the key.")] = "OPENAI_API_KEY",
+    request: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME=VALUE",
+            show_default=False,
+            help="An option of the endpoint's requests, as often as needed: token_limit=max_completion_tokens, "
+            "temperature=omit, seed=omit, extra_body={enable_thinking: false}, stream=true, requests_per_minute=60, "
+            "tokens_per_minute=90000, rate_limit_wait_s=600.",
+        ),
+    ] = None,
     data: Annotated[
         Path | None, Option(help="Folder with its files: the repository's, or corpus*.jsonl and questions*.jsonl.")
     ] = None,
@@ -78,12 +88,13 @@ def evaluate_command(
     end; they can be read with `deepsearch trajectories`, scored again and compared (`deepsearch compare`).
 
         deepsearch evaluate --model gpt-x --base-url https://api.example.com/v1 --questions 50
+        deepsearch evaluate --model gpt-5 --request token_limit=max_completion_tokens --request temperature=omit
         deepsearch evaluate --model models/tiny/sft --dataset musique --data FOLDER --context-tokens 2048
     """
     search_tags = "search_tags" if fields["agent.protocol"] == "search_tags" else None
     counts = {"questions": questions, "samples": samples, "greedy": greedy, "controls": controls}
     options = {**fields, "agent.prompt": prompt or search_tags, "evaluate.sets": {dataset: counts}}
-    folder = _model_folder(model, base_url, key_variable)
+    folder = _model_folder(model, base_url, key_variable, request or [])
     _evaluate(_describe(name or _slug(model), folder, dataset, data, options), out, as_json)
 
 
@@ -135,7 +146,7 @@ def _evaluate(request: "Standalone", out: Path | None, as_json: bool) -> None:
     typer.echo(f"rollouts and rows.json: {place}", err=as_json)
 
 
-def _model_folder(model: str, base_url: str, key_variable: str) -> Path:
+def _model_folder(model: str, base_url: str, key_variable: str, request: list[str]) -> Path:
     """Return the folder of weights, or one that is made for the endpoint; raise ConfigError for a path or a key."""
     from pydantic import ValidationError  # noqa: PLC0415
 
@@ -143,6 +154,8 @@ def _model_folder(model: str, base_url: str, key_variable: str) -> Path:
     from deepsearch_rl.serving.remote import FILE, RemoteConfig  # noqa: PLC0415
 
     if model and Path(model).is_dir():
+        if request:
+            raise ConfigError("--request is for a model behind an endpoint; for a folder, write it into endpoint.json.")
         return Path(model)
     first_part = Path(model).parts[:1]  # empty for an empty name
     if model.startswith(("models/", ".", "/", "~")) or any(Path(part).exists() for part in first_part):
@@ -156,18 +169,41 @@ def _model_folder(model: str, base_url: str, key_variable: str) -> Path:
             "name it: --base-url '$OPENAI_BASE_URL'."
         )
     try:
-        remote = RemoteConfig(base_url=base_url, model=model, api_key_variable=key_variable)
+        remote = RemoteConfig.model_validate(
+            {
+                "base_url": base_url,
+                "model": model,
+                "api_key_variable": key_variable,
+                "request": _named_values(request),
+            }
+        )
     except ValidationError as error:
         field, problem = first_problem(error)
     else:
-        values = remote.model_dump(mode="json")
-        folder = WORK / "models" / f"{_slug(model)}-{sha256_json(values)[:DIGITS]}"
-        write_json(folder / FILE, values)
+        folder = WORK / "models" / f"{_slug(model)}-{sha256_json(remote.of_answers())[:DIGITS]}"
+        write_json(folder / FILE, remote.model_dump(mode="json", exclude_defaults=True))
         return folder
     # Raised here, because pydantic's own error shows the value, which may be a key.
     if field == "api_key_variable":
         raise ConfigError("--key-variable takes the name of an environment variable, never the key itself.")
-    raise ConfigError(f"--{field.replace('_', '-')}: {problem}.")
+    option, _, name = field.partition(".")
+    raise ConfigError(f"--{option.replace('_', '-')}{' ' if name else ''}{name}: {problem}.")
+
+
+def _named_values(options: list[str]) -> dict[str, object]:
+    """Return the values of NAME=VALUE by name, read as params are; raise ConfigError for another form."""
+    import yaml  # noqa: PLC0415
+
+    values: dict[str, object] = {}
+    for option in options:
+        name, separator, text = option.partition("=")
+        if not separator:
+            raise ConfigError(f"--request {option}: write NAME=VALUE, for example --request temperature=omit.")
+        try:
+            values[name.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--request {name}: {' '.join(str(error).split())}.") from error
+    return values
 
 
 def _slug(model: str) -> str:

@@ -23,7 +23,7 @@ from deepsearch_rl.dvc_cache import (
     remove,
 )
 from deepsearch_rl.errors import CommandError, ConfigError
-from deepsearch_rl.redaction import is_secret, redact
+from deepsearch_rl.redaction import environment_secrets, redact
 
 GIB = 2**30
 
@@ -135,6 +135,6 @@ def _run(arguments: list[str], text: str = "") -> str:
     command = [sys.executable, *arguments]
     result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if result.returncode:
-        secrets = [value for name, value in os.environ.items() if is_secret(name)]
-        raise CommandError(redact(result.stderr.strip().removeprefix("error: "), secrets))
+        problem = result.stderr.strip().removeprefix("error: ")
+        raise CommandError(redact(problem, environment_secrets(os.environ)))
     return result.stdout

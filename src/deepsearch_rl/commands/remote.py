@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from deepsearch_rl.commands.doctor import installed_version
 from deepsearch_rl.errors import CommandError, ConfigError, UnavailableError, look_up
-from deepsearch_rl.redaction import is_secret, redact, split_address
+from deepsearch_rl.redaction import environment_secrets, redact, split_address
 
 LOGINS = {  # what lets this machine in, by kind of remote
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in .env",
@@ -71,4 +71,4 @@ def _dvc(*arguments: str, folder: str = ".") -> None:
     result = subprocess.run(command, cwd=folder, env=wide, capture_output=True, text=True, check=False)
     if result.returncode:
         errors = [line[7:] for line in result.stderr.splitlines() if line.startswith("ERROR: ")] or [result.stderr]
-        raise CommandError(redact(errors[0], [os.environ[name] for name in os.environ if is_secret(name)]))
+        raise CommandError(redact(errors[0], environment_secrets(os.environ)))

@@ -249,6 +249,9 @@ def serve_command(
     token_variable: Annotated[
         str | None, Option(help="Environment variable with a token that clients must send as `Bearer`.")
     ] = None,
+    no_token: Annotated[
+        bool, Option("--no-token", help="Let everybody search who reaches a --public address.")
+    ] = False,
 ) -> None:
     """Serve an index to any trainer: Search-R1, veRL, RLinf, ASearcher, and agents over MCP.
 
@@ -274,6 +277,7 @@ def serve_command(
         port=port,
         public=public,
         token_variable=token_variable,
+        no_token=no_token,
     )
     launch.log_to_stderr()
     with launch.open_listener(config) as listener:

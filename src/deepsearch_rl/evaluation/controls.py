@@ -65,7 +65,11 @@ class ControlAgent:
             transcript.messages.append(search)
             transcript.keep(search.tool_calls[0], self._protocol.observation(passages), retrieval)
         seed = rollout_seed(self._seed, question, sample)
-        policy = EndpointPolicy(self._client, self._endpoint.model, self._protocol, self._key.temperature, seed)
+        endpoint = self._endpoint
+        temperature = self._key.temperature
+        policy = EndpointPolicy(
+            self._client, endpoint.model, self._protocol, temperature, seed, options=endpoint.options
+        )
         model = RolloutModel(policy, self._protocol, self._config, transcript)
         reason, detail = await run_rollout(model, self._tool, transcript)
         return transcript.finish(sample, self._key, reason, detail and self._endpoint.redact(detail))

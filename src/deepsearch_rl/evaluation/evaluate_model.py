@@ -5,6 +5,7 @@ finish, in a folder per question set and setting that is named by all that they 
 where it was, one question set more repeats nothing, and rollouts of other weights are never reused.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
@@ -20,7 +21,6 @@ from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, Mo
 from deepsearch_rl.evaluation.scoring.score import build_control, build_row
 from deepsearch_rl.files import (
     atomic_directory,
-    file_digests,
     read_json,
     read_jsonl,
     sha256_file,
@@ -40,13 +40,15 @@ from deepsearch_rl.trajectories.collect import TrajectoryFile, collect, read_que
 def checkpoint_name(folder: Path) -> str:
     """Return the weights' name in the tables: the folder, and the kept training step where its manifest names one.
 
-    For a model behind an endpoint: the requested model and the address, from the environment variables of the moment;
-    raise ConfigError where one is not set.
+    For a model behind an endpoint: the requested model and the address, from the environment variables of the moment,
+    and the options of its requests that change answers; raise ConfigError where a variable is not set.
     """
     remote = read_remote(folder)
     if remote is not None:
         endpoint = resolve_endpoint(remote)
-        return f"{endpoint.model} at {shown_address(endpoint.base_url)}"
+        options = remote.request.of_answers()
+        asked = f", asked with {json.dumps(options, ensure_ascii=False)}" if options else ""
+        return f"{endpoint.model} at {shown_address(endpoint.base_url)}{asked}"
     manifest = folder / MANIFEST
     step = read_json(manifest).get("best_step") if manifest.is_file() else None
     return folder.as_posix() if step is None else f"{folder.as_posix()}, step {step}"
@@ -66,7 +68,7 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
         require_backend(setting.serving)
     checkpoint = checkpoint_name(folder)  # first: its error names the missing environment variable
     settings = [(each, _read_questions(data, each)) for each in settings_of(setting, model)]
-    weights = sha256_json([file_digests(folder), checkpoint]) if remote else digest_weights(folder)
+    weights = sha256_json([remote.of_answers(), checkpoint]) if remote else digest_weights(folder)
     inputs = {"model": weights}
     rows: list[F1TableRow] = []
     with atomic_directory(out) as partial, serve_model(folder, setting.serving) as endpoint:
@@ -189,6 +191,17 @@ class _Evaluator:
             out=self.out / file,
         )
 
+    def _retriever(self, dataset: str, corpus: str) -> str:
+        """Return how a set's passages are found: the retriever, how its two halves are fused, and a reranker."""
+        retrieval = self.setting.retrieval.for_dataset(dataset, self.setting.datasets)
+        name: str = retrieval.retriever
+        if retrieval.online is not None:
+            name = "online"
+        elif name == "hybrid":
+            weights = read_manifest(self.data / "index" / corpus).fusion_weights
+            name = "hybrid_rrf" if weights is None else "hybrid_learned"
+        return f"{name}+rerank" if retrieval.reranker is not None else name
+
     def _trained_with_other(self) -> tuple[PromptPart, ...] | None:
         """Return which texts the model was trained with in another form than this setting's; None if not known."""
         trained = read_trained_with(self.folder)
@@ -207,6 +220,7 @@ class _Evaluator:
             prompt=self.setting.agent.prompt_title,
             top_k=self.setting.retrieval.top_k,
             chunk_size=self.setting.chunk.size_of(corpus),
+            retriever=self._retriever(run.dataset, corpus),
             temperature=run.temperature,
             samples=run.samples,
             seed=self.setting.seed,

@@ -27,6 +27,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from deepsearch_rl.agent.chat_messages import assistant_turn, spoken_text
 from deepsearch_rl.agent.endpoint import Endpoint, complete, open_client
+from deepsearch_rl.agent.request_options import remedy
 from deepsearch_rl.corpora.flashrag import read_rows
 from deepsearch_rl.corpora.ifeval import IfevalRow
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, EndpointError
@@ -191,7 +192,12 @@ async def _ask_all(prompts: Sequence[IfevalPrompt], endpoint: Endpoint, config: 
             messages: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": prompt.prompt}]
             async with free_requests:
                 completion = await complete(
-                    client, model=endpoint.model, messages=messages, temperature=0.0, max_tokens=config.max_tokens
+                    client,
+                    endpoint.options,
+                    model=endpoint.model,
+                    messages=messages,
+                    temperature=0.0,
+                    max_tokens=config.max_tokens,
                 )
             bar.advance()
             message = completion.message
@@ -205,7 +211,7 @@ async def _ask_all(prompts: Sequence[IfevalPrompt], endpoint: Endpoint, config: 
         except (openai.OpenAIError, EndpointError) as error:
             raise EndpointError(
                 f"IFEval stopped: {shown_address(endpoint.base_url)} did not answer every prompt "
-                f"({type(error).__name__}: {endpoint.redact(str(error))})."
+                f"({type(error).__name__}: {endpoint.redact(str(error))}); {remedy(str(error))} and repeat the command."
             ) from None  # the library's own error may show the key
 
 

@@ -12,11 +12,11 @@ import jinja2
 from pydantic import BaseModel, JsonValue, ValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from deepsearch_rl.agent.chat_messages import CLOSE_THINK, OPEN_THINK
 from deepsearch_rl.errors import ArtifactError
 
 PROMPT_END_TOKENS = 16  # more than templates write after the last message
 OPEN_TAG = "<tool_call>"
+OPEN_THINK, CLOSE_THINK = "<think>", "</think>"
 _THOUGHT_OR_CALL = re.compile(
     r"<think>.*?(?:</think>|\Z)|<tool_call>(?P<body>.*?)(?P<closed></tool_call>|\Z)|(?P<end_of_thought></think>)",
     re.DOTALL,

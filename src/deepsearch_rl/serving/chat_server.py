@@ -28,10 +28,9 @@ from typing import Any, TypeAlias
 
 import torch
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from starlette.exceptions import HTTPException
 from transformers import AutoModelForCausalLM
 
 from deepsearch_rl.errors import DeepsearchError
@@ -287,7 +286,8 @@ def _add_error_replies(app: FastAPI) -> None:
     async def unanswerable(_request: Request, error: ValueError) -> JSONResponse:
         return refuse(str(error))
 
-    @app.exception_handler(HTTPException)
+    @app.exception_handler(404)
+    @app.exception_handler(405)
     async def other(_request: Request, error: HTTPException) -> JSONResponse:
         return refuse(str(error.detail), status=error.status_code)
 

@@ -5,6 +5,10 @@ like any other and stands in the same table:
 
     {"base_url": "$OPENAI_BASE_URL", "model": "$OPENAI_MODEL", "api_key_variable": "OPENAI_API_KEY"}
 
+A fourth field, ``request``, holds what else this model needs (:class:`RequestOptions`):
+
+    {..., "request": {"token_limit": "max_completion_tokens", "temperature": "omit", "requests_per_minute": 60}}
+
 Address and model name are texts, or ``$NAME`` for what the environment variable NAME holds; the key always comes from
 the environment. Results name the address and the model that the variables held.
 """
@@ -15,9 +19,10 @@ import re
 from pathlib import Path
 
 import httpx
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from deepsearch_rl.agent.endpoint import Endpoint
+from deepsearch_rl.agent.request_options import USUAL, RequestOptions
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.files import read_record
 from deepsearch_rl.records import NonEmpty, Record
@@ -32,6 +37,13 @@ class RemoteConfig(Record):
     base_url: NonEmpty = Field(description="address up to and including /v1, or $NAME of the variable that holds it")
     model: NonEmpty = Field(description="model name to ask for, or $NAME of the variable that holds it")
     api_key_variable: str = Field(pattern=r"^[A-Za-z_]\w*$", description="environment variable that holds the key")
+    request: RequestOptions = Field(default=USUAL, description="how the model wants to be asked, and how often")
+
+    def of_answers(self) -> dict[str, JsonValue]:
+        """Return what decides the model's answers, in a form that stays what it was where no option is set."""
+        fields = self.model_dump(mode="json", exclude={"request"})
+        options = self.request.of_answers()
+        return fields | ({"request": options} if options else {})
 
 
 def read_remote(folder: Path) -> RemoteConfig | None:
@@ -54,7 +66,7 @@ def resolve_endpoint(config: RemoteConfig) -> Endpoint:
             f"the environment variable {config.api_key_variable} holds no key: there is white space (perhaps a line's "
             "end) or a character outside ASCII in it."
         )
-    return Endpoint(base_url=base_url, model=model, api_key=key)
+    return Endpoint(base_url=base_url, model=model, api_key=key, options=config.request)
 
 
 def _resolved(value: str, meaning: str) -> str:

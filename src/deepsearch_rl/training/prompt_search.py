@@ -22,6 +22,7 @@ from pydantic import Field
 
 from deepsearch_rl.agent.endpoint import Endpoint, complete, open_client
 from deepsearch_rl.agent.prompts import MADE_PROMPT, load_prompt
+from deepsearch_rl.agent.request_options import remedy
 from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointError
 from deepsearch_rl.files import (
@@ -303,6 +304,7 @@ class _Reflector:
             try:
                 completion = await complete(
                     client,
+                    self._endpoint.options,
                     model=self._endpoint.model,
                     messages=messages,
                     max_tokens=config.max_tokens,
@@ -310,8 +312,8 @@ class _Reflector:
                 )
             except (openai.APIError, EndpointError) as error:
                 raise EndpointError(
-                    f"the reflection model failed: {self._endpoint.redact(str(error))}; run the stage again "
-                    "once it is well, which goes on from here."
+                    f"the reflection model failed: {self._endpoint.redact(str(error))}; {remedy(str(error))} and run "
+                    "the stage again, which goes on from here."
                 ) from error
         return completion.message.text
 

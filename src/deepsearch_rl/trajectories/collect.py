@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from deepsearch_rl.agent.request_options import remedy
 from deepsearch_rl.agent.timing import RolloutTimes, Stopwatch
 from deepsearch_rl.answers import score_rollout
 from deepsearch_rl.errors import ArtifactError, EndpointError, RecordError
@@ -300,7 +301,7 @@ async def _answer_missing(
             if failures_in_a_row >= FAILURES_IN_A_ROW or nothing_else:
                 raise EndpointError(
                     f"{failures_in_a_row} rollouts in a row ended in {trajectory.stop_reason} ({trajectory.error}); "
-                    "start the server again and repeat the command, finished rollouts are kept."
+                    f"{remedy(trajectory.error or '')} and repeat the command, finished rollouts are kept."
                 )
 
     async with make_agent() as agent:

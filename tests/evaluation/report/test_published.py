@@ -17,6 +17,12 @@ from tests.conftest import ROOT
 CONFIG = ReportConfig(comparisons=(), draws=100, rollouts=5)
 CORPUS = {"multihoprag": "multihoprag", "musique": "wiki", "2wikimultihopqa": "wiki", "hotpotqa": "wiki"}
 
+FOUND = {
+    "multihoprag": {"retriever": "hybrid_rrf", "chunk_size": 200},
+    "wiki": {"retriever": "dense", "chunk_size": 0},
+}
+"""How the published agents found their passages, by corpus."""
+
 
 def origins(profile: str) -> dict[str, str]:
     values = find_profile(ROOT, profile)
@@ -27,7 +33,7 @@ def as_of_gpu_profile(row: F1TableRow) -> F1TableRow:
     """The row as if it were of 200 published questions under the gpu profile's setting."""
     prompt = prompt_title(find_profile(ROOT, "gpu").value("agent.prompt"))
     changes = {"corpus": CORPUS[row.dataset], "prompt": prompt, "n": 200, "generated": False, "controls": {}}
-    return row.model_copy(update=changes)
+    return row.model_copy(update=changes | FOUND[CORPUS[row.dataset]])
 
 
 @pytest.fixture
@@ -90,6 +96,10 @@ def test_the_tiny_profile_has_none(results: Sources, tmp_path: Path) -> None:
         {"n": 199},
         {"top_k": 5},
         {"corpus": "wiki"},
+        {"retriever": "hybrid_learned", "chunk_size": 256},
+        {"retriever": "hybrid_learned"},
+        {"retriever": ""},
+        {"chunk_size": 256},
         {"dataset": "hotpotqa"},
         {"generated": True},
         {"temperature": 0.0},
@@ -115,6 +125,8 @@ def test_a_variant_stands_beside_the_figures_of_its_own_prompt(row: F1TableRow) 
 
 
 def test_search_r1s_exact_match_stands_beside_whole_development_sets_alone(row: F1TableRow) -> None:
-    whole = row.model_copy(update={"dataset": "hotpotqa", "corpus": "wiki", "prompt": "search_tags", "n": 7405})
+    whole = row.model_copy(
+        update={"dataset": "hotpotqa", "corpus": "wiki", "prompt": "search_tags", "n": 7405} | FOUND["wiki"]
+    )
     figures = published_rows([whole], (), origins("gpu"))
     assert {(row.metric, row.score) for row in figures} == {("em", 0.284), ("em", 0.324), ("em", 0.433), ("em", 0.37)}

@@ -17,7 +17,8 @@ from tests.evaluation.conftest import sources_in
 
 CONFIG = ReportConfig(comparisons=(("sft", "base"), ("sft_rl", "sft")), draws=200, rollouts=5)
 CONTRACT = [
-    "model", "checkpoint", "dataset", "corpus", "prompt", "top_k", "chunk_size", "temperature", "samples", "seed",
+    "model", "checkpoint", "dataset", "corpus", "prompt", "top_k", "chunk_size", "retriever",
+    "temperature", "samples", "seed",
     "variant", "trained_with_other", "n", "em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "mean_rounds",
     "mean_tool_calls", "failures",
 ]  # fmt: skip

@@ -369,3 +369,14 @@ def test_a_missing_or_damaged_key_is_named_by_its_variable(tmp_path: Path, monke
     assert "ret" not in str(error.value).replace("control", "").replace("environment", "")
     monkeypatch.setenv("SEARCH_KEY", f" {KEY}\n")
     assert open_online(path)._endpoint._key == KEY
+
+
+def test_a_429_without_a_wait_is_waited_for_longer_than_other_failures(
+    endpoint: Endpoint, searching: Callable[..., OnlineSearcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepsearch_rl.retries.FIRST_CAPACITY_WAIT_S", 0.01)
+    endpoint.replies = [*[as_json({}, 429)] * 5, endpoint.replies[0]]
+    assert len(searching().search(["comet"], 3)[0]) == 2
+    endpoint.replies = [as_json({}, 429)]
+    with pytest.raises(EndpointDownError, match="for longer than rate_limit_wait_s allows"):
+        searching(rate_limit_wait_s=0.05).search(["comet"], 3)

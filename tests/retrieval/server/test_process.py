@@ -47,6 +47,8 @@ def test_an_address_of_another_machine_is_refused() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_an_address_that_others_can_reach_needs_the_flag(index_dir: Path, host: str) -> None:
     assert "--public" in error_of(["--index", str(index_dir), "--host", host, "--port", "0"])
+    open_to_all = ["--index", str(index_dir), "--host", host, "--port", "0", "--public"]
+    assert "--token-variable SEARCH_TOKEN" in error_of(open_to_all)
 
 
 def test_a_token_that_is_not_set_is_an_error_and_not_an_open_server(

@@ -24,6 +24,8 @@ class Task(Record):
     corpus: NonEmpty | None = None
     prompt: NonEmpty | None = None
     top_k: int | None = None
+    chunk_size: int | None = None
+    retriever: NonEmpty | None = None
     n: int = Field(ge=1, description="questions")
 
 
@@ -71,8 +73,8 @@ def _tasks(
     rows: Iterable[F1TableRow], ifeval: Iterable[IfevalScore], questions: Mapping[str, str]
 ) -> Iterator[tuple[str, Task]]:
     for row in rows:
-        if row.main and not row.generated and row.dataset in questions:
-            key = row.model_dump(include={"dataset", "corpus", "prompt", "top_k", "n"})
+        if row.main and not row.generated and row.retriever and row.dataset in questions:
+            key = row.model_dump(include={"dataset", "corpus", "prompt", "top_k", "chunk_size", "retriever", "n"})
             yield row.run_name, Task(questions=questions[row.dataset], **key)
     for score in ifeval:
         if score.prompts == "real":

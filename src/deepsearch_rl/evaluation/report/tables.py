@@ -38,7 +38,10 @@ _COUNT = pa.Check.ge(0)
 _SCORES = ("em", "f1", "f1_low", "f1_high", "acc", "precision", "recall", "constant_f1")
 F1_TABLE = pa.DataFrameSchema(
     {
-        **{name: pa.Column(str) for name in ("model", "checkpoint", "dataset", "corpus", "prompt", "variant")},
+        **{
+            name: pa.Column(str)
+            for name in ("model", "checkpoint", "dataset", "corpus", "prompt", "retriever", "variant")
+        },
         **{name: pa.Column(int, pa.Check.ge(1)) for name in ("top_k", "samples", "n")},
         "chunk_size": pa.Column(int, _COUNT),
         "trained_with_other": pa.Column(str),
@@ -46,7 +49,10 @@ F1_TABLE = pa.DataFrameSchema(
         **{name: pa.Column(float, _COUNT, coerce=True) for name in ("temperature", "mean_rounds", "mean_tool_calls")},
     },
     checks=pa.Check(lambda frame: (frame.f1_low <= frame.f1) & (frame.f1 <= frame.f1_high), name="f1 in its interval"),
-    unique=["model", "checkpoint", "dataset", "corpus", "prompt", "top_k", "chunk_size", "temperature", "variant"],
+    unique=[
+        *("model", "checkpoint", "dataset", "corpus", "prompt", "top_k", "chunk_size", "retriever", "temperature"),
+        "variant",
+    ],
 )
 """One line per row of the F1 table; baselines and failures may stand beside these columns."""
 

@@ -68,6 +68,11 @@ class RowKey(Record):
     prompt: NonEmpty
     top_k: int = Field(description="passages per search")
     chunk_size: int = Field(ge=0, description="tokens per passage, at most; 0: passages as they come")
+    retriever: str = Field(
+        default="",
+        description="how passages are found: bm25 | dense | hybrid_rrf | hybrid_learned | online, with +rerank; empty "
+        "where it is not known",
+    )
     temperature: float
     samples: int = Field(ge=1, description="answers per question, averaged per question before anything else")
     seed: int
@@ -159,6 +164,7 @@ class F1TableRow(F1Score, RowKey):
             (self.prompt != own.prompt, f"prompt “{self.prompt}”"),
             (self.top_k != own.top_k, f"top {self.top_k}"),
             (self.chunk_size != own.chunk_size, chunks),
+            (self.retriever != own.retriever, f"retriever {self.retriever}"),
             (self.corpus != own.corpus, f"corpus {self.corpus}"),
             (self.n != own.n, f"{self.n} questions"),
             (self.samples != own.samples, f"{self.samples} {'answer' if self.samples == 1 else 'answers'} each"),

@@ -8,12 +8,10 @@ The HTTP transport is used without a client around it: a client would log URLs, 
 """
 
 import contextlib
-import email.utils
 import logging
 import re
 import time
 from collections.abc import Mapping
-from datetime import UTC
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import quote, urlsplit
@@ -25,9 +23,10 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from deepsearch_rl.errors import ArtifactError, ConfigError, EndpointDownError, EndpointError
 from deepsearch_rl.files import first_problem
+from deepsearch_rl.rate_limits import rate_limits
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.redaction import public_address, redact
-from deepsearch_rl.retries import retry
+from deepsearch_rl.retries import retry, retry_after_s, wait_for_capacity
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +75,12 @@ class OnlineConfig(Record):
     attempts: int = Field(default=3, ge=1, description="for 429, 5xx, lost connections and time-outs")
     backoff_s: float = Field(default=0.5, ge=0, description="before the second attempt; doubles with each")
     max_wait_s: float = Field(default=10.0, ge=0, description="longest wait; a Retry-After beyond it ends the attempts")
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="of this process, all searches together; null: no limit"
+    )
+    rate_limit_wait_s: float = Field(
+        default=300.0, ge=0, description="how long a search may wait in all for 429 without a Retry-After"
+    )
     max_response_bytes: int = Field(default=4_000_000, ge=1, description="a longer answer is an error")
 
     @model_validator(mode="after")
@@ -125,11 +130,16 @@ class _TryAgainError(Exception):
         self.wait_s = wait_s
 
 
+class _FullError(Exception):
+    """The endpoint takes no more requests now, and does not say for how long."""
+
+
 class SearchEndpoint:
     """Client of one endpoint; safe to use from several threads."""
 
     def __init__(self, config: OnlineConfig, key: str | None = None) -> None:
         self.config, self._key = config, key
+        self._limits = rate_limits(config.place, config.requests_per_minute)
         self._transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=config.max_concurrency))
 
     def ask(self, query: str, top_k: int) -> JsonValue:
@@ -139,15 +149,17 @@ class SearchEndpoint:
         """
         request = self._request({"query": query, "top_k": str(top_k), "key": self._key or ""})
         config = self.config
-        repeated = retry(
-            config.attempts,
-            config.backoff_s,
-            _TryAgainError,
-            lambda failure, _: logger.warning("%s", self._message(f"{failure} Trying again.")),
-            max_wait_s=config.max_wait_s,
-        )
+
+        def log(failure: BaseException, _attempt: int) -> None:
+            logger.warning("%s", self._message(f"{failure} Trying again."))
+
+        repeated = retry(config.attempts, config.backoff_s, _TryAgainError, log, max_wait_s=config.max_wait_s)
+        patient = wait_for_capacity(_FullError, config.rate_limit_wait_s, log)
         try:
-            return repeated(self._exchange)(request)
+            return patient(repeated(self._exchange))(request)
+        except _FullError as failure:
+            problem = f"{failure} It takes no more requests, for longer than rate_limit_wait_s allows."
+            raise EndpointDownError(self._message(problem)) from failure
         except _TryAgainError as failure:
             problem = f"{failure} ({config.attempts} attempts)."
             if failure.wait_s is not None and failure.wait_s > config.max_wait_s:
@@ -180,6 +192,7 @@ class SearchEndpoint:
     def _exchange(self, request: httpx.Request) -> JsonValue:
         """Send a request and return the parsed body of a success."""
         config, body = self.config, bytearray()
+        self._limits.wait_in_thread()
         deadline = time.monotonic() + config.timeout_s
         try:
             response = self._transport.handle_request(request)
@@ -201,8 +214,11 @@ class SearchEndpoint:
         status, start = response.status_code, " ".join(text.split())[:ERROR_CHARS]
         if not response.is_success:
             quoted = f"status {status}" + (f", {start!r}" if start else "")
+            wait_s = retry_after_s(response.headers)
+            if status == httpx.codes.TOO_MANY_REQUESTS and wait_s is None:
+                raise _FullError(f"{quoted}.")
             if status == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:
-                raise _TryAgainError(f"{quoted}.", _retry_after_s(response.headers.get("retry-after", "")))
+                raise _TryAgainError(f"{quoted}.", wait_s)
             if response.has_redirect_location:  # not followed: the key would travel along
                 target = redact(response.headers["location"], [self._key]).partition("?")[0][:ERROR_CHARS]
                 quoted = f"status {status}, a redirect to {target!r}; correct the url in the config"
@@ -231,13 +247,3 @@ def _fill_body(template: JsonValue, values: Mapping[str, str]) -> JsonValue:
 def _fill(template: str, values: Mapping[str, str]) -> str:
     # In one pass, so that a query that reads "{key}" stays what it is.
     return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
-
-
-def _retry_after_s(value: str) -> float | None:
-    """Return the seconds of a Retry-After header (RFC 9110, section 10.2.3); None without a readable one."""
-    if value.isdecimal():
-        return float(value)
-    with contextlib.suppress(ValueError):
-        until = email.utils.parsedate_to_datetime(value)
-        return max(0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - time.time())
-    return None

@@ -56,3 +56,4 @@ class ServerConfig(Record):
     port: int = Field(ge=0, le=65535, description="0 takes a free one")
     public: bool = Field(description="whether an address that is not loopback may be listened on")
     token_variable: NonEmpty | None = Field(description="environment variable with the token that clients must send")
+    no_token: bool = Field(default=False, description="whether a public address may be asked without a token")

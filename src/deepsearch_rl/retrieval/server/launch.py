@@ -74,11 +74,20 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def open_listener(config: ServerConfig) -> socket.socket:
-    """Return a server's listening socket; raise ConfigError as :func:`listen`, or where ``public`` is missing."""
+    """Return a server's listening socket.
+
+    Raises ConfigError as :func:`listen`, and for an address that other machines reach without ``public``, or without a
+    token where ``no_token`` does not say so.
+    """
     if not config.public and not is_loopback(config.host):
         raise ConfigError(
             f"{config.host} can be reached from other machines; add --public if that is meant, and --token-variable to "
             f"ask clients for a token."
+        )
+    if config.public and config.token_variable is None and not config.no_token:
+        raise ConfigError(
+            "--public lets every machine that reaches this address search; name the environment variable of a token "
+            "that clients must send (--token-variable SEARCH_TOKEN), or add --no-token if everybody may."
         )
     return listen(config.host, config.port)
 
