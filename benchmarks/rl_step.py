@@ -129,7 +129,9 @@ def disturb(model: torch.nn.Module) -> None:
 def main() -> None:
     """Time both in turns and print tokens per CPU second, their ratio and the difference of gradients."""
     profile = load_profile(parse_options(__doc__, params=(Path("params.yaml"), "the profile's params")).params)
-    config = profile.section("rl", RlConfig).model_copy(update={"max_mismatch": 100.0})
+    config = profile.section("rl", RlConfig)
+    loss = config.loss.model_copy(update={"kl_loss": 0.0})  # ART's loss has none
+    config = config.model_copy(update={"max_mismatch": 100.0, "loss": loss})
     settings = profile.value("prepare_model")["pretrain"]
     rng, width = random.Random(0), config.max_sequence_tokens
     with tempfile.TemporaryDirectory() as folder:

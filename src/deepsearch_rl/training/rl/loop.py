@@ -362,11 +362,20 @@ def trainable(rollouts_QG: Groups) -> Groups:
     """
     kept_QG = [[rollout for rollout in group if not _why_left_out(rollout)] for group in rollouts_QG]
     if not any(kept_QG):
-        first = rollouts_QG[0][0]
+        reasons = Counter(_why_left_out(rollout) for group in rollouts_QG for rollout in group)
+        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        first = rollouts_QG[0][0].trajectory
+        if reasons.keys() & SERVER_FAILURES:
+            remedy = "check the server that this names"
+        else:
+            remedy = (
+                "a start model that writes its calls as its chat template does can be trained (docs/training.md, what "
+                "is left out), for example one after SFT. Then"
+            )
         raise EndpointError(
-            f"every rollout of the step failed; the first one ended with {_why_left_out(first)}: "
-            f"{first.trajectory.error}. Nothing of the step was kept; check the server that this names and run the "
-            "command again, which goes on from the last step."
+            f"every rollout of the step failed ({counted}); the first one ended with {_why_left_out(rollouts_QG[0][0])}: "
+            f"{first.error}. Nothing of the step was kept; {remedy} and run the command again, which goes on from the "
+            "last step."
         )
     return list(filter(None, kept_QG))
 
