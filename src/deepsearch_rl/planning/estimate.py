@@ -163,11 +163,12 @@ class _Sizes:
 
     def _rl(self, start: str) -> StageWork:
         rl = self.profile.value("rl")
-        steps, dev = rl["steps"][start], rl["dev"]
+        steps, dev, gate = rl["steps"][start], rl["dev"], rl["gate"]
         trained = steps * rl["groups_per_step"] * rl["group_size"]
         tokens = trained * rl["update_epochs"] * self._of("trained_share") * self._of("row_tokens")
         rollouts = trained * (1 + rl["max_refills"])  # at most
         checks = (steps // dev["every"] + 1) * dev["questions"] * dev["samples"]
+        checks += gate["questions"] * gate["samples"]
         sampler_gib = rl["sampler"]["gpu_memory_utilization"] * self.profile.value("requires")["gpu_memory_gib"]
         update_gib = self._update_gib(rl["max_batch_tokens"]) + sampler_gib * (not rl["sampler"]["sleep"])
         work = {

@@ -372,10 +372,10 @@ def trainable(rollouts_QG: Groups) -> Groups:
                 "a start model that writes its calls as its chat template does can be trained (docs/training.md, what "
                 "is left out), for example one after SFT. Then"
             )
+        why = _why_left_out(rollouts_QG[0][0])
         raise EndpointError(
-            f"every rollout of the step failed ({counted}); the first one ended with {_why_left_out(rollouts_QG[0][0])}: "
-            f"{first.error}. Nothing of the step was kept; {remedy} and run the command again, which goes on from the "
-            "last step."
+            f"every rollout of the step failed ({counted}); the first one ended with {why}: {first.error}. Nothing of "
+            f"the step was kept; {remedy} and run the command again, which goes on from the last step."
         )
     return list(filter(None, kept_QG))
 
