@@ -14,7 +14,8 @@ from pathlib import Path
 
 from benchmarks.data import make_trajectory, row_key
 from benchmarks.measure import parse_options, publish, size_mb, timed
-from deepsearch_rl.evaluation.report.tables import build_table, write_table
+from deepsearch_rl.evaluation.report.table_files import write_table
+from deepsearch_rl.evaluation.report.tables import build_table
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, RowKey
 from deepsearch_rl.evaluation.scoring.score import build_row
 from deepsearch_rl.files import write_json, write_jsonl

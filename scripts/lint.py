@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from deepsearch_rl import cli
 from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS
+from deepsearch_rl.evaluation.report.table_files import CSV_COLUMNS
 from deepsearch_rl.records import StopReason
 from deepsearch_rl.training.rl.rewards import REWARDS
 from scripts import departures, file_tree, readme

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deepsearch_rl.errors import DeepsearchError
-from deepsearch_rl.evaluation.report.tables import Comparison, F1Table, score_text, signed
+from deepsearch_rl.evaluation.report.table_files import score_text, signed
+from deepsearch_rl.evaluation.report.tables import Comparison, F1Table
 from deepsearch_rl.files import atomic_file, read_record
 from scripts.markers import with_part
 
@@ -50,48 +51,22 @@ def part(table: F1Table) -> str:
 
     A model is left out if it answers every question as well as the model that it is compared with: it kept its start.
     """
-    kept = models_that_kept_their_start(table)
-    models = [model for model in table.models if model not in kept]
-    pairs = _pairs(table, models)
+    shown = table.shown
+    models = shown.models
+    pairs = list(dict.fromkeys((each.model, each.other) for each in shown.comparisons))
 
     changes = [f"{model} - {other}" for model, other in pairs]
     head = ["F1", "questions", "best constant", *models, *changes]
 
     lines = [_line(head), _line(["---"] * len(head))]
-    for dataset in table.datasets:
+    for dataset in shown.datasets:
         for kind in ("", "greedy"):
-            cells = _cells(table, dataset, kind, models, pairs)
+            cells = _cells(shown, dataset, kind, models, pairs)
             if cells:
                 lines.append(_line(cells))
 
-    parts = ["\n".join(lines)]
-    for model, other in kept.items():
-        parts.append(
-            f"`{model}` kept its start: it answers every question exactly as well as `{other}`. It is left out above."
-        )
+    parts = ["\n".join(lines), *table.kept_start_notes]
     return "\n" + "\n\n".join(parts) + "\n"
-
-
-def models_that_kept_their_start(table: F1Table) -> dict[str, str]:
-    """Return the models whose every paired difference from another model is zero, with that other model."""
-    result: dict[str, str] = {}
-    for model, other in _pairs(table, table.models):
-        comparisons = [each for each in table.comparisons if (each.model, each.other) == (model, other)]
-        if all(map(_is_nothing, comparisons)):
-            result[model] = other
-    return result
-
-
-def _is_nothing(comparison: Comparison) -> bool:
-    """Whether no question got another score or another number of searches."""
-    changes = (comparison, comparison.tool_calls)
-    return all(change.difference == change.low == change.high == 0 for change in changes)
-
-
-def _pairs(table: F1Table, models: list[str]) -> list[tuple[str, str]]:
-    """Return the pairs of these models that the report compares, in its order."""
-    pairs = dict.fromkeys((each.model, each.other) for each in table.comparisons)
-    return [pair for pair in pairs if set(pair) <= set(models)]
 
 
 def _cells(table: F1Table, dataset: str, kind: str, models: list[str], pairs: list[tuple[str, str]]) -> list[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from deepsearch_rl.evaluation.report.tables import build_table, write_table
+from deepsearch_rl.evaluation.report.table_files import write_table
+from deepsearch_rl.evaluation.report.tables import build_table
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation, RowKey
 from deepsearch_rl.evaluation.scoring.score import build_row
 from deepsearch_rl.files import write_json, write_jsonl

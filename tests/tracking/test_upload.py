@@ -126,7 +126,7 @@ def test_a_reports_run_opens_with_a_link_to_its_page_and_the_f1_table(store: str
     page = f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}/artifacts/report/index.html"
     assert link == f"[The report: plots, tables and rollouts]({page})"
     assert title == "### F1, profile tiny (generated data)"
-    assert "| multihoprag (12 x 1) | sft |" in table
+    assert "| multihoprag (12 x 1) | base |" in table
 
 
 def test_a_description_that_would_be_too_long_ends_with_a_whole_paragraph() -> None:

@@ -29,7 +29,7 @@ from mlflow.tracking import MlflowClient
 
 from deepsearch_rl.agent.timing import trajectory_digest
 from deepsearch_rl.errors import ConfigError, DeepsearchError, EndpointDownError
-from deepsearch_rl.evaluation.report.tables import flat_rows, published_lines
+from deepsearch_rl.evaluation.report.table_files import flat_rows, published_lines
 from deepsearch_rl.files import atomic_directory, read_jsonl
 from deepsearch_rl.tracking.bundle import (
     BUNDLE,

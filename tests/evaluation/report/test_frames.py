@@ -5,7 +5,7 @@ import pandera.pandas as pa
 import pytest
 
 from deepsearch_rl.errors import CheckFailedError
-from deepsearch_rl.evaluation.report.tables import F1_TABLE
+from deepsearch_rl.evaluation.report.table_files import F1_TABLE
 from deepsearch_rl.frames import check_frame
 
 CURVE = pa.DataFrameSchema(

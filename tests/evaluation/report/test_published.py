@@ -6,7 +6,7 @@ import pytest
 
 from deepsearch_rl.agent.prompts import prompt_title
 from deepsearch_rl.evaluation.report.published import published_rows
-from deepsearch_rl.evaluation.report.tables import published_lines
+from deepsearch_rl.evaluation.report.table_files import published_lines
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, IfevalScore, ModelEvaluation
 from deepsearch_rl.files import read_record, write_json

@@ -9,7 +9,8 @@ import pytest
 
 from deepsearch_rl.evaluation.report.page import bin_width
 from deepsearch_rl.evaluation.report.plots import read_rl_run, rl_figure
-from deepsearch_rl.evaluation.report.tables import F1Table, flat_rows, markdown
+from deepsearch_rl.evaluation.report.table_files import flat_rows, markdown
+from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
 from deepsearch_rl.files import read_record, write_json

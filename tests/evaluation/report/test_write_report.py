@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, UnknownNameError
-from deepsearch_rl.evaluation.report.tables import CSV_COLUMNS, F1Table, interval_text, score_text, signed
+from deepsearch_rl.evaluation.report.holm import holm
+from deepsearch_rl.evaluation.report.table_files import CSV_COLUMNS, interval_text, p_text, score_text, signed
+from deepsearch_rl.evaluation.report.tables import F1Table, build_table
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import run_file
 from deepsearch_rl.files import read_json, read_jsonl, write_json, write_jsonl
@@ -23,6 +25,7 @@ CONTRACT = [
     "mean_tool_calls", "failures",
 ]  # fmt: skip
 """The fields of a row as docs/contracts.md, section 7, lists them."""
+SCORE_OF_RL = r'<th scope="row">rl</th><td>([.\d]+)'
 
 
 class Page(HTMLParser):
@@ -214,3 +217,76 @@ def test_a_report_of_an_earlier_stage_that_does_not_fit_names_file_and_field(res
     write_json(results.filter, {**read_json(results.filter), "rows": 0})
     with pytest.raises(ArtifactError, match=r"filter\.json, field 'rows'"):
         write_report("tiny", results, ReportConfig(comparisons=(), draws=100, rollouts=0), 0, tmp_path / "out")
+
+
+def test_p_values_are_corrected_for_all_tests_of_their_table(report: Path) -> None:
+    table = F1Table.model_validate(read_json(report / "f1_table.json"))
+    families = [table.comparisons, *(tuple(entry.types.values()) for entry in table.comparisons)]
+    for family in families:
+        changes = [*family, *(difference.tool_calls for difference in family)]
+        corrected = [change.p_holm for change in changes]
+        assert corrected == pytest.approx(holm([change.p_value for change in changes]), abs=1e-6)
+    assert table.tests == 20
+
+    first = table.comparisons_on("multihoprag")[0]
+    assert first.p_holm is not None
+    assert first.p_value < first.p_holm
+    text = (report / "f1_table.md").read_text()
+    page = (report / "index.html").read_text()
+    assert f"[{signed(first.low)}, {signed(first.high)}] | {p_text(first.p_holm)} " in text
+    assert f"<small>p {p_text(first.p_holm)}</small>" in page
+    assert all("corrected by Holm-Bonferroni for all 20 tests of this report" in words for words in (text, page))
+
+
+@pytest.fixture
+def with_kept_start(results: Sources) -> Sources:
+    """The finished profile, whose RL from the base model kept its start."""
+    for folders in (results.evaluate, results.ifeval):
+        for path in folders["base"].iterdir():
+            (folders["rl"] / path.name).write_text(path.read_text().replace('"model": "base"', '"model": "rl"'))
+    return results
+
+
+def test_a_model_that_kept_its_start_is_a_sentence_in_table_and_page(with_kept_start: Sources, tmp_path: Path) -> None:
+    pairs = (("sft", "base"), ("rl", "base"), ("sft_rl", "rl"))
+    config = CONFIG.model_copy(update={"comparisons": pairs})
+    written = write_report("tiny", with_kept_start, config, 0, tmp_path)
+    assert written.table.kept_start == {"rl": "base"}
+
+    text = (tmp_path / "f1_table.md").read_text()
+    note = "rl kept its start: it answers every question exactly as well as base. It is left out here."
+    assert "`rl` kept its start" in text
+    assert not re.search(r"\| rl\b|\brl - |- rl\b", text)
+
+    page = (tmp_path / "index.html").read_text()
+    assert page.count(note) == 1
+    assert not re.search(SCORE_OF_RL, page)
+    assert not re.search(r"\brl - |- rl<|against rl ", page)
+
+    models = {row["model"] for row in read_json(tmp_path / "f1_table.json")["rows"]}
+    compared = {entry.other for entry in written.table.comparisons}
+    assert "rl" in models & compared, "the JSON has all that was measured"
+
+
+def test_an_ifeval_score_that_differs_from_that_of_the_start_stays(with_kept_start: Sources, tmp_path: Path) -> None:
+    path = with_kept_start.ifeval["rl"] / "scores.json"
+    write_json(path, {**read_json(path), "prompt_strict": 0.15})
+    write_report("tiny", with_kept_start, CONFIG.model_copy(update={"comparisons": (("rl", "base"),)}), 0, tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    assert re.findall(SCORE_OF_RL, page) == [".150"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "kept"),
+    [
+        ((("base", "base"),), {}),
+        ((("rl", "base"), ("base", "rl")), {"rl": "base"}),
+        ((("rl", "base"), ("sft", "rl")), {"rl": "base"}),
+    ],
+)
+def test_of_models_that_are_equal_one_stays(
+    pairs: tuple[tuple[str, str], ...], kept: dict[str, str], with_kept_start: Sources
+) -> None:
+    table = build_table("tiny", with_kept_start.evaluate, pairs, 0, 100)
+    assert table.kept_start == kept
+    assert table.shown.models == [name for name in ("base", "sft", "rl", "sft_rl") if name not in kept]

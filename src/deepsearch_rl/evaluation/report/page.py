@@ -14,15 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from deepsearch_rl.evaluation.report.plots import RlRun, colour_of, f1_figure, inline_svg, rl_figure
 from deepsearch_rl.evaluation.report.rollouts import OF_EACH_OUTCOME, OF_EACH_TURN, RunRollouts, ShownRollout, pack
-from deepsearch_rl.evaluation.report.tables import (
-    CONTROL_TITLES,
-    DATASET_ORDER,
-    FILTERS,
-    MODEL_ORDER,
-    F1Table,
-    in_order,
-    passes,
-)
+from deepsearch_rl.evaluation.report.table_files import CONTROL_TITLES, FILTERS, passes
+from deepsearch_rl.evaluation.report.tables import DATASET_ORDER, MODEL_ORDER, F1Table, in_order
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.records import FilterReport
 from deepsearch_rl.trajectories.statistics import CORRECT, TOKENS_BIN, WRONG
@@ -81,8 +74,7 @@ def render_page(report: Report, table_sha256: str) -> str:
 
     ``table_sha256`` is the digest of the ``f1_table.json`` that lies beside the page.
     """
-    table = report.table
-    models = in_order((score.model for score in report.ifeval), MODEL_ORDER)
+    table = report.table.shown
     optional = ("rl", "ifeval", "retrieval", "filter")
     digests = {name: sha256 for evaluation in report.evaluations for name, sha256 in evaluation.inputs.items()}
     digests.pop("model", None)
@@ -91,6 +83,8 @@ def render_page(report: Report, table_sha256: str) -> str:
     return template.render(
         report=report,
         table=table,
+        kept_start_notes=report.table.kept_start_notes,
+        tests=report.table.tests,
         empty=[name for name in optional if not getattr(report, name)],
         f1_plots=[
             inline_svg(f1_figure(table, [name], 1), f"plot-{name}", f"F1 with 95 % intervals by model on {name}")
@@ -100,10 +94,23 @@ def render_page(report: Report, table_sha256: str) -> str:
         main_sets=[_main_set(table, dataset) for dataset in table.datasets if table.main_rows(dataset)],
         behaviour=list(_rollout_behaviour(report)),
         rl_plot=inline_svg(rl_figure(report.rl), "plot-rl", rl_description),
-        ifeval=sorted(report.ifeval, key=lambda score: models.index(score.model)),
+        ifeval=_ifeval_scores(report),
         retrieval={name: report.retrieval[name] for name in in_order(report.retrieval, DATASET_ORDER)},
         inputs=dict(sorted(digests.items())) | {"f1_table.json": table_sha256},
     )
+
+
+def _ifeval_scores(report: Report) -> list[IfevalScore]:
+    """Return the scores in training order, without that of a model that kept its start and scores as it did."""
+    scores = {score.model: score for score in report.ifeval}
+    kept_start = report.table.kept_start
+    result: list[IfevalScore] = []
+
+    for model in in_order(scores, MODEL_ORDER):
+        start = scores.get(kept_start.get(model, ""))
+        if start is None or start != scores[model].model_copy(update={"model": start.model}):
+            result.append(scores[model])
+    return result
 
 
 def _variant_tables(table: F1Table) -> Iterator[Shown]:
@@ -155,7 +162,7 @@ def _metric_names(retrievers: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 def _rollout_behaviour(report: Report) -> Iterator[Shown]:
     """Yield how the rollouts on every question set went, by the name of the run, without the greedy runs."""
-    for dataset in report.table.datasets:
+    for dataset in report.table.shown.datasets:
         runs = {
             f"{run.row.model} ({run.row.variant})" if run.row.variant else run.row.model: run
             for run in report.runs

@@ -11,7 +11,8 @@ from deepsearch_rl.evaluation.report.page import Report, render_page
 from deepsearch_rl.evaluation.report.plots import f1_figure, read_rl_run, rl_figure, save_figure
 from deepsearch_rl.evaluation.report.published import published_rows
 from deepsearch_rl.evaluation.report.rollouts import read_questions, read_runs, shown_rollouts, turned_questions
-from deepsearch_rl.evaluation.report.tables import build_table, write_table
+from deepsearch_rl.evaluation.report.table_files import write_table
+from deepsearch_rl.evaluation.report.tables import build_table
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.files import atomic_file, read_json, read_record, sha256_file
 from deepsearch_rl.records import FilterReport, Record, RetrievalReport
@@ -63,8 +64,12 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
     published = published_rows(table.rows, ifeval, sources.origins)
     table = table.model_copy(update={"published": published})
     questions = read_questions(sources.questions)
-    turned = turned_questions(table.comparisons)
-    runs = tuple(read_runs(sources.evaluate, table.reading_order, questions, config.rollouts, turned))
+
+    # A model that kept its start has the rollouts of that start: one of the two is enough.
+    shown = table.shown
+    turned = turned_questions(shown.comparisons)
+    runs = tuple(read_runs(sources.evaluate, shown.reading_order, questions, config.rollouts, turned))
+
     filter_path = sources.filter if sources.filter and read_json(sources.filter) is not None else None
     report = Report(
         table=table,
@@ -77,7 +82,7 @@ def write_report(profile: str, sources: Sources, config: ReportConfig, seed: int
         rollouts=tuple(shown_rollouts(runs, questions)),
     )
     write_table(table, report.ifeval, out)
-    save_figure(f1_figure(table, table.datasets, columns=2), out / "plots" / "f1")
+    save_figure(f1_figure(shown, shown.datasets, columns=2), out / "plots" / "f1")
     save_figure(rl_figure(report.rl), out / "plots" / "rl")
     with atomic_file(out / "index.html") as partial:
         partial.write_text(render_page(report, sha256_file(out / "f1_table.json")), encoding="utf-8")

@@ -79,17 +79,17 @@ class CandidateFinder:
         """Return features_CF. ``halves`` are the rankings of BM25 and dense, of at most ``depth`` rows."""
         if not len(rows_C):
             return np.zeros((0, len(FEATURES)))
-        passage_CP, sentence_CP = _fits(rows_C, question, self.terms)
-        best_sentence_C = sentence_CP.max(axis=1)
+        passage_CQ, sentence_CQ = _fits(rows_C, question, self.terms)
+        best_sentence_C = sentence_CQ.max(axis=1)
         source_C, day_C = self.table.source_N[rows_C], self.table.day_N[rows_C]
         on_a_day_C = np.zeros(len(rows_C), dtype=np.bool_)
         for first, last in question.days:
             on_a_day_C |= (first <= day_C) & (day_C <= last)
         columns = (
             *(_listed_share(ranking, rows_C, depth) for ranking in halves),
-            _share(passage_CP[:, 1:]).max(axis=1),
+            _share(passage_CQ[:, 1:]).max(axis=1),
             _share(best_sentence_C),
-            _share_within(passage_CP[:, 0], source_C, question.sources),
+            _share_within(passage_CQ[:, 0], source_C, question.sources),
             _share_within(best_sentence_C, source_C, question.sources),
             on_a_day_C.astype(np.float64),
             np.log(self.terms.doc_chunks_N[rows_C]),
@@ -120,23 +120,23 @@ def _fits(rows_C: NDArray[np.int64], question: QuestionParts, terms: SentenceTer
     parts = [term_ids(text) for text in (question.whole, *question.parts)]
     terms_U = np.unique(np.concatenate(parts))
     if not len(terms_U):
-        nothing_CP = np.zeros((len(rows_C), len(parts)))
-        return nothing_CP, nothing_CP
-    weights_PU = np.stack([np.isin(terms_U, part) for part in parts]) * terms.idf(terms_U)
+        nothing_CQ = np.zeros((len(rows_C), len(parts)))
+        return nothing_CQ, nothing_CQ
+    weights_QU = np.stack([np.isin(terms_U, part) for part in parts]) * terms.idf(terms_U)
     matches = terms.match(rows_C, terms_U)
     mean_row = max(len(terms.terms) / len(terms), 1.0)
     damping_C1 = K1 * (1 - B + B * matches.length_C[:, None] / mean_row)
     saturated_CU = matches.counts_CU / (matches.counts_CU + damping_C1)
     # No matrix product: its rounding may depend on the row, and equal candidates must tie.
-    passage_CP = np.stack([(saturated_CU * weights_U).sum(axis=1) for weights_U in weights_PU], axis=1)
+    passage_CQ = np.stack([(saturated_CU * weights_U).sum(axis=1) for weights_U in weights_QU], axis=1)
     sentences = len(matches.length_S)
     mean_sentence = max(len(terms.terms) / (len(terms.sentence_starts) - 1), 1.0)
     damping_S = 1 + K1 * (1 - B + B * matches.length_S / mean_sentence)
-    fits_PS = [
+    fits_QS = [
         np.bincount(matches.sentence_M, weights_U[matches.term_M], minlength=sentences) / damping_S
-        for weights_U in weights_PU
+        for weights_U in weights_QU
     ]
-    return passage_CP, np.maximum.reduceat(np.stack(fits_PS), matches.starts_C, axis=1).T
+    return passage_CQ, np.maximum.reduceat(np.stack(fits_QS), matches.starts_C, axis=1).T
 
 
 def _share(fits_C: Floats) -> Floats:
