@@ -167,7 +167,8 @@ class _Evaluator:
             if run.condition == "search":
                 rows.append(self._row(run, rollouts))
             else:
-                controls[run.condition] = build_control(rollouts, searched, run.samples, row, evaluate.draws)
+                control = build_control(rollouts, searched, run.samples, row, evaluate.draws)
+                controls[run.condition] = control.model_copy(update={"asked_again": rollouts.asked_again})
         return [row.model_copy(update={"controls": controls}), *rows]
 
     def _rollouts(self, run: Run, retrieval_url: str, gold: Future[GoldPassages]) -> TrajectoryFile:

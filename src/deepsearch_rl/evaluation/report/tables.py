@@ -150,7 +150,15 @@ class F1Table(Record):
     @property
     def again_notes(self) -> dict[str, int]:
         """How many rollouts of a row stand in place of one that a server had failed, by model and question set."""
-        return {f"{row.model}, {row.run_name}": row.asked_again for row in self.reading_order if row.asked_again}
+        notes: dict[str, int] = {}
+        for row in self.reading_order:
+            name = f"{row.model}, {row.run_name}"
+            if row.asked_again:
+                notes[name] = row.asked_again
+            for control, score in row.controls.items():
+                if score.asked_again:
+                    notes[f"{name}, {CONTROL_TITLES[control]}"] = score.asked_again
+        return notes
 
     def comparisons_on(self, dataset: str) -> list[Comparison]:
         """Return the comparisons on a question set, the greedy answers of a pair of models after the sampled ones."""

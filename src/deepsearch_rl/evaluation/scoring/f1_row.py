@@ -16,6 +16,16 @@ Condition = Literal["search", "no_search", "gold_passage"]
 """How a question was answered: by the agent with its search tool, without it, or with the gold passages given."""
 
 
+AskedAgain = Annotated[
+    int,
+    Field(
+        ge=0,
+        exclude_if=lambda count: count == 0,
+        description="rollouts that stand in place of an earlier one which a server had failed; written where above 0",
+    ),
+]
+
+
 def run_file(dataset: str, condition: Condition, temperature: float, variant: str = "") -> str:
     """Return the name of the file that holds the rollouts of one run, e.g. ``musique.search.t0.7.jsonl``.
 
@@ -56,6 +66,7 @@ class ControlScore(F1Score):
     samples: int
     searched_f1: Share = Field(description="F1 with search on the same questions, for a fair comparison")
     failures: dict[str, int]
+    asked_again: AskedAgain = 0
 
 
 class RowKey(Record):
@@ -92,12 +103,7 @@ class F1TableRow(F1Score, RowKey):
     mean_rounds: Rounded = Field(description="assistant turns per rollout")
     mean_tool_calls: Rounded = Field(description="searches asked for per rollout")
     failures: dict[str, int] = Field(description="rollouts that did not end in an answer, by stop reason")
-    asked_again: int = Field(
-        default=0,
-        ge=0,
-        exclude_if=lambda count: count == 0,
-        description="rollouts that stand in place of an earlier one which a server had failed; written where above 0",
-    )
+    asked_again: AskedAgain = 0
     pass_at: dict[int, Share] = Field(description="pass@k by k: 1, and the largest power of two among the samples")
     generated: bool = Field(description="the questions and their corpus are generated, not a published set")
     constant: ConstantScore
