@@ -29,7 +29,7 @@ MARKDOWN = Path(__file__).with_name("f1_table.md")
 DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
 MODEL_ORDER = ("base", "sft", "rl", "sft_rl")
 CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": "gold passages"}
-_NO_COLUMNS = {"asked_again", "pass_at", "constant", "types", "controls"}
+_NO_COLUMNS = {"temperature_sent", "asked_again", "pass_at", "constant", "types", "controls"}
 CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in _NO_COLUMNS)
 """The key and figures of a row as docs/contracts.md lists them; pass@k and baselines follow under their own names."""
 BASELINE_COLUMNS = ("constant_f1", "no_search_f1", "gold_passage_f1")
@@ -159,6 +159,11 @@ class F1Table(Record):
                 if score.asked_again:
                     notes[f"{name}, {CONTROL_TITLES[control]}"] = score.asked_again
         return notes
+
+    @property
+    def own_temperatures(self) -> list[str]:
+        """The models that answered at their provider's own temperature."""
+        return list(dict.fromkeys(row.model for row in self.reading_order if not row.temperature_sent))
 
     def comparisons_on(self, dataset: str) -> list[Comparison]:
         """Return the comparisons on a question set, the greedy answers of a pair of models after the sampled ones."""

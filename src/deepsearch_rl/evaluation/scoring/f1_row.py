@@ -85,6 +85,12 @@ class RowKey(Record):
         "where it is not known",
     )
     temperature: float
+    temperature_sent: bool = Field(
+        default=True,
+        exclude_if=lambda is_sent: is_sent,
+        description="false: the requests leave it out (temperature: omit), and the provider's own counts; written "
+        "where false",
+    )
     samples: int = Field(ge=1, description="answers per question, averaged per question before anything else")
     seed: int
     variant: str = Field(default="", description="name in evaluate.variants; empty under the profile's own setting")
@@ -125,6 +131,11 @@ class F1TableRow(F1Score, RowKey):
     def pass_scores(self) -> dict[str, float]:
         """Every pass@k by its name in flat tables and in MLflow, ``pass_at_<k>``."""
         return {f"pass_at_{k}": value for k, value in self.pass_at.items()}
+
+    @property
+    def temperature_text(self) -> str:
+        """The temperature as tables show it; ``own`` is the provider's."""
+        return f"{self.temperature:g}" if self.temperature_sent else "own"
 
     @property
     def kind(self) -> str:
