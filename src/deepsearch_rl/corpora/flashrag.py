@@ -41,7 +41,7 @@ SHOWN_CHARACTERS = 120  # of the keys that an error names
 REQUIRED = "Field required"
 NO_TEXT = "neither 'contents' nor 'text' is there"
 _REMEDIES = {
-    "id": "name the id so: `jq -c '.id = .NAME' FILE > NEW`, or number the lines: `.id = (input_line_number | tostring)`",
+    "id": "name the id so: `jq -c '.id = .NAME' FILE > NEW`, or `.id = (input_line_number | tostring)`",
     "question": "name the question so: `jq -c '.question = .NAME' FILE > NEW`",
     "golden_answers": "name the answers so: `jq -c '.golden_answers = .NAME' FILE > NEW`",
 }
