@@ -487,6 +487,23 @@ def test_ifeval_scores_what_was_said_as_the_agent_reads_it(
     assert row.response == response
 
 
+@pytest.mark.parametrize(
+    "message",
+    [{"content": None, "reasoning": "A calm river flows"}, {"content": "<think>A calm river"}],
+    ids=["the field alone", "cut"],
+)
+def test_ifeval_warns_of_responses_that_are_thoughts_alone(
+    chat_server: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, message: dict[str, object]
+) -> None:  # vllm-project/vllm#17349
+    chat_server.script.append(reply({"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}))
+    config = IfevalConfig(
+        prompts="generated", count=2, path=None, max_tokens=64, concurrency=1, timeout_s=10, retries=1
+    )
+    evaluate_ifeval("m", chat_server.endpoint, config, generated_prompts(2), 1, tmp_path / "ifeval")
+    assert "2 of 2 responses are a thought without a text" in caplog.text
+    assert "--reasoning-parser" in caplog.text
+
+
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 @pytest.mark.parametrize("content", [None, "", "\n\n"])
 def test_an_answer_in_the_reasoning_field_alone_is_told_with_the_servers_option(

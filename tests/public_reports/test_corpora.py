@@ -268,6 +268,9 @@ def test_a_short_first_line_stays_the_title_and_long_documents_are_found_by_the_
         ("Zo\u00eb", "Zo\\u00eb"),
         ("2008\u201310 crisis", "2008-10 crisis"),
         ("New York", "New  York\u00a0"),
+        ("New York", "\ufeffNew\u200b York\u200e"),
+        ("New York", "New\\nYork"),
+        ("1/2 Man", "\u00bd Man"),
     ],
 )
 def test_a_title_in_another_spelling_is_the_same_title(tmp_path: Path, gold_title: str, title: str) -> None:
