@@ -49,7 +49,10 @@ def parse_record(model: type[ModelT], line: str | bytes, path: Path | str, numbe
 def first_problem(error: ValidationError) -> tuple[str, str]:
     """Return the dotted path of the first field that does not fit, empty for the whole record, and what is wrong."""
     first = error.errors(include_url=False, include_input=False)[0]
-    return ".".join(map(str, first["loc"])), first["msg"]
+    parts = [str(part) for part in first["loc"]]
+    # A validator of a model is part of the path where the model is one of several choices.
+    field = ".".join(part for part in parts if not part.startswith("function-"))
+    return field, first["msg"]
 
 
 def read_jsonl(path: Path, model: type[ModelT]) -> Iterator[ModelT]:

@@ -7,6 +7,7 @@ capacity for is repeated for minutes (:func:`wait_for_capacity`), because a limi
 import contextlib
 import email.utils
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC
@@ -18,6 +19,23 @@ CallT = TypeVar("CallT", bound=Callable[..., object])
 FIRST_CAPACITY_WAIT_S = 2.0
 LONGEST_CAPACITY_WAIT_S = 60.0
 MAX_CAPACITY_ATTEMPTS = 50  # a server that asks for waits of milliseconds is not asked for ever
+_SPENT = re.compile(
+    r"insufficient[_ ](user[_ ])?(quota|balance|credits?|funds)"  # OpenAI, DeepSeek, Moonshot
+    r"|billing_hard_limit|exceeded_current_quota|check your plan and billing"  # OpenAI, Moonshot
+    r"|(not|n't have) enough credits"  # Serper
+    r"|(all|out of) (available |your |of |the )*(credits?|searches)\b"  # xAI, SerpApi
+    r"|spending limit|exceeds? your plan"  # xAI, Tavily
+    r"|\u4f59\u989d\u4e0d\u8db3|\u6b20\u8d39|arrearage|overdue",  # Zhipu, DashScope, Volcengine
+    re.IGNORECASE,
+)
+"""How providers say that money or a paid quota is out."""
+_ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
+_DAILY = re.compile(
+    r"(per|a|_|-)[ _-]?(day|month)\b|perday|(for|of) the (day|month)|\b(daily|monthly)\b|\b[TR]PD\b", re.IGNORECASE
+)
+"""A quota that minutes do not fill again."""
+_PROMISE = re.compile(r"(try|retry)( again)? (in|after) (about )?\d|retrydelay", re.IGNORECASE)
+"""A wait that the text itself names; Gemini writes it beside the words of a spent quota."""
 
 
 def retry(
@@ -91,6 +109,21 @@ def _error_of(state: tenacity.RetryCallState) -> BaseException:
     error = state.outcome and state.outcome.exception()
     assert error is not None
     return error
+
+
+def is_out_of_money(text: str) -> bool:
+    """Return whether an error, as text or as JSON, says that the account's money or its paid quota is out."""
+    text = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
+    return _SPENT.search(text) is not None and not _PROMISE.search(text)
+
+
+def is_quota_spent(text: str, wait_s: float | None) -> bool:
+    """Return whether an error of status 429 says that no wait of minutes helps: money or a day's quota is out.
+
+    ``wait_s`` is how long the server asks to wait, if it does: then a day's quota fills up again in that time.
+    """
+    is_day_over = wait_s is None and _DAILY.search(text) is not None
+    return is_day_over or is_out_of_money(text)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -103,3 +103,15 @@ def test_a_model_that_is_not_made_yet_is_named(tmp_path: Path) -> None:
     found = ask("--model", "empty")
     assert isinstance(found.exception, ArtifactError)
     assert "empty holds no model" in str(found.exception)
+
+
+def test_options_of_requests_take_the_place_of_the_endpoints_own(chat: ChatEndpoint, tmp_path: Path) -> None:
+    ask("--request", "temperature=omit", "--request", "token_limit=max_completion_tokens")
+    assert {"temperature", "max_tokens"}.isdisjoint(chat.requests[0])
+    assert "max_completion_tokens" in chat.requests[0]
+    for option, message in (("temperature=warm", "--request temperature: "), ("nothing", "write NAME=VALUE")):
+        with pytest.raises(ConfigError, match=message):
+            raise ask("--request", option).exception or AssertionError
+    (tmp_path / "model" / "endpoint.json").unlink()
+    with pytest.raises(ConfigError, match="--request is for a model behind an endpoint"):
+        raise ask("--request", "seed=omit").exception or AssertionError

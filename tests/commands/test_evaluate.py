@@ -263,3 +263,17 @@ def test_the_tag_protocol_brings_its_own_prompt(folder: Path) -> None:
 def test_an_option_of_a_request_that_does_not_fit_is_named(option: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _model_folder("gpt-x", "https://api.example.com/v1", "KEY", [option])
+
+
+@pytest.mark.slow
+def test_a_row_whose_requests_leave_the_temperature_out_says_so_and_has_no_greedy_row(folder: Path) -> None:
+    with serve_chat(reads) as chat:
+        omit = ("--questions", "1", "--request", "temperature=omit")
+        refused = failure(evaluate(chat, folder, *omit, "--greedy", "1"), ConfigError)
+        assert chat.requests == []
+        result = evaluate(chat, folder, *omit, "--json")
+        shown = evaluate(chat, folder, *omit)
+    assert "--greedy 0" in refused
+    [row] = json.loads(result.stdout)["rows"]
+    assert row["temperature_sent"] is False
+    assert re.search(r"1 x 1 .* own ", shown.stdout)

@@ -14,7 +14,7 @@ from deepsearch_rl.commands.summary import StageRun, wall_s
 from deepsearch_rl.errors import ArtifactError, ConfigError, UnknownNameError
 from deepsearch_rl.files import write_json
 from deepsearch_rl.planning import slopes as slopes_module
-from deepsearch_rl.planning.estimate import Plan, make_plan, require_hours
+from deepsearch_rl.planning.estimate import Plan, StageWork, make_plan, require_hours
 from deepsearch_rl.planning.slopes import SLOPES, read_slopes
 from deepsearch_rl.profile import Profile, find_profile
 from scripts.slopes import measure, write
@@ -118,6 +118,24 @@ def test_rollouts_that_choose_sfts_checkpoint_are_counted_for_each_that_is_kept(
     kept = sft["kept_checkpoints"]
     assert dev["rollout_s"] - last.get("rollout_s", 0) == kept * sft["dev"]["questions"] * sft["dev"]["samples"]
     assert dev["serve_start_s"] == kept
+
+
+def test_a_half_of_an_index_that_is_not_built_takes_no_disk_and_no_encoding() -> None:
+    def index_of(**changes: object) -> StageWork:
+        return next(work for work in make_plan(profile("gpu", **changes), {}).stages if work.stage == "index")
+
+    both = index_of(index__corpus_only={})
+    dense = index_of(index__corpus_only={"wiki": "dense"})
+    bm25 = index_of(index__corpus_only={"wiki": "bm25"})
+    passages = read_slopes().sizes.passages["wiki18"]
+    copies = 2
+    assert (both.disk_gib - dense.disk_gib) * 2**30 == pytest.approx(passages * 476 * copies)
+    assert (both.disk_gib - bm25.disk_gib) * 2**30 == pytest.approx(passages * 1660 * copies)
+    assert both.amounts["encode_passage_s"] - bm25.amounts["encode_passage_s"] == passages
+    assert dense.amounts == both.amounts
+
+    without_encoder = index_of(index__encoder=None, index__corpus_only={})
+    assert (without_encoder.amounts["encode_passage_s"], without_encoder.gpu_gib) == (0, 0.0)
 
 
 def test_a_price_that_nobody_stated_is_not_known() -> None:

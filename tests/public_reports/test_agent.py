@@ -90,6 +90,16 @@ FAILED_GENERATIONS = {
     "nothing at all": (reply(said("", "stop"), usage=USAGE), "nothing was generated"),
     "nothing, and no count": (reply(said(None, "stop")), "nothing was generated"),
     "nothing, and no ending": (reply(said("", None)), "nothing was generated"),
+    # MiniMax-AI/MiniMax-01#15: the error stands in base_resp, choices are null
+    "MiniMax's own place": (
+        json.dumps({"choices": None, "base_resp": {"status_code": 1000, "status_msg": "unknown error"}}),
+        "unknown error (code 1000)",
+    ),
+    "an error without an object around it": (
+        json.dumps({"code": "InternalError", "message": "The model is down.", "request_id": "r"}),
+        "The model is down. (code InternalError)",
+    ),
+    "a detail": (json.dumps({"detail": "worker died"}), "worker died"),
 }
 
 
@@ -167,6 +177,45 @@ MALFORMED_CALLS = {
     "llama.cpp, llama.cpp#20761": (
         500,
         {"error": {"code": 500, "message": "Failed to parse input at pos 12: </tool_call>", "type": "server_error"}},
+    ),
+    "llama.cpp, club-3090#1195": (
+        500,
+        {
+            "error": {
+                "code": 500,
+                "message": "Failed to parse tool call arguments as JSON: [json.exception.parse_error.101] parse error "
+                "at line 1, column 74: syntax error while parsing value",
+            }
+        },
+    ),
+    "Groq's parser": (
+        400,
+        {
+            "error": {
+                "message": "Parsing failed. The model generated output that could not be parsed. Please adjust your "
+                "prompt. See 'failed_generation' for more details.",
+                "type": "invalid_request_error",
+                "code": "output_parse_failed",
+                "failed_generation": "<|channel|>commentary to=retrieve",
+            }
+        },
+    ),
+    "Groq, another tool": (
+        400,
+        {"error": {"message": "tool call validation failed: attempted to call tool 'x' which was not in request"}},
+    ),
+    "Ollama with Qwen, ollama#16810": (
+        500,
+        {"error": {"message": "XML syntax error on line 8: element <function> closed by </parameter>"}},
+    ),
+    "Ollama with Qwen, continue#10896": (500, {"error": "expected element type <function> but have <parameter>"}),
+    "vLLM with gpt-oss, vllm#23567": (
+        500,
+        {"error": {"message": 'unexpected tokens remaining in message header: Some("to=functions.retrieve")'}},
+    ),
+    "vLLM with gpt-oss, vllm#22519": (
+        500,
+        {"error": {"message": "Unexpected token 12606 while expecting start token 200006", "code": 500}},
     ),
 }
 
@@ -274,6 +323,28 @@ TOO_LONG_REPLIES = {
     ),
     "GitHub Models": (413, error("Request body too large for gpt-4o. Max size: 8000", code="tokens_limit_reached")),
     "z.ai's code, pi#129": (400, error("Failed.", code="model_context_window_exceeded")),
+    "vLLM, vllm#12165": (
+        400,
+        error("The prompt (total length 25938) is too long to fit into the model (context length 4096)."),
+    ),
+    "vLLM, vllm#5700": (400, error("max_tokens must be at least 1, got -160.")),
+    "TensorRT-LLM, TensorRT-LLM#9277": (
+        500,
+        error("The sum of prompt length (9351.0), query length (0) should not exceed max_num_tokens (8192)"),
+    ),
+    "Triton, tensorrtllm_backend#565": (400, error("Prompt length (200) exceeds maximum input length (1).")),
+    "Vertex AI, hermes-agent#99701": (
+        400,
+        error(
+            "Unable to submit request because the input token count is 32825 but model only supports up to 32768.",
+            status="INVALID_ARGUMENT",
+        ),
+    ),
+    "MiniMax under status 200, MiniMax-01#15": (
+        200,
+        {"choices": None, "base_resp": {"status_code": 1039, "status_msg": "token limit"}},
+    ),
+    "LiteLLM": (400, error("litellm.ContextWindowExceededError: litellm.BadRequestError")),
     "vLLM's setting": (400, error("max_tokens 9000 is more than max_model_len 8192")),
     "our own server": (
         400,
@@ -321,6 +392,7 @@ def test_every_wording_is_one_of_these_replies(wording: Wording) -> None:
         "Request too large for model moonshotai/kimi-k2-instruct on tokens per minute (TPM): Limit 10000, "
         "Requested 21247, please reduce your message size and try again.",
         "Too many tokens per minute",  # code-yeongyu/senpi#1466
+        "Too many tokens, please wait before trying again.",  # Bedrock's limit of tokens in time
         # RooCodeInc/Roo-Code#5729: the request's own max_tokens
         "max_tokens must be less than or equal to 16384, the maximum value for max_tokens is less than the "
         "context_window for this model",
@@ -413,6 +485,23 @@ def test_ifeval_scores_what_was_said_as_the_agent_reads_it(
     evaluate_ifeval("m", chat_server.endpoint, config, generated_prompts(1), 1, tmp_path / "ifeval")
     [row] = read_jsonl(tmp_path / "ifeval/responses.jsonl", IfevalResponse)
     assert row.response == response
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"content": None, "reasoning": "A calm river flows"}, {"content": "<think>A calm river"}],
+    ids=["the field alone", "cut"],
+)
+def test_ifeval_warns_of_responses_that_are_thoughts_alone(
+    chat_server: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, message: dict[str, object]
+) -> None:  # vllm-project/vllm#17349
+    chat_server.script.append(reply({"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}))
+    config = IfevalConfig(
+        prompts="generated", count=2, path=None, max_tokens=64, concurrency=1, timeout_s=10, retries=1
+    )
+    evaluate_ifeval("m", chat_server.endpoint, config, generated_prompts(2), 1, tmp_path / "ifeval")
+    assert "2 of 2 responses are a thought without a text" in caplog.text
+    assert "--reasoning-parser" in caplog.text
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])

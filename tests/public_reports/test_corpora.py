@@ -268,6 +268,9 @@ def test_a_short_first_line_stays_the_title_and_long_documents_are_found_by_the_
         ("Zo\u00eb", "Zo\\u00eb"),
         ("2008\u201310 crisis", "2008-10 crisis"),
         ("New York", "New  York\u00a0"),
+        ("New York", "\ufeffNew\u200b York\u200e"),
+        ("New York", "New\\nYork"),
+        ("1/2 Man", "\u00bd Man"),
     ],
 )
 def test_a_title_in_another_spelling_is_the_same_title(tmp_path: Path, gold_title: str, title: str) -> None:
@@ -754,3 +757,91 @@ def test_a_wrong_argument_of_a_checker_is_found_before_any_prompt_is_asked(
     prompt = {"key": 1, "prompt": "Say it.", "instruction_id_list": [instruction], "kwargs": [arguments]}
     with pytest.raises(RecordError, match=f"line 1: .*{instruction}.*{words}"):
         read_prompts(write(tmp_path / "prompts.jsonl", prompt))
+
+
+# Other members of the kinds above.
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"docid": "1", "title": "T", "text": "x"}, ["field 'id'", "docid, title, text", "jq -c"]),  # MS MARCO
+        ({"id": "1", "content": "x"}, ["'contents' nor 'text'", "id, content", ".text = .NAME"]),
+        ({"id": "1", "passage": "x", "title": "T"}, ["id, passage, title", ".text = .NAME"]),
+    ],
+)
+def test_a_document_whose_keys_have_other_names_is_told_the_command_that_renames_them(
+    tmp_path: Path, row: Line, words: list[str]
+) -> None:
+    with pytest.raises(RecordError, match="line 1") as caught:
+        documents(tmp_path, row)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("answers", [["a"], {"text": ["a"], "answer_start": [1]}], ids=["DPR", "SQuAD"])
+def test_a_question_whose_answers_have_another_name_is_told_the_command_too(tmp_path: Path, answers: object) -> None:
+    with pytest.raises(RecordError, match=r"field 'golden_answers'.*id, question, answers.*jq -c"):
+        questions(tmp_path, {"id": "1", "question": "Q?", "answers": answers})
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        (b'{\n "id": "1",\n "contents": "x"\n}\n', r"jq -c \. FILE"),
+        (b'{"id": "1", "contents": "x"}{"id": "2", "contents": "y"}\n', r"jq -c \. FILE"),
+        (b'{"id": "1", "contents": "caf\xe9"}\n', "iconv -f WINDOWS-1252"),
+        ('{"id": "1"}'.encode("utf-32"), "iconv -f UTF-32"),
+    ],
+    ids=["an object over several lines", "two on one line", "Latin 1", "UTF-32"],
+)
+def test_text_that_is_no_json_lines_is_told_the_command_that_makes_it_so(
+    tmp_path: Path, data: bytes, remedy: str
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(data)
+    with pytest.raises((RecordError, ArtifactError), match=remedy):
+        list(flashrag.read_documents(path))
+
+
+@pytest.mark.parametrize("delimiter", [";", "|"])
+def test_tables_with_other_delimiters_are_read_by_their_header(tmp_path: Path, delimiter: str) -> None:
+    path = tmp_path / "corpus.csv"
+    path.write_text(delimiter.join(("id", "title", "text")) + "\n" + delimiter.join(("1", "Port", "Old, new")) + "\n")
+    [document] = flashrag.read_documents(path)
+    assert document.contents == "Port\nOld, new"
+
+
+@pytest.mark.parametrize("reader", [flashrag_sets.read_hotpotqa, flashrag_sets.read_hotpotqa_paragraphs])
+def test_lists_that_a_hubs_copy_writes_as_json_text_are_lists(tmp_path: Path, reader: Callable[..., Any]) -> None:
+    """2WikiMultihopQA on the Hugging Face hub."""
+    as_text = {name: json.dumps(HOTPOT[name]) for name in ("context", "supporting_facts")}
+    plain, copy = tmp_path / "plain.jsonl", tmp_path / "copy.jsonl"
+    write(plain, HOTPOT)
+    write(copy, HOTPOT | as_text)
+    assert list(reader(copy)) == list(reader(plain)) != []
+
+
+def test_a_question_that_names_a_question_is_whole_in_a_training_row(tmp_path: Path) -> None:
+    """Search-R1's instruction ends with an example of an answer."""
+    prompt = "Answer. For example, <answer> Beijing </answer>. Question: Who asked 'Question: why?'\n"
+    row = SEARCH_R1 | {"prompt": [{"role": "user", "content": prompt}]}
+    assert questions(tmp_path, row)[0].question == "Who asked 'Question: why?'"
+
+
+def test_a_target_as_json_text_is_no_answer_in_json(tmp_path: Path) -> None:
+    reward = {"style": "rule", "ground_truth": json.dumps({"target": ["Tim Burton"]})}
+    assert questions(tmp_path, SEARCH_R1 | {"reward_model": reward})[0].golden_answers == ("Tim Burton",)
+
+
+def test_a_single_alias_counts_as_an_answer(tmp_path: Path) -> None:
+    row = {"id": "1", "question": "Q?", "answer": "a", "answer_aliases": "b"}
+    assert questions(tmp_path, row)[0].golden_answers == ("a", "b")
+
+
+def test_a_blank_question_and_titles_without_sentences_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="field 'question': the text is blank"):
+        questions(tmp_path, {"id": "1", "question": "  ", "golden_answers": ["a"]})
+    path = tmp_path / "dev.jsonl"
+    write(path, HOTPOT | {"context": {"title": ["T", "U"], "sentences": [["s"]]}})
+    with pytest.raises(RecordError, match=r"line 1: field 'metadata\.context': .*2 titles for the sentences of 1"):
+        list(flashrag_sets.read_hotpotqa_paragraphs(path))

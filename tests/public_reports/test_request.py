@@ -17,9 +17,13 @@ from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.endpoint import Completion, Endpoint, complete, open_client
 from deepsearch_rl.agent.pacing import pausable
 from deepsearch_rl.agent.request_options import RequestOptions, remedy
+from deepsearch_rl.errors import EndpointDownError
 from deepsearch_rl.evaluation.evaluate_model import checkpoint_name
 from deepsearch_rl.files import sha256_json, write_json
 from deepsearch_rl.rate_limits import rate_limits
+from deepsearch_rl.retries import is_quota_spent
+from deepsearch_rl.retrieval.encoders.remote import RemoteConfig as EmbeddingsConfig
+from deepsearch_rl.retrieval.encoders.remote import RemoteEncoder
 from deepsearch_rl.serving.answer_text import AnswerText
 from deepsearch_rl.serving.chat_format import assistant_message, load_chat_format
 from deepsearch_rl.serving.remote import RemoteConfig
@@ -480,12 +484,89 @@ def test_the_waits_of_a_full_server_end_with_its_error(
     assert 2 < len(chat_server.requests) < 6
 
 
-def test_an_account_without_money_is_not_waited_for(chat_server: ChatServer) -> None:
-    body = '{"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}'
-    chat_server.script.append(lambda handler: reply_plainly(handler, 429, body))
-    with pytest.raises(openai.RateLimitError, match="quota"):
+SPENT = {
+    "OpenAI": {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}},
+    "OpenAI's type, NextChat#449": {
+        "error": {
+            "message": "You exceeded your current quota, please check your plan and billing details.",
+            "type": "insufficient_quota",
+            "code": None,
+        }
+    },
+    "xAI, continue#10373": {
+        "error": "Your team has either used all available credits or reached its monthly spending limit."
+    },
+    "Moonshot, continue#11443": {
+        "error": {"message": "Your account is suspended due to insufficient balance, please recharge your account"}
+    },
+    "Zhipu": {
+        "error": {"code": "1113", "message": "\u4f59\u989d\u4e0d\u8db3\u6216\u65e0\u53ef\u7528\u8d44\u6e90\u5305"}
+    },
+    "OpenRouter, cline#5301": {"error": {"message": "Rate limit exceeded: free-models-per-day. Add 10 credits"}},
+    "Gemini's quota of a day": [
+        {"error": {"message": "Quota exceeded. Please retry in 34s.", "quotaId": "GenerateRequestsPerDayPerProject"}}
+    ],
+    "SerpApi, serpapi-python#16": {"error": "Your account has run out of searches."},
+    "Google": {"error": {"message": "Quota exceeded for quota metric 'Queries' and limit 'Queries per day'"}},
+}
+
+
+@pytest.mark.parametrize("body", SPENT.values(), ids=SPENT)
+def test_an_account_without_money_is_not_waited_for(chat_server: ChatServer, body: object) -> None:
+    chat_server.script.append(lambda handler: reply_plainly(handler, 429, json.dumps(body)))
+    with pytest.raises(openai.RateLimitError):
         asyncio.run(answer_of(Endpoint(chat_server.url, "m")))
     assert len(chat_server.requests) == 1
+
+
+@pytest.mark.parametrize("body", SPENT.values(), ids=SPENT)
+def test_an_embeddings_endpoint_without_money_is_not_waited_for(chat_server: ChatServer, body: object) -> None:
+    chat_server.script.append(lambda handler: reply_plainly(handler, 429, json.dumps(body)))
+    with pytest.raises(EndpointDownError, match="answered 429"):
+        embeddings_of(chat_server).encode(["a"], "query")
+    assert len(chat_server.requests) == 1
+
+
+def embeddings_of(server: ChatServer, **changes: Any) -> RemoteEncoder:
+    values = {"base_url": server.url, "model": "m", "api_key_variable": None, "dimension": 1, "query_prefix": ""}
+    values |= {"name": "remote", "passage_prefix": "", "max_characters": None, "batch_texts": 1, "concurrency": 1}
+    values |= {"timeout_s": 5.0, "retries": 2}
+    return RemoteEncoder(EmbeddingsConfig.model_validate(values | changes))
+
+
+def test_an_embeddings_endpoint_that_takes_no_more_requests_is_waited_for(
+    chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepsearch_rl.retries.FIRST_CAPACITY_WAIT_S", 0.01)
+    for _ in range(5):  # more than its attempts
+        chat_server.script.append(lambda handler: reply_plainly(handler, 429, '{"error": {"message": "slow down"}}'))
+    chat_server.script.append('{"data": [{"index": 0, "embedding": [1.0]}]}')
+    assert embeddings_of(chat_server).encode(["a"], "query").tolist() == [[1.0]]
+
+
+def test_embeddings_requests_of_a_process_share_a_limit(chat_server: ChatServer) -> None:
+    chat_server.reply = lambda _: '{"data": [{"index": 0, "embedding": [1.0]}]}'
+    started = time.monotonic()
+    for _ in range(2):
+        embeddings_of(chat_server, requests_per_minute=120, concurrency=8).encode(["a"] * 7, "passage")
+    assert time.monotonic() - started > 0.8
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Rate limit reached for gpt-4 on tokens per min (TPM): Limit 6000. Please try again in 7s.",
+        # Gemini says the same of a minute's quota and of money; the wait tells them apart.
+        "You exceeded your current quota, please check your plan and billing details. Please retry in 34.07s. "
+        "quotaId: GenerateContentInputTokensPerModelPerMinute-FreeTier",
+        "Your account request reached max request: 3, please try again after 1 seconds",
+        "Need more tokens? Upgrade to Dev Tier today at https://console.groq.com/settings/billing",
+        "Requests rate limit exceeded",
+    ],
+)
+def test_a_limit_of_a_minute_is_waited_for_whatever_its_words(text: str) -> None:
+    assert not is_quota_spent(text, None)
+    assert not is_quota_spent("Limit of tokens per day (TPD) reached", 30.0)
 
 
 @pytest.mark.parametrize(

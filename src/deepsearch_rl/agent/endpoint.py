@@ -212,6 +212,21 @@ class Completion(_ServerRecord):
         return None
 
 
+def _error_beside(fields: dict[str, Any]) -> JsonValue:
+    """Return the error that stands in a response in place of choices, or beside them; None where there is none.
+
+    MiniMax reports one in ``base_resp``, DashScope and FastChat report it without an object around it.
+    """
+    error = fields.get("error")
+    if error is not None or fields.get("choices"):
+        return error
+    base = fields.get("base_resp")
+    if isinstance(base, dict) and base.get("status_code"):
+        return {"message": base.get("status_msg"), "code": base["status_code"]}
+    message = fields.get("message") or fields.get("detail")
+    return {"message": message, "code": fields.get("code")} if isinstance(message, str) else None
+
+
 def _error_text(error: JsonValue) -> str:
     """Return an error object in one line: the message, and the code where there is one."""
     if not isinstance(error, dict):
@@ -231,7 +246,7 @@ def read_completion(response: ChatCompletion) -> Completion:
     if not isinstance(response, ChatCompletion):  # the client returns a body that is no JSON as text
         raise EndpointError("the endpoint's response is not JSON")
     fields = response.model_dump(warnings=False)
-    error = fields.get("error")
+    error = _error_beside(fields)
     if error is None:
         try:
             completion = Completion.model_validate(fields)

@@ -15,13 +15,11 @@ import openai
 
 from deepsearch_rl.agent.request_options import RequestOptions
 from deepsearch_rl.rate_limits import rate_limits
-from deepsearch_rl.retries import retry_after_s, wait_for_capacity
+from deepsearch_rl.retries import is_quota_spent, retry_after_s, wait_for_capacity
 
 ResultT = TypeVar("ResultT")
 _LOG = logging.getLogger(__name__)
 _CHARACTERS_PER_TOKEN = 4
-_OUT_OF_MONEY = frozenset({"insufficient_quota", "billing_hard_limit_reached", "insufficient_balance"})
-"""Codes of a status 429 that no wait changes."""
 _deadline: ContextVar[asyncio.Timeout | None] = ContextVar("deadline", default=None)
 
 
@@ -68,7 +66,7 @@ async def call_in_turn(
 ) -> ResultT:
     """Make a call when the limits allow it, and again while the server answers 429.
 
-    Raises openai.RateLimitError after ``rate_limit_wait_s``, or at once where the account is out of money.
+    Raises openai.RateLimitError after ``rate_limit_wait_s``, or at once where money or a day's quota is out.
     """
     limits = rate_limits(
         f"{client.base_url} {request.get('model')}", options.requests_per_minute, options.tokens_per_minute
@@ -88,9 +86,10 @@ async def call_in_turn(
         try:
             return await call()
         except openai.RateLimitError as error:
-            if error.code in _OUT_OF_MONEY or error.type in _OUT_OF_MONEY:
+            full = _FullError(error)
+            if is_quota_spent(error.response.text, full.wait_s):
                 raise
-            raise _FullError(error) from error
+            raise full from error
 
     try:
         return await take_turn()

@@ -6,10 +6,13 @@ as most servers take it.
 """
 
 import re
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, JsonValue, ValidationError, field_validator
 
+from deepsearch_rl.errors import ConfigError
+from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import Record
 
 _OWN_FIELDS = frozenset(
@@ -60,6 +63,14 @@ class RequestOptions(Record):
         if taken:
             raise ValueError(f"{', '.join(taken)}: the agent writes it; extra_body holds fields that it does not know")
         return extra_body
+
+    def changed(self, values: Mapping[str, object]) -> Self:
+        """Return the options with others in place of some; raise ConfigError for one that does not fit."""
+        try:
+            return type(self).model_validate({**self.model_dump(), **values})
+        except ValidationError as error:
+            field, problem = first_problem(error)
+            raise ConfigError(f"--request {field}: {problem}.") from error
 
     def arguments(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a chat completion as this model takes them."""

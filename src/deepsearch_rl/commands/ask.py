@@ -4,8 +4,9 @@ import asyncio
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 from typer import Option
 
-from deepsearch_rl.commands.defaults import with_options
+from deepsearch_rl.commands.defaults import RequestOption, named_values, with_options
 from deepsearch_rl.errors import ConfigError, look_up
 from deepsearch_rl.profile import Profile, find_profile
 from deepsearch_rl.records import Message, Question, Trajectory
@@ -32,8 +33,12 @@ def ask(
     temperature: float,
     retrieval_url: str | None,
     observer: Callable[[Message], None],
+    request: Mapping[str, object] | None = None,
 ) -> Trajectory:
-    """Answer one question; ``observer`` is shown every message, ``retrieval_url`` replaces the index of ``dataset``."""
+    """Answer one question; ``observer`` is shown every message, ``retrieval_url`` replaces the index of ``dataset``.
+
+    ``request`` holds options of the endpoint's requests that take the place of its own.
+    """
     from deepsearch_rl.agent.rollout import SearchAgent  # noqa: PLC0415 - the agent's libraries take a second
     from deepsearch_rl.retrieval.server.launch import serve_index  # noqa: PLC0415
     from deepsearch_rl.serving.launch import ServingConfig, serve_model  # noqa: PLC0415 - torch
@@ -44,6 +49,8 @@ def ask(
     with ExitStack() as servers:
         url = retrieval_url or servers.enter_context(serve_index(setting.index, setting.chunks, setting.retrieval))
         endpoint = servers.enter_context(serve_model(model, serving))
+        if request:
+            endpoint = replace(endpoint, options=endpoint.options.changed(request))
         agent = SearchAgent(setting.agent, endpoint, url, temperature, observer=observer)
 
         async def answer() -> Trajectory:
@@ -63,6 +70,7 @@ def ask_command(
     protocol: Annotated[str | None, Option(help="function_calling, or search_tags for Search-R1's models.")] = None,
     top_k: Annotated[int | None, Option(min=1, help="Passages per search.")] = None,
     temperature: Annotated[float, Option(min=0, max=2, help="Of sampling.")] = 0.0,
+    request: RequestOption = None,
     as_json: Annotated[bool, Option("--json", help="Print the whole trajectory as JSON instead.")] = False,
 ) -> None:
     """Let the agent answer a question, and show its queries, the passages it finds and its answer as they come.
@@ -84,7 +92,10 @@ def ask_command(
     settings = settings.with_values(settings.value("model_settings").get(name, {}))
     dataset = dataset or next(iter(settings.value("datasets")))
     observer = (lambda _: None) if as_json else _show
-    trajectory = ask(question, settings, folder, dataset, temperature, retrieval_url, observer)
+    options_of_requests = named_values("--request", request or ())
+    if options_of_requests and not (folder / "endpoint.json").is_file():
+        raise ConfigError(f"--request is for a model behind an endpoint, and {folder} holds weights; leave it out.")
+    trajectory = ask(question, settings, folder, dataset, temperature, retrieval_url, observer, options_of_requests)
     if as_json:
         typer.echo(trajectory.model_dump_json(indent=2, exclude_none=True))
     else:

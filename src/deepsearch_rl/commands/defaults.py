@@ -17,6 +17,18 @@ Fields: TypeAlias = dict[str, Any]
 """Values by the dotted names of their fields, such as ``"retrieval.top_k"``."""
 
 
+RequestOption: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="An option of the endpoint's requests, as often as needed: token_limit=max_completion_tokens, "
+        "temperature=omit, seed=omit, extra_body={enable_thinking: false}, stream=true, requests_per_minute=60, "
+        "tokens_per_minute=90000, rate_limit_wait_s=600.",
+    ),
+]
+
+
 class FieldOption:
     """An option of type ``kind`` whose default is a field of a preset; ``limits`` as those of :class:`typer.Option`."""
 
@@ -73,3 +85,17 @@ def changed_field(text: str) -> tuple[str, object]:
     if not equals:
         raise ConfigError(f"-S {text} is no change of a field; write field=value, e.g. -S rl.learning_rate=5e-4.")
     return name, yaml.safe_load(value)
+
+
+def named_values(option: str, texts: Iterable[str]) -> dict[str, object]:
+    """Return the values of an option's NAME=VALUE texts by name, read as YAML; raise ConfigError for another form."""
+    values: dict[str, object] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigError(f"{option} {text}: write NAME=VALUE, for example {option} temperature=omit.")
+        try:
+            values[name.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{option} {name}: {' '.join(str(error).split())}.") from error
+    return values

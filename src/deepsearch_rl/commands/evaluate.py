@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from deepsearch_rl.commands.defaults import FieldOption, Fields, field_options, with_options
+from deepsearch_rl.commands.defaults import (
+    FieldOption,
+    Fields,
+    RequestOption,
+    field_options,
+    named_values,
+    with_options,
+)
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.presets import load_preset
@@ -50,16 +57,7 @@ def evaluate_command(
         str, Option(help="Address of an OpenAI-compatible server, up to and including /v1, or a $VARIABLE with it.")
     ] = "$OPENAI_BASE_URL",
     key_variable: Annotated[str, Option(help="Environment variable that holds the key.")] = "OPENAI_API_KEY",
-    request: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME=VALUE",
-            show_default=False,
-            help="An option of the endpoint's requests, as often as needed: token_limit=max_completion_tokens, "
-            "temperature=omit, seed=omit, extra_body={enable_thinking: false}, stream=true, requests_per_minute=60, "
-            "tokens_per_minute=90000, rate_limit_wait_s=600.",
-        ),
-    ] = None,
+    request: RequestOption = None,
     data: Annotated[
         Path | None, Option(help="Folder with its files: the repository's, or corpus*.jsonl and questions*.jsonl.")
     ] = None,
@@ -174,7 +172,7 @@ def _model_folder(model: str, base_url: str, key_variable: str, request: list[st
                 "base_url": base_url,
                 "model": model,
                 "api_key_variable": key_variable,
-                "request": _named_values(request),
+                "request": named_values("--request", request),
             }
         )
     except ValidationError as error:
@@ -190,22 +188,6 @@ def _model_folder(model: str, base_url: str, key_variable: str, request: list[st
     raise ConfigError(f"--{option.replace('_', '-')}{' ' if name else ''}{name}: {problem}.")
 
 
-def _named_values(options: list[str]) -> dict[str, object]:
-    """Return the values of NAME=VALUE by name, read as params are; raise ConfigError for another form."""
-    import yaml  # noqa: PLC0415
-
-    values: dict[str, object] = {}
-    for option in options:
-        name, separator, text = option.partition("=")
-        if not separator:
-            raise ConfigError(f"--request {option}: write NAME=VALUE, for example --request temperature=omit.")
-        try:
-            values[name.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--request {name}: {' '.join(str(error).split())}.") from error
-    return values
-
-
 def _slug(model: str) -> str:
     return re.sub(r"[^\w.-]+", "_", Path(model).name) or "model"
 
@@ -214,7 +196,7 @@ def _cells(row: "F1TableRow") -> list[str]:
     return [
         row.dataset,
         f"{row.n} x {row.samples}",
-        f"{row.temperature:g}",
+        row.temperature_text,
         f"{row.f1:.3f}",
         f"[{row.f1_low:.3f}, {row.f1_high:.3f}]",
         f"{row.em:.3f}",

@@ -11,8 +11,9 @@ or, in its official files, all twenty.
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Self
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
 from deepsearch_rl.answers import INSUFFICIENT
 from deepsearch_rl.corpora.flashrag import QuestionRow, read_rows
@@ -31,6 +32,12 @@ class Context(ForeignRecord):
 
     title: tuple[Text, ...]
     sentences: tuple[tuple[Text, ...], ...] = Field(validation_alias=AliasChoices("sentences", "content"))
+
+    @model_validator(mode="after")
+    def _are_parallel(self) -> Self:
+        if len(self.title) != len(self.sentences):
+            raise ValueError(f"{len(self.title)} titles for the sentences of {len(self.sentences)} paragraphs")
+        return self
 
 
 class HotpotDetails(QuestionMetadata):

@@ -3,7 +3,7 @@
     rows         JSON Lines, a JSON array, CSV or TSV with a header, Parquet, Arrow
     compressed   gzip, bzip2, xz, a zip of one file, a tar of files (a tar's files follow each other)
 
-The bytes decide, not the name; only a comma or a tab between columns may need the name. A byte order mark is skipped.
+The bytes decide, not the name; only what stands between columns may need the name. A byte order mark is skipped.
 No file is unpacked to disk, and none but a zip, Parquet or Arrow file needs to be seekable. Anything else is named with
 what makes it readable.
 """
@@ -31,11 +31,17 @@ HEAD_BYTES = 512
 BLOCK_CHARS = 1 << 20
 ROWS_PER_REPORT = 4096
 TABLE_ROWS = 1024  # rows of a Parquet file that are held at a time
+DELIMITERS = ("\t", ",", ";", "|")
 ID_COLUMNS, TEXT_COLUMNS = {"id", "_id"}, {"text", "contents", "question"}
 JSON_COLUMNS = frozenset(
-    {"golden_answers", "metadata", "evidence_list", "supporting_titles", "supporting_doc_ids", "supporting_facts"}
+    {
+        *("golden_answers", "answer_aliases", "metadata", "evidence_list", "evidences"),
+        *("supporting_titles", "supporting_doc_ids", "supporting_facts", "context"),
+        *("paragraphs", "question_decomposition"),
+        *("prompt", "reward_model", "ground_truth", "extra_info"),
+    }
 )
-"""Columns of a CSV or TSV file whose cells may hold JSON."""
+"""Keys that hold lists and objects, which tables and copies on hubs may write as JSON text."""
 Row = tuple[int, bytes]
 """The number of a row, from 1, and its JSON text. Lines are counted in text files, otherwise rows."""
 
@@ -55,6 +61,8 @@ _AS_LINES = "orient='records', lines=True"
 _REMEDIES = {
     b"\x28\xb5\x2f\xfd": ("is compressed by zstd", "unpack it: `zstd -d FILE`"),
     b"7z\xbc\xaf\x27\x1c": ("is a 7z archive", "unpack it: `7z x FILE`"),
+    b"\xff\xfe\0\0": ("is UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 FILE > NEW`"),
+    b"\0\0\xfe\xff": ("is UTF-32 text", "convert it: `iconv -f UTF-32 -t UTF-8 FILE > NEW`"),
     b"\xff\xfe": ("is UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`"),
     b"\xfe\xff": ("is UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`"),
     b"SQLite format 3": ("is an SQLite database", "write a table as CSV: `sqlite3 -header -csv FILE 'select ...'`"),
@@ -128,7 +136,7 @@ def _layout(head: bytes, name: str) -> str:
 def _delimiter(head: bytes, name: str) -> str:
     """Return what stands between the columns of a table, by its header or else by its name; empty for other text."""
     header = head.splitlines()[0].decode("utf-8", "replace") if head else ""
-    for delimiter in ("\t", ","):
+    for delimiter in DELIMITERS:
         columns = {column.strip().strip('"') for column in header.split(delimiter)}
         if columns & ID_COLUMNS and columns & TEXT_COLUMNS:
             return delimiter
@@ -294,22 +302,12 @@ def _rows_of_table(stream: BinaryIO, path: Path, delimiter: str) -> Iterator[Row
                     f"{len(cells)} cells for {len(columns)} columns; quote cells that hold "
                     "the delimiter, a quote or a newline",
                 )
-            row = {name: _cell(name, cell) for name, cell in zip(columns, cells, strict=True) if name}
+            row = {name: cell for name, cell in zip(columns, cells, strict=True) if name}
             yield reader.line_num, json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass")
     except csv.Error as error:
         raise RecordError(
             path, reader.line_num, "", f"{error}; quote cells that hold a quote, and double the quotes in them"
         ) from error
-
-
-def _cell(column: str, cell: str) -> object:
-    """Return what a cell holds: JSON where the column may and the cell does, otherwise its text."""
-    if column in JSON_COLUMNS and cell[:1] in ("[", "{"):
-        try:
-            return json.loads(cell)
-        except ValueError:
-            return cell  # the reader of the row says what should stand there
-    return cell
 
 
 _UNPACKERS: Mapping[str, Callable[[Any], Any]] = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from deepsearch_rl.agent.endpoint import Endpoint
 from deepsearch_rl.agent.prompt_digests import PromptPart
 from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.evaluation.controls import ControlAgent, GoldPassages
 from deepsearch_rl.evaluation.plan import Evaluation, Run, plan_runs, settings_of
 from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation, RowKey, run_file
@@ -32,7 +33,7 @@ from deepsearch_rl.retrieval.manifest import digest_index, read_manifest
 from deepsearch_rl.retrieval.server.launch import serve_index
 from deepsearch_rl.serving.adapters import digest_weights, tokenizer_folder
 from deepsearch_rl.serving.launch import require_backend, serve_model
-from deepsearch_rl.serving.remote import read_remote, resolve_endpoint, shown_address
+from deepsearch_rl.serving.remote import RemoteConfig, read_remote, resolve_endpoint, shown_address
 from deepsearch_rl.serving.trained_with import MANIFEST, read_trained_with, served_with
 from deepsearch_rl.trajectories.collect import TrajectoryFile, collect, read_questions
 
@@ -68,6 +69,8 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
         require_backend(setting.serving)
     checkpoint = checkpoint_name(folder)  # first: its error names the missing environment variable
     settings = [(each, _read_questions(data, each)) for each in settings_of(setting, model)]
+    if remote is not None:
+        _require_sampled(model, remote, settings)
     weights = sha256_json([remote.of_answers(), checkpoint]) if remote else digest_weights(folder)
     inputs = {"model": weights}
     rows: list[F1TableRow] = []
@@ -88,6 +91,17 @@ def evaluate_model(model: str, folder: Path, setting: Evaluation, data: Path, ou
         )
         write_json(partial / "rows.json", evaluation.model_dump(mode="json"))
     return evaluation
+
+
+def _require_sampled(model: str, remote: RemoteConfig, settings: Sequence[tuple[Evaluation, object]]) -> None:
+    """Raise ConfigError for greedy answers of a model whose requests leave the temperature out: they would be none."""
+    sets = [name for each, _ in settings for name, plan in each.evaluate.sets.items() if plan.greedy]
+    if sets and remote.request.temperature == "omit":
+        raise ConfigError(
+            f"model {model} cannot answer {', '.join(sets)} greedily: its requests leave the temperature out "
+            f"(temperature: omit). Set evaluate.sets.{sets[0]}.greedy to 0 (--greedy 0; for this model alone in "
+            f"model_settings.{model}), or send the temperature."
+        )
 
 
 def _questions_path(data: Path, setting: Evaluation, dataset: str) -> Path:
@@ -167,7 +181,8 @@ class _Evaluator:
             if run.condition == "search":
                 rows.append(self._row(run, rollouts))
             else:
-                controls[run.condition] = build_control(rollouts, searched, run.samples, row, evaluate.draws)
+                control = build_control(rollouts, searched, run.samples, row, evaluate.draws)
+                controls[run.condition] = control.model_copy(update={"asked_again": rollouts.asked_again})
         return [row.model_copy(update={"controls": controls}), *rows]
 
     def _rollouts(self, run: Run, retrieval_url: str, gold: Future[GoldPassages]) -> TrajectoryFile:
@@ -222,6 +237,7 @@ class _Evaluator:
             chunk_size=self.setting.chunk.size_of(corpus),
             retriever=self._retriever(run.dataset, corpus),
             temperature=run.temperature,
+            temperature_sent=self.endpoint.options.temperature == "send",
             samples=run.samples,
             seed=self.setting.seed,
             variant=self.setting.variant,

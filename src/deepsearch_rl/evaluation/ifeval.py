@@ -10,6 +10,7 @@ instruction, whose checkers need NLTK's data, are left out of ``ifeval_prompts.y
 
 import asyncio
 import json
+import logging
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Record
 from deepsearch_rl.serving.remote import shown_address
 
+_LOG = logging.getLogger(__name__)
+SHOWN_KEYS = 10
 PROMPTS = Path(__file__).with_name("ifeval_prompts.yaml")
 """Instructions with the arguments of their checkers, and topics: the parts of generated prompts."""
 NEED_NLTK_DATA = frozenset({"length_constraints:number_sentences", "change_case:capital_word_frequency"})
@@ -183,8 +186,12 @@ def evaluate_ifeval(
 
 
 async def _ask_all(prompts: Sequence[IfevalPrompt], endpoint: Endpoint, config: IfevalConfig) -> list[str]:
-    """Return the text of the response to each prompt, in the order of the prompts."""
+    """Return the text of the response to each prompt, in the order of the prompts.
+
+    Responses that are a thought and nothing else are empty, and are warned of.
+    """
     free_requests = asyncio.Semaphore(config.concurrency)
+    thoughts_alone: list[int] = []
     client = open_client(endpoint, config.timeout_s).with_options(max_retries=config.retries - 1)
     with ProgressBar("ifeval", len(prompts), "prompts") as bar:
 
@@ -203,16 +210,28 @@ async def _ask_all(prompts: Sequence[IfevalPrompt], endpoint: Endpoint, config: 
             message = completion.message
             turn = assistant_turn(message.text, message.thought, begins_in_thought=endpoint.begins_in_thought)
             response = spoken_text(turn)
+            if not response.strip() and (message.thought or message.text.strip()):
+                thoughts_alone.append(prompt.key)
             return response if response == message.text else response.strip()
 
         try:
             async with client:
-                return await asyncio.gather(*map(ask, prompts))
+                responses = await asyncio.gather(*map(ask, prompts))
         except (openai.OpenAIError, EndpointError) as error:
             raise EndpointError(
                 f"IFEval stopped: {shown_address(endpoint.base_url)} did not answer every prompt "
                 f"({type(error).__name__}: {endpoint.redact(str(error))}); {remedy(str(error))} and repeat the command."
             ) from None  # the library's own error may show the key
+    if thoughts_alone:
+        _LOG.warning(
+            "IFEval: %d of %d responses are a thought without a text, and count as empty (keys %s). If the answer "
+            "stands in the reasoning field, start vLLM or SGLang without --reasoning-parser (llama.cpp: --reasoning-format "
+            "none), or with the model's own; if the thought was cut, raise ifeval.max_tokens.",
+            len(thoughts_alone),
+            len(prompts),
+            sorted(thoughts_alone)[:SHOWN_KEYS],
+        )
+    return responses
 
 
 def _score_all(prompts: Sequence[IfevalPrompt], texts: Sequence[str], seed: int) -> list[IfevalResponse]:
@@ -232,6 +251,6 @@ def _score_all(prompts: Sequence[IfevalPrompt], texts: Sequence[str], seed: int)
         first = next(iter(failures.values()))
         raise CheckFailedError(
             f"IFEval asked {len(prompts)} prompts and scored {len(responses)}; without a score: keys "
-            f"{sorted(failures)[:10]}. The first checker failed with {type(first).__name__}: {first}."
+            f"{sorted(failures)[:SHOWN_KEYS]}. The first checker failed with {type(first).__name__}: {first}."
         ) from first
     return responses

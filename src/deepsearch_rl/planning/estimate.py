@@ -15,6 +15,7 @@ from deepsearch_rl.errors import ConfigError, look_up
 from deepsearch_rl.files import read_json
 from deepsearch_rl.planning.slopes import Slope, SlopeFile, read_slopes, slopes_for
 from deepsearch_rl.profile import Profile
+from deepsearch_rl.records import IndexHalf
 from deepsearch_rl.retrieval.server.requests import is_loopback
 
 GIB = 2**30
@@ -120,20 +121,28 @@ class _Sizes:
             yield self._stage(stage, {"report_rollout_s": sum(rollouts.values())})
 
     def _corpora(self) -> Iterator[StageWork]:
-        download, passages = self.profile.value("download"), self._passages()
+        download = self.profile.value("download")
+        index = self.profile.value("index")
+        sizes = self._passages()
+        passages = sum(sizes.values())
+
         gigabytes = self.file.sizes.download_gb
         hub = sum(gigabytes.get(name, 0.1) for name in download["hub"]["repositories"]) if download.get("hub") else 0.0
-        encoder = self.profile.value("index")["encoder"] or {"name": None}
-        encodes = encoder["name"] in ("transformers", "onnx")
         disk_gib = self._disk_gib(passages * self._of("passage_bytes"))
         yield self._stage("download", {"download_gb_s": hub}, disk_gib=hub + disk_gib / 5)
         yield self._stage("chunk", {"chunk_passage_s": passages}, disk_gib=disk_gib / 5)
+
+        without_bm25 = sum(size for corpus, size in sizes.items() if not _builds(index, corpus, "bm25"))
+        without_vectors = sum(size for corpus, size in sizes.items() if not _builds(index, corpus, "dense"))
+        missing_bytes = without_bm25 * self._of("bm25_bytes") + without_vectors * self._of("vector_bytes")
+        has_transformer = bool(index["encoder"]) and index["encoder"]["name"] in ("transformers", "onnx")
+        encoded = passages - without_vectors if has_transformer else 0
         yield self._stage(
             "index",
-            {"index_passage_s": passages, "encode_passage_s": passages if encodes else 0},
-            disk_gib=disk_gib * 3 / 5,
+            {"index_passage_s": passages, "encode_passage_s": encoded},
+            disk_gib=disk_gib * 3 / 5 - self._disk_gib(missing_bytes),
             host_gib=passages * self._of("index_memory_bytes") / GIB,
-            gpu_gib=self._of("process_gib") if encodes else 0.0,
+            gpu_gib=self._of("process_gib") if encoded else 0.0,
         )
 
     def _training(self) -> Iterator[StageWork]:
@@ -239,11 +248,14 @@ class _Sizes:
         count = source["splits"][split] or self.file.sizes.questions.get(source["format"], cut) - cut
         return min(count, at_most or count)
 
-    def _passages(self) -> int:
+    def _passages(self) -> dict[str, int]:
+        """Return the number of passages of every corpus."""
         download, sizes = self.profile.value("download"), self.file.sizes.passages
         if download["source"] == "world":
-            return sum(sum(download["world"][name].values()) for name in ("in_domain", "out_of_domain"))
-        return sum(sizes.get(corpus["format"], sizes["other"]) for corpus in download["folder"]["corpora"].values())
+            names = {"world": "in_domain", "outworld": "out_of_domain"}
+            return {corpus: sum(download["world"][name].values()) for corpus, name in names.items()}
+        corpora = download["folder"]["corpora"]
+        return {name: sizes.get(corpus["format"], sizes["other"]) for name, corpus in corpora.items()}
 
     @property
     def _billions(self) -> float:
@@ -271,6 +283,12 @@ class _Sizes:
 
     def _of(self, slope: str) -> float:
         return self.slopes[slope].value
+
+
+def _builds(index: Mapping[str, Any], corpus: str, half: IndexHalf) -> bool:
+    """Return whether section ``index`` has a half built for a corpus."""
+    is_described = index["encoder" if half == "dense" else half] is not None
+    return is_described and index["corpus_only"].get(corpus, half) == half
 
 
 def _endpoint(folder: str) -> Mapping[str, str] | None:

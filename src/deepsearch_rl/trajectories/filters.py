@@ -58,27 +58,27 @@ def evidence_shown(trajectory: Trajectory, gold: Gold) -> float | None:
             passages = [without_space(text) for text in texts]
             return fmean(any(without_space(fact) in passage for passage in passages) for fact in gold.items)
         case "titles":
-            keys = _shown_title_keys("\n".join(texts))
+            keys = {title_key(title) for title in shown_titles("\n".join(texts))}
             return fmean(title_key(title) in keys for title in gold.items)
         case "documents":
             return None
 
 
-def _shown_title_keys(text: str) -> set[str]:
-    """Return the keys of what may be the titles of the passages in a text.
+def shown_titles(text: str) -> set[str]:
+    """Return what may be the titles of the passages in a text, as they are spelled there.
 
     Search-R1's form closes a title with a bracket, which a title may have as well: every bracket may be the last.
     """
-    keys: set[str] = set()
+    titles: set[str] = set()
     for match in _TITLE_LINE.finditer(text):
         line, tagged = match.groups()
         if line is not None:
-            keys.add(title_key(line))
+            titles.add(line)
             continue
         ends = [bracket.start() for bracket in re.finditer(r"\) ", tagged[: MAX_TITLE_BYTES + 2])]
-        keys.update(title_key(tagged[:end]) for end in ends)
-        keys.add(title_key(tagged))
-    return keys
+        titles.update(tagged[:end] for end in ends)
+        titles.add(tagged)
+    return titles
 
 
 def evidence_found(trajectory: Trajectory, question: Question) -> bool:

@@ -27,6 +27,7 @@ from deepsearch_rl.evaluation.report.rollouts import (
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, write_report
 from deepsearch_rl.evaluation.scoring.f1_row import ModelEvaluation
 from deepsearch_rl.files import read_record
+from deepsearch_rl.records import Message, Question, QuestionMetadata
 from tests.browsing import chromium
 from tests.evaluation.conftest import CORPORA, sources_in
 
@@ -97,6 +98,20 @@ def test_packing_is_canonical_and_unpacks_to_the_rollouts(finished: Path) -> Non
     )
 
 
+def test_a_gold_title_comes_with_the_spellings_of_it_that_passages_show(finished: Path) -> None:
+    sources = sources_in(finished)
+    rows = read_record(sources.evaluate["sft"] / "rows.json", ModelEvaluation).rows
+    run = next(read_runs(sources.evaluate, rows[:1], read_questions(sources.questions), 1, {}))
+    passages = '[1] "New York City"\nBig.\n\n[2] new_york CITY\nThe same.\n\n[3] Elsewhere\nNot it.'
+    rollout = run.samples[0].model_copy(
+        update={"messages": (Message(role="tool", content=passages, tool_call_id="c"),), "question_id": "q"}
+    )
+    metadata = QuestionMetadata(supporting_titles=("New York City", "Zo\u00eb"))
+    question = Question(id="q", question="Q?", golden_answers=("A",), metadata=metadata)
+    [shown] = shown_rollouts([run._replace(samples=(rollout,))], {run.row.dataset: {"q": question}})
+    assert shown.titles == (("New York City", '"New York City"', "new_york CITY"), ("Zo\u00eb",))
+
+
 def odd(name: str, *messages: ShownMessage, **changes: object) -> ShownRollout:
     """Return a rollout of a model with no other rollouts."""
     fields = {"id": name, "model": "odd", "dataset": "musique", "outcome": "correct", "type": "", "question": name}
@@ -116,7 +131,7 @@ ODD = (
             text='\n\n<information>Doc 1(Title: A (b)) Old.\nDoc 2(Title: "Port") It is new.</information>\n\n',
         ),
         ShownMessage(role="assistant", text="<answer> Ö </answer>"),
-        titles=("Port", "Elsewhere"),
+        titles=(("Port", '"Port"'), ("Elsewhere",)),
     ),
     odd(
         "reasoned",

@@ -12,7 +12,7 @@ from deepsearch_rl.evaluation.report.plots import read_rl_run, rl_figure
 from deepsearch_rl.evaluation.report.table_files import flat_rows, markdown
 from deepsearch_rl.evaluation.report.tables import F1Table
 from deepsearch_rl.evaluation.report.write_report import ReportConfig, Sources, write_report
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation
+from deepsearch_rl.evaluation.scoring.f1_row import ControlScore, F1TableRow, ModelEvaluation
 from deepsearch_rl.files import read_record, write_json
 from deepsearch_rl.training.curves import TrainingStep
 from tests.evaluation.conftest import sources_in
@@ -83,6 +83,17 @@ def test_rollouts_that_were_asked_for_again_are_told_in_every_form(own: F1TableR
     assert again.model_dump()["asked_again"] == 3
     assert "asked_again" not in own.model_dump()
     assert F1TableRow.model_validate(own.model_dump()) == own
+
+
+def test_controls_tell_what_was_asked_for_again_too(own: F1TableRow) -> None:
+    fields = {name: getattr(own, name) for name in ("n", "em", "f1", "f1_low", "f1_high", "temperature", "samples")}
+    control = ControlScore(**fields, searched_f1=own.f1, failures={})
+    again = own.model_copy(
+        update={"controls": {"no_search": control, "gold_passage": control.model_copy(update={"asked_again": 2})}}
+    )
+    note = f"because a server had failed them: {own.model}, {own.run_name}, gold passages: 2."
+    assert note in markdown(F1Table(profile="tiny", generated=True, rows=(again,), comparisons=()))
+    assert "asked_again" not in control.model_dump()
 
 
 def test_rows_are_read_the_in_domain_set_first_and_models_in_training_order(own: F1TableRow) -> None:

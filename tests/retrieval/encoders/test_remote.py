@@ -126,10 +126,14 @@ def test_an_overloaded_server_is_asked_again(server: Server, status: int) -> Non
 
 
 def test_a_server_that_stays_overloaded_is_given_up(server: Server) -> None:
+    server.script = [lambda _: (503, {"error": {"message": "slow down"}})]
+    with pytest.raises(EndpointError, match=r"answered 503: .*slow down"):
+        encoder(server).encode(["a"], "query")
+    assert len(server.requests) == 3 + 1  # the last one for a harmless text
     server.script = [lambda _: (429, {"error": {"message": "slow down"}})]
     with pytest.raises(EndpointError, match=r"answered 429: .*slow down"):
-        encoder(server).encode(["a"], "query")
-    assert len(server.requests) == 3
+        encoder(server, rate_limit_wait_s=0.0005).encode(["a"], "query")  # the server asks for 1 ms
+    assert len(server.requests) == 4 + 1
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422])

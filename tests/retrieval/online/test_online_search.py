@@ -380,3 +380,22 @@ def test_a_429_without_a_wait_is_waited_for_longer_than_other_failures(
     endpoint.replies = [as_json({}, 429)]
     with pytest.raises(EndpointDownError, match="for longer than rate_limit_wait_s allows"):
         searching(rate_limit_wait_s=0.05).search(["comet"], 3)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (429, {"error": "Your account has run out of searches."}),  # SerpApi, serpapi/serpapi-python#16
+        (429, {"error": {"message": "Quota exceeded for limit 'Queries per day'"}}),  # Google
+        (400, {"message": "Not enough credits", "statusCode": 400}),  # Serper
+        (432, {"detail": {"error": "This request exceeds your plan's set usage limit."}}),  # Tavily
+        (433, {"detail": {"error": "over"}}),
+    ],
+)
+def test_an_endpoint_whose_quota_is_out_is_down_for_every_query_at_once(
+    endpoint: Endpoint, searching: Callable[..., OnlineSearcher], status: int, body: dict[str, object]
+) -> None:
+    endpoint.replies = [as_json(body, status)]
+    with pytest.raises(EndpointDownError, match=f"status {status}"):
+        searching().search(["comet"], 3)
+    assert len(endpoint.asked) == 1

@@ -14,8 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from deepsearch_rl.evaluation.report.plots import RlRun, colour_of, f1_figure, inline_svg, rl_figure
 from deepsearch_rl.evaluation.report.rollouts import OF_EACH_OUTCOME, OF_EACH_TURN, RunRollouts, ShownRollout, pack
-from deepsearch_rl.evaluation.report.table_files import CONTROL_TITLES, FILTERS, passes
-from deepsearch_rl.evaluation.report.tables import DATASET_ORDER, MODEL_ORDER, F1Table, in_order
+from deepsearch_rl.evaluation.report.table_files import FILTERS, passes
+from deepsearch_rl.evaluation.report.tables import CONTROL_TITLES, DATASET_ORDER, MODEL_ORDER, F1Table, in_order
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore, ModelEvaluation
 from deepsearch_rl.records import FilterReport
 from deepsearch_rl.trajectories.statistics import CORRECT, TOKENS_BIN, WRONG

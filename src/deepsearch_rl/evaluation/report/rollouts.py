@@ -17,11 +17,13 @@ from typing import NamedTuple
 from pydantic import Field
 
 from deepsearch_rl.answers import score_rollout
+from deepsearch_rl.corpora.titles import title_key
 from deepsearch_rl.evaluation.report.tables import Comparison
 from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow
 from deepsearch_rl.files import read_distinct, read_jsonl
 from deepsearch_rl.records import Question, Record, ToolCall, Trajectory
 from deepsearch_rl.retrieval.gold import gold_evidence
+from deepsearch_rl.trajectories.filters import shown_titles
 from deepsearch_rl.trajectories.statistics import (
     GroupStatistics,
     Tally,
@@ -74,7 +76,10 @@ class ShownRollout(Record):
     f1: float
     error: str
     facts: tuple[str, ...] = Field(description="gold facts, where they are known")
-    titles: tuple[str, ...] = Field(default=(), description="titles of gold documents, where no fact is known")
+    titles: tuple[tuple[str, ...], ...] = Field(
+        default=(),
+        description="gold documents, where no fact is known: the title, then its other spellings in the passages shown",
+    )
     messages: tuple[ShownMessage, ...]
 
 
@@ -165,7 +170,7 @@ def shown_rollouts(
             f1=round(score_rollout(rollout).f1, 3),
             error=rollout.error or "",
             facts=tuple(piece.fact for piece in evidence or () if piece.fact.strip()),
-            titles=gold.items if gold and gold.kind == "titles" else (),
+            titles=_spelled(gold.items, rollout) if gold and gold.kind == "titles" else (),
             messages=tuple(
                 ShownMessage(
                     role=message.role,
@@ -176,6 +181,15 @@ def shown_rollouts(
                 for message in rollout.messages
             ),
         )
+
+
+def _spelled(titles: Iterable[str], rollout: Trajectory) -> tuple[tuple[str, ...], ...]:
+    """Return each title with the other spellings of it in the rollout's passages, because the page knows no rule."""
+    texts = [message.content for message in rollout.messages if message.role == "tool"]
+    spellings: defaultdict[str, set[str]] = defaultdict(set)
+    for shown in shown_titles("\n".join(texts)):
+        spellings[title_key(shown)].add(shown)
+    return tuple((title, *sorted(spellings[title_key(title)] - {title})) for title in titles)
 
 
 def _query(call: ToolCall) -> str:

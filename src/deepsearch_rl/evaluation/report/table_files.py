@@ -13,14 +13,13 @@ import pandera.pandas as pa
 from jinja2 import Environment, StrictUndefined
 
 from deepsearch_rl.evaluation.report.published import PublishedRow
-from deepsearch_rl.evaluation.report.tables import F1Table
-from deepsearch_rl.evaluation.scoring.f1_row import Control, F1Score, F1TableRow, IfevalScore
+from deepsearch_rl.evaluation.report.tables import CONTROL_TITLES, F1Table
+from deepsearch_rl.evaluation.scoring.f1_row import F1Score, F1TableRow, IfevalScore
 from deepsearch_rl.files import atomic_file, write_json
 from deepsearch_rl.frames import check_frame
 
 MARKDOWN = Path(__file__).with_name("f1_table.md")
-CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": "gold passages"}
-_NO_COLUMNS = {"asked_again", "pass_at", "constant", "types", "controls"}
+_NO_COLUMNS = {"temperature_sent", "asked_again", "pass_at", "constant", "types", "controls"}
 CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in _NO_COLUMNS)
 """The key and figures of a row as docs/contracts.md lists them; pass@k and baselines follow under their own names."""
 BASELINE_COLUMNS = ("constant_f1", "no_search_f1", "gold_passage_f1")

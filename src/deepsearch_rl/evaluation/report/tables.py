@@ -14,7 +14,7 @@ from deepsearch_rl.answers import SUCCESS_F1
 from deepsearch_rl.errors import look_up
 from deepsearch_rl.evaluation.report.holm import holm
 from deepsearch_rl.evaluation.report.published import PublishedRow
-from deepsearch_rl.evaluation.scoring.f1_row import F1TableRow, ModelEvaluation, Rounded
+from deepsearch_rl.evaluation.scoring.f1_row import Control, F1TableRow, ModelEvaluation, Rounded
 from deepsearch_rl.evaluation.scoring.score import TOOL_CALLS, QuestionScores, paired_differences, score_questions
 from deepsearch_rl.files import read_jsonl, read_record
 from deepsearch_rl.records import NonEmpty, Record, Trajectory
@@ -22,6 +22,7 @@ from deepsearch_rl.records import NonEmpty, Record, Trajectory
 TYPE_DRAWS = 10  # a tenth of the draws of a whole set, since there are many types
 DATASET_ORDER = ("multihoprag", "musique", "2wikimultihopqa", "hotpotqa")
 MODEL_ORDER = ("base", "sft", "rl", "sft_rl")
+CONTROL_TITLES: dict[Control, str] = {"no_search": "no search", "gold_passage": "gold passages"}
 DifferenceT = TypeVar("DifferenceT", bound="Difference")
 
 
@@ -121,7 +122,20 @@ class F1Table(Record):
     @property
     def again_notes(self) -> dict[str, int]:
         """How many rollouts of a row stand in place of one that a server had failed, by model and question set."""
-        return {f"{row.model}, {row.run_name}": row.asked_again for row in self.reading_order if row.asked_again}
+        notes: dict[str, int] = {}
+        for row in self.reading_order:
+            name = f"{row.model}, {row.run_name}"
+            if row.asked_again:
+                notes[name] = row.asked_again
+            for control, score in row.controls.items():
+                if score.asked_again:
+                    notes[f"{name}, {CONTROL_TITLES[control]}"] = score.asked_again
+        return notes
+
+    @property
+    def own_temperatures(self) -> list[str]:
+        """The models that answered at their provider's own temperature."""
+        return list(dict.fromkeys(row.model for row in self.reading_order if not row.temperature_sent))
 
     @property
     def kept_start(self) -> dict[str, str]:

@@ -16,6 +16,16 @@ Condition = Literal["search", "no_search", "gold_passage"]
 """How a question was answered: by the agent with its search tool, without it, or with the gold passages given."""
 
 
+AskedAgain = Annotated[
+    int,
+    Field(
+        ge=0,
+        exclude_if=lambda count: count == 0,
+        description="rollouts that stand in place of an earlier one which a server had failed; written where above 0",
+    ),
+]
+
+
 def run_file(dataset: str, condition: Condition, temperature: float, variant: str = "") -> str:
     """Return the name of the file that holds the rollouts of one run, e.g. ``musique.search.t0.7.jsonl``.
 
@@ -56,6 +66,7 @@ class ControlScore(F1Score):
     samples: int
     searched_f1: Share = Field(description="F1 with search on the same questions, for a fair comparison")
     failures: dict[str, int]
+    asked_again: AskedAgain = 0
 
 
 class RowKey(Record):
@@ -74,6 +85,12 @@ class RowKey(Record):
         "where it is not known",
     )
     temperature: float
+    temperature_sent: bool = Field(
+        default=True,
+        exclude_if=lambda is_sent: is_sent,
+        description="false: the requests leave it out (temperature: omit), and the provider's own counts; written "
+        "where false",
+    )
     samples: int = Field(ge=1, description="answers per question, averaged per question before anything else")
     seed: int
     variant: str = Field(default="", description="name in evaluate.variants; empty under the profile's own setting")
@@ -92,12 +109,7 @@ class F1TableRow(F1Score, RowKey):
     mean_rounds: Rounded = Field(description="assistant turns per rollout")
     mean_tool_calls: Rounded = Field(description="searches asked for per rollout")
     failures: dict[str, int] = Field(description="rollouts that did not end in an answer, by stop reason")
-    asked_again: int = Field(
-        default=0,
-        ge=0,
-        exclude_if=lambda count: count == 0,
-        description="rollouts that stand in place of an earlier one which a server had failed; written where above 0",
-    )
+    asked_again: AskedAgain = 0
     pass_at: dict[int, Share] = Field(description="pass@k by k: 1, and the largest power of two among the samples")
     generated: bool = Field(description="the questions and their corpus are generated, not a published set")
     constant: ConstantScore
@@ -119,6 +131,11 @@ class F1TableRow(F1Score, RowKey):
     def pass_scores(self) -> dict[str, float]:
         """Every pass@k by its name in flat tables and in MLflow, ``pass_at_<k>``."""
         return {f"pass_at_{k}": value for k, value in self.pass_at.items()}
+
+    @property
+    def temperature_text(self) -> str:
+        """The temperature as tables show it; ``own`` is the provider's."""
+        return f"{self.temperature:g}" if self.temperature_sent else "own"
 
     @property
     def kind(self) -> str:

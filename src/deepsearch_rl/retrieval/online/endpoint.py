@@ -26,14 +26,14 @@ from deepsearch_rl.files import first_problem
 from deepsearch_rl.rate_limits import rate_limits
 from deepsearch_rl.records import NonEmpty, Record
 from deepsearch_rl.redaction import public_address, redact
-from deepsearch_rl.retries import retry, retry_after_s, wait_for_capacity
+from deepsearch_rl.retries import is_out_of_money, is_quota_spent, retry, retry_after_s, wait_for_capacity
 
 logger = logging.getLogger(__name__)
 
 PLACEHOLDERS = ("query", "top_k", "key")
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 ERROR_CHARS = 200
-REFUSED_CLIENT = (401, 402, 403)  # the key is missing or wrong, or its budget is spent
+REFUSED_CLIENT = (401, 402, 403, 432, 433)  # the key is missing or wrong, or its budget is spent (Tavily: 432, 433)
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 AnswerPath = Annotated[str, Field(pattern=r"^[^.]+(\.[^.]+)*$")]
@@ -215,9 +215,13 @@ class SearchEndpoint:
         if not response.is_success:
             quoted = f"status {status}" + (f", {start!r}" if start else "")
             wait_s = retry_after_s(response.headers)
-            if status == httpx.codes.TOO_MANY_REQUESTS and wait_s is None:
+            is_full = status == httpx.codes.TOO_MANY_REQUESTS
+            if is_quota_spent(text, wait_s) if is_full else is_out_of_money(text):
+                problem = f"{quoted}; its quota or its money is out: raise the plan, or wait until it begins anew."
+                raise EndpointDownError(self._message(problem))
+            if is_full and wait_s is None:
                 raise _FullError(f"{quoted}.")
-            if status == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:
+            if is_full or response.is_server_error:
                 raise _TryAgainError(f"{quoted}.", wait_s)
             if response.has_redirect_location:  # not followed: the key would travel along
                 target = redact(response.headers["location"], [self._key]).partition("?")[0][:ERROR_CHARS]
