@@ -49,7 +49,6 @@ class RolloutModel(Model):
     def __init__(self, policy: RolloutPolicy, steps: RolloutSteps) -> None:
         self._policy = policy
         self._steps = steps
-        self._config = steps.config
         self._transcript = steps.transcript
 
     async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:  # noqa: ARG002
@@ -85,13 +84,12 @@ class RolloutModel(Model):
         try:
             return await self._policy.reply(self._transcript.messages, max_tokens)
         except (openai.APIStatusError, EndpointError) as error:
-            too_long = model_failure(error) is StopReason.TOKEN_BUDGET
-            has_passages = bool(self._transcript.unanswered)
-            if not too_long or not (has_passages or max_tokens > self._config.answer_tokens):
+            if model_failure(error) is not StopReason.TOKEN_BUDGET:
                 raise
-        if has_passages:
-            self._steps.tell_to_answer(drop_passages=True)
-        return await self._policy.reply(self._transcript.messages, min(max_tokens, self._config.answer_tokens))
+            fewer = self._steps.make_more_room(max_tokens)
+            if fewer is None:
+                raise
+        return await self._policy.reply(self._transcript.messages, fewer)
 
 
 async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcript) -> tuple[StopReason, str | None]:

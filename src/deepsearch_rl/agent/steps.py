@@ -67,15 +67,17 @@ class RolloutSteps:
         transcript.add_observation(correction)
         return False
 
-    def tell_to_answer(self, *, drop_passages: bool) -> None:
-        """Write the request for an answer after the last observation, or in place of all of the last turn."""
-        messages, unanswered = self.transcript.messages, self.transcript.unanswered
-        for place in unanswered if drop_passages else unanswered[-1:]:
-            text = self.protocol.notice(NO_ROOM_LEFT, "" if drop_passages else messages[place].content)
-            messages[place] = messages[place].model_copy(update={"content": text})
-        if drop_passages:
-            self.transcript.forget_passages()
-        self.transcript.told_to_answer = StopReason.TOKEN_BUDGET
+    def make_more_room(self, max_tokens: int) -> int | None:
+        """Return the tokens of a second attempt, without the last passages, after a prompt turned out too long.
+
+        None where there is nothing left to leave out.
+        """
+        answer_tokens = self.config.answer_tokens
+        if self.transcript.unanswered:
+            self._tell_to_answer(drop_passages=True)
+        elif max_tokens <= answer_tokens:
+            return None
+        return min(max_tokens, answer_tokens)
 
     def ending(self) -> StopReason:
         """Return how a rollout ended whose last turn was carried out and asks for no search."""
@@ -86,14 +88,24 @@ class RolloutSteps:
         """Return the tokens that the next turn may have."""
         config, has_passages = self.config, bool(self.transcript.unanswered)
         if has_passages and self._room() < config.max_tokens:
-            self.tell_to_answer(drop_passages=False)
+            self._tell_to_answer(drop_passages=False)
         if has_passages and self._room() < config.answer_tokens:
-            self.tell_to_answer(drop_passages=True)
+            self._tell_to_answer(drop_passages=True)
         room = self._room()
         if room < config.answer_tokens and self.transcript.prompt_count.counted:
             detail = f"about {config.context_tokens - room} prompt tokens leave no room to answer in"
             raise RolloutStopped(StopReason.TOKEN_BUDGET, f"{detail} {config.context_tokens}")
         return max(config.answer_tokens, min(room, config.max_tokens))  # the server decides where this is a guess
+
+    def _tell_to_answer(self, *, drop_passages: bool) -> None:
+        """Write the request for an answer after the last observation, or in place of all of the last turn."""
+        messages, unanswered = self.transcript.messages, self.transcript.unanswered
+        for place in unanswered if drop_passages else unanswered[-1:]:
+            text = self.protocol.notice(NO_ROOM_LEFT, "" if drop_passages else messages[place].content)
+            messages[place] = messages[place].model_copy(update={"content": text})
+        if drop_passages:
+            self.transcript.forget_passages()
+        self.transcript.told_to_answer = StopReason.TOKEN_BUDGET
 
     def _room(self) -> int:
         count, characters = self.transcript.prompt_count, self.protocol.characters(self.transcript.messages)
