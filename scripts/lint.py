@@ -37,6 +37,7 @@ LAYERS = (
     ("serving",),
     ("trajectories",),
     ("training",),
+    ("environment",),
     ("evaluation",),
     ("tracking",),
     ("planning",),

@@ -14,8 +14,9 @@ from deepsearch_rl.agent import endpoint as endpoint_module
 from deepsearch_rl.agent.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint
-from deepsearch_rl.agent.rollout import NO_ROOM_LEFT, SearchAgent
+from deepsearch_rl.agent.rollout import SearchAgent
 from deepsearch_rl.agent.search_tool import NO_SEARCHES_LEFT
+from deepsearch_rl.agent.steps import NO_ROOM_LEFT
 from deepsearch_rl.errors import EndpointError, UnknownNameError
 from deepsearch_rl.presets import load_preset
 from deepsearch_rl.records import Question, Retrieval, StopReason, Trajectory

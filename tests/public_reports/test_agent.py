@@ -14,7 +14,8 @@ import pytest
 from deepsearch_rl.agent import endpoint as endpoint_module
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.model_failures import TOO_LONG, Wording, failure_in
-from deepsearch_rl.agent.rollout import NO_ROOM_LEFT, SearchAgent
+from deepsearch_rl.agent.rollout import SearchAgent
+from deepsearch_rl.agent.steps import NO_ROOM_LEFT
 from deepsearch_rl.errors import CheckFailedError
 from deepsearch_rl.evaluation.ifeval import IfevalConfig, IfevalResponse, evaluate_ifeval, generated_prompts
 from deepsearch_rl.files import read_jsonl, write_jsonl

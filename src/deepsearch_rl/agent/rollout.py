@@ -4,9 +4,7 @@ Teachers, trained models and reinforcement learning use the same loop, the OpenA
 model, one tool and hard limits, and turns every failure into a :class:`Trajectory` with a stop reason: a bad rollout is
 data, scores zero and stays in the denominator.
 
-Before each call the prompt's tokens are estimated. If a whole turn of ``max_tokens`` does not fit the context, the
-model is told to answer now and gets the room that is left; if not even ``answer_tokens`` fit, the last passages are
-dropped first. Another search after that ends the rollout, and so does one after the notice that no searches are left.
+The limits of a rollout and the notices that the model reads are in :mod:`deepsearch_rl.agent.steps`.
 """
 
 import asyncio
@@ -23,22 +21,19 @@ from agents import Agent, Model, ModelResponse, RunConfig, Runner, Usage
 from agents.items import TResponseOutputItem, TResponseStreamEvent
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
-from deepsearch_rl.agent.chat_messages import spoken_text
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.endpoint import Endpoint, open_client, replace_lone_surrogates
 from deepsearch_rl.agent.model_failures import failed_generation, model_failure
 from deepsearch_rl.agent.pacing import pausable
-from deepsearch_rl.agent.protocols import AgentProtocol, EndpointPolicy, Reply, RolloutPolicy, open_protocol
-from deepsearch_rl.agent.search_tool import SearchTool, open_session, parse_search, search_over_mcp
+from deepsearch_rl.agent.protocols import EndpointPolicy, Reply, RolloutPolicy, open_protocol
+from deepsearch_rl.agent.search_tool import SearchTool, open_session, search_over_mcp
+from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.timing import timed
-from deepsearch_rl.agent.transcript import Observer, PromptCount, RolloutKey, RolloutStopped, Transcript
-from deepsearch_rl.answers import has_answer_tags
+from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped, Transcript
 from deepsearch_rl.errors import ConfigError, EndpointError
 from deepsearch_rl.records import Message, Question, StopReason, Trajectory
 
 _LOG = logging.getLogger(__name__)
-NO_ROOM_LEFT = "No room left. Answer now."
-"""What the model reads after the passages or instead of them when its context is nearly full."""
 PolicyPerRollout: TypeAlias = Callable[[Question, int], RolloutPolicy]
 """Makes the policy of one rollout from the question and the sample's number, e.g. a scripted teacher."""
 
@@ -51,34 +46,20 @@ def rollout_seed(seed: int, question: Question, sample: int) -> int:
 class RolloutModel(Model):
     """A rollout's model for the Agents SDK: records a policy's turns and stops the rollout at a limit."""
 
-    def __init__(
-        self, policy: RolloutPolicy, protocol: AgentProtocol, config: AgentConfig, transcript: Transcript
-    ) -> None:
-        self._policy, self._protocol, self._config, self._transcript = policy, protocol, config, transcript
+    def __init__(self, policy: RolloutPolicy, steps: RolloutSteps) -> None:
+        self._policy = policy
+        self._steps = steps
+        self._transcript = steps.transcript
 
     async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:  # noqa: ARG002
         """Return the next turn of the transcript, which is the conversation; the SDK's own input is not read."""
-        transcript = self._transcript
-        transcript.settle()
+        self._transcript.settle()
         while True:
-            max_tokens = self._make_room()
-            transcript.show()
-            characters = self._protocol.characters(transcript.messages)
-            transcript.generation.begin(max_tokens)
-            with timed("model_call", len(transcript.messages)):
+            max_tokens = self._steps.begin_turn()
+            with timed("model_call", len(self._transcript.messages)):
                 reply = await self._ask(max_tokens)
-            transcript.generation.end(reply.usage.completion_tokens if reply.usage else 0)
-            if reply.usage is not None:
-                transcript.prompt_count = PromptCount(reply.usage.prompt_tokens, characters, counted=True)
-                transcript.usage.append(reply.usage)
-            transcript.messages.append(reply.turn)
-            transcript.show()
-            self._check(reply, max_tokens)
-            correction = self._protocol.correction(reply.turn)
-            if correction is None:
+            if self._steps.end_turn(reply):
                 break
-            self._require_another_turn()
-            transcript.add_observation(correction)
         output: list[TResponseOutputItem] = [
             ResponseFunctionToolCall(call_id=call.id, name=call.name, arguments=call.arguments, type="function_call")
             for call in reply.turn.tool_calls
@@ -90,6 +71,10 @@ class RolloutModel(Model):
             )
         return ModelResponse(output=output, usage=Usage(), response_id=None)
 
+    def ending(self) -> StopReason:
+        """Return how the rollout ended whose last turn asks for no search."""
+        return self._steps.ending()
+
     def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[TResponseStreamEvent]:  # noqa: ARG002
         """Part of the SDK's interface; ``Runner.run`` does not call it."""
         raise AssertionError("the agent does not stream")
@@ -99,57 +84,12 @@ class RolloutModel(Model):
         try:
             return await self._policy.reply(self._transcript.messages, max_tokens)
         except (openai.APIStatusError, EndpointError) as error:
-            too_long = model_failure(error) is StopReason.TOKEN_BUDGET
-            has_passages = bool(self._transcript.unanswered)
-            if not too_long or not (has_passages or max_tokens > self._config.answer_tokens):
+            if model_failure(error) is not StopReason.TOKEN_BUDGET:
                 raise
-        if has_passages:
-            self._tell_to_answer(drop_passages=True)
-        return await self._policy.reply(self._transcript.messages, min(max_tokens, self._config.answer_tokens))
-
-    def _make_room(self) -> int:
-        """Return the tokens that the next turn may have."""
-        config, has_passages = self._config, bool(self._transcript.unanswered)
-        if has_passages and self._room() < config.max_tokens:
-            self._tell_to_answer(drop_passages=False)
-        if has_passages and self._room() < config.answer_tokens:
-            self._tell_to_answer(drop_passages=True)
-        room = self._room()
-        if room < config.answer_tokens and self._transcript.prompt_count.counted:
-            detail = f"about {config.context_tokens - room} prompt tokens leave no room to answer in"
-            raise RolloutStopped(StopReason.TOKEN_BUDGET, f"{detail} {config.context_tokens}")
-        return max(config.answer_tokens, min(room, config.max_tokens))  # the server decides where this is a guess
-
-    def _room(self) -> int:
-        count, characters = self._transcript.prompt_count, self._protocol.characters(self._transcript.messages)
-        return self._config.context_tokens - count.tokens - count.of(characters - count.characters)
-
-    def _tell_to_answer(self, *, drop_passages: bool) -> None:
-        """Write the request for an answer after the last observation, or in place of all of the last turn."""
-        messages, unanswered = self._transcript.messages, self._transcript.unanswered
-        for place in unanswered if drop_passages else unanswered[-1:]:
-            text = self._protocol.notice(NO_ROOM_LEFT, "" if drop_passages else messages[place].content)
-            messages[place] = messages[place].model_copy(update={"content": text})
-        if drop_passages:
-            self._transcript.forget_passages()
-        self._transcript.told_to_answer = StopReason.TOKEN_BUDGET
-
-    def _check(self, reply: Reply, max_tokens: int) -> None:
-        """End the rollout at a turn that is truncated, cannot be carried out, or searches after a notice."""
-        if reply.truncated:
-            raise RolloutStopped(StopReason.TOKEN_BUDGET, f"cut after {max_tokens} tokens")
-        for call in reply.turn.tool_calls:
-            parse_search(call)
-        if reply.turn.tool_calls:
-            if reason := self._transcript.told_to_answer:
-                raise RolloutStopped(reason, "searched on when told to answer")
-            self._require_another_turn()
-
-    def _require_another_turn(self) -> None:
-        """End the rollout if no turn is left to read what comes next."""
-        turns = sum(message.role == "assistant" for message in self._transcript.messages)
-        if turns >= self._config.max_turns:
-            raise RolloutStopped(StopReason.TURN_BUDGET, f"no answer after {self._config.max_turns} turns")
+            fewer = self._steps.make_more_room(max_tokens)
+            if fewer is None:
+                raise
+        return await self._policy.reply(self._transcript.messages, fewer)
 
 
 async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcript) -> tuple[StopReason, str | None]:
@@ -170,8 +110,7 @@ async def run_rollout(model: RolloutModel, tool: SearchTool, transcript: Transcr
             return _overtime(transcript, tool.config.timeout_s)
         _LOG.debug("rollout of %s failed", question.id, exc_info=True)
         return StopReason.MODEL_ERROR, f"{type(error).__name__}: {error}"
-    has_answer = has_answer_tags(spoken_text(transcript.messages[-1]))
-    return (StopReason.ANSWERED if has_answer else StopReason.NO_ANSWER_TAG), None
+    return model.ending(), None
 
 
 def _overtime(transcript: Transcript, timeout_s: float) -> tuple[StopReason, str]:
@@ -243,7 +182,8 @@ class SearchAgent:
     async def answer(self, question: Question, sample: int) -> Trajectory:
         """Answer one question; failures are the trajectory's stop reason and error, nothing is raised."""
         transcript = Transcript(question, self._protocol.opening(question.question), self.observer)
-        model = RolloutModel(self._policy(question, sample), self._protocol, self.config, transcript)
+        steps = RolloutSteps(self._protocol, self.config, transcript)
+        model = RolloutModel(self._policy(question, sample), steps)
         reason, detail = await run_rollout(model, self._tool, transcript)
         if detail and isinstance(self.model, Endpoint):
             detail = self.model.redact(detail)

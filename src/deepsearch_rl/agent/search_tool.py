@@ -101,8 +101,14 @@ class SearchTool:
         )
 
     async def _invoke(self, context: ToolContext[Transcript], arguments: str) -> str:
-        transcript = context.context
         call = ToolCall(id=context.tool_call_id, name=context.tool_name, arguments=arguments)
+        return await self.carry_out(call, context.context)
+
+    async def carry_out(self, call: ToolCall, transcript: Transcript) -> str:
+        """Search for a call of the last turn and return what the model reads; the transcript holds it from then on.
+
+        Raises RolloutStopped where the search fails.
+        """
         retrieval = None
         if transcript.searches >= self.config.max_searches:
             text = self.protocol.notice(NO_SEARCHES_LEFT)

@@ -17,6 +17,7 @@ from deepsearch_rl.agent.endpoint import Endpoint, open_client
 from deepsearch_rl.agent.protocols import EndpointPolicy, open_protocol
 from deepsearch_rl.agent.rollout import RolloutModel, rollout_seed, run_rollout
 from deepsearch_rl.agent.search_tool import SearchTool, ShownPassage
+from deepsearch_rl.agent.steps import RolloutSteps
 from deepsearch_rl.agent.transcript import RolloutKey, Transcript
 from deepsearch_rl.corpora.titles import title_key
 from deepsearch_rl.records import Chunk, Question, Retrieval, Trajectory
@@ -70,7 +71,7 @@ class ControlAgent:
         policy = EndpointPolicy(
             self._client, endpoint.model, self._protocol, temperature, seed, options=endpoint.options
         )
-        model = RolloutModel(policy, self._protocol, self._config, transcript)
+        model = RolloutModel(policy, RolloutSteps(self._protocol, self._config, transcript))
         reason, detail = await run_rollout(model, self._tool, transcript)
         return transcript.finish(sample, self._key, reason, detail and self._endpoint.redact(detail))
 

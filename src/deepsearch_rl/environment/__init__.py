@@ -1,0 +1,1 @@
+"""The search agent as an environment that any trainer steps."""
