@@ -93,7 +93,7 @@ def test_without_sleep_the_server_keeps_its_share_of_memory(make_sampler: MakeSa
     ("behaviour", "message"),
     [
         ("refuse", r"refused POST /v1/load_lora_adapter.*rank 32 is greater.*started for adapters of rank 16 at most"),
-        ("die", r"vLLM, which samples for rl, ended with exit code 1; its log ends:\n(.*\n)*CUDA error"),
+        ("die", r"vLLM, which samples for rl, ended with exit code 1; its log, .*\.log, ends:\n(.*\n)*CUDA error"),
         ("hang", r"did not answer POST /v1/load_lora_adapter within rl\.sampler\.timeout_s = 2 s"),
     ],
 )
