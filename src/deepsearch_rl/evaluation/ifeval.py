@@ -225,8 +225,8 @@ async def _ask_all(prompts: Sequence[IfevalPrompt], endpoint: Endpoint, config: 
     if thoughts_alone:
         _LOG.warning(
             "IFEval: %d of %d responses are a thought without a text, and count as empty (keys %s). If the answer "
-            "stands in the reasoning field, start vLLM or SGLang without --reasoning-parser (llama.cpp: --reasoning-format "
-            "none), or with the model's own; if the thought was cut, raise ifeval.max_tokens.",
+            "stands in the reasoning field, start vLLM or SGLang without --reasoning-parser (llama.cpp: "
+            "--reasoning-format none), or with the model's own; if the thought was cut, raise ifeval.max_tokens.",
             len(thoughts_alone),
             len(prompts),
             sorted(thoughts_alone)[:SHOWN_KEYS],
