@@ -136,6 +136,13 @@ def test_an_answer_that_the_model_ended_is_one_by_whatever_word(
     assert answer().answer == "Mary Moss"
 
 
+@pytest.mark.parametrize("nothing", ["", {}, False, None], ids=repr)
+def test_an_empty_error_is_none(chat_server: Any, answer: Answer, nothing: object) -> None:
+    chat_server.script.append(reply(said(ANSWER, "stop", error=nothing), error=nothing))
+    assert answer().answer == "Mary Moss"
+    assert len(chat_server.requests) == 1
+
+
 @pytest.mark.parametrize("ending", ["length", "MAX_TOKENS", "model_length"])
 def test_a_turn_that_the_limit_ended_is_cut_by_whatever_word(chat_server: Any, answer: Answer, ending: str) -> None:
     chat_server.script.append(reply(said("", ending)))

@@ -716,9 +716,13 @@ def test_a_file_whose_answers_have_another_key_is_refused_instead_of_scored_as_z
         ({"pred": None, "answer": None}, StopReason.NO_ANSWER_TAG),
         ({"pred": NAN, "answer": NAN, "error": NAN}, StopReason.NO_ANSWER_TAG),
         ({"pred": "x", "answer": None, "error": False}, StopReason.ANSWERED),
+        ({"pred": "x", "error": {}}, StopReason.ANSWERED),
+        ({}, StopReason.NO_ANSWER_TAG),
+        (None, StopReason.NO_ANSWER_TAG),
+        (NAN, StopReason.NO_ANSWER_TAG),
     ],
 )
-def test_an_errored_result_is_imported_as_a_failed_rollout(tmp_path: Path, output: Line, reason: StopReason) -> None:
+def test_an_errored_result_is_imported_as_a_failed_rollout(tmp_path: Path, output: object, reason: StopReason) -> None:
     path = write(tmp_path / "r.jsonl", QUESTION | {"output": output})
     import_results(path, tmp_path / "t.jsonl", "m")
     [trajectory] = read_jsonl(tmp_path / "t.jsonl", Trajectory)

@@ -229,7 +229,7 @@ class Completion(_ServerRecord):
         A turn without a character is one that the model wrote only where the server counted a token of it.
         """
         choice = self.choices[0]
-        if choice.error is not None:
+        if choice.error:
             return _error_text(choice.error)
         if choice.ending and choice.ending not in ENDED_BY_MODEL | ENDED_BY_LIMIT:
             native = choice.native_finish_reason
@@ -247,7 +247,7 @@ def _error_beside(fields: dict[str, Any]) -> JsonValue:
 
     MiniMax reports one in ``base_resp``, DashScope and FastChat report it without an object around it.
     """
-    error = fields.get("error")
+    error = fields.get("error") or None  # some write an empty text or object where there is none
     if error is not None or fields.get("choices"):
         return error
     base = fields.get("base_resp")
