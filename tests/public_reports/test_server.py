@@ -448,6 +448,11 @@ def test_the_peak_of_a_server_does_not_grow_with_the_requests_for_many_passages(
     assert peak_bytes < 450 * 2**20
 
 
+def test_a_folder_in_place_of_passages_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="is a folder; name one file in it"):
+        build_index(tmp_path, tmp_path / "index", INDEX, seed=0)
+
+
 def test_an_index_of_long_passages_is_asked_for_fewer_at_once(tmp_path: Path) -> None:
     texts = (f"Title {row}\ncommon {row} {'text ' * 30_000}" for row in range(80))
     write_jsonl(tmp_path / "chunks.jsonl", make_chunks(texts))
