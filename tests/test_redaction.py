@@ -18,6 +18,12 @@ def test_a_setting_that_is_named_like_a_secret_is_one(name: str) -> None:
         "MLFLOW_TRACKING_TOKEN",
         "PREFECT_API_AUTH_STRING",
         "GITHUB_PAT",
+        "KAGGLE_KEY",
+        "OPENAI_KEY",
+        "SERPER_KEY",
+        "TAVILY_APIKEY",
+        "AZURE_STORAGE_KEY",
+        "AZURE_STORAGE_CONNECTION_STRING",
     ],
 )
 def test_an_environment_variable_that_is_named_like_a_secret_is_one(name: str) -> None:

@@ -12,7 +12,8 @@ ENV_FILE_NAMES = "DEEPSEARCH_ENV_FILE_NAMES"
 """Holds the names that the project's ``.env`` has set (stages/environment.py), separated by commas."""
 _SECRET_NAME = re.compile(
     r"api_key|secret|passwor?d|passphrase|passwd|credential|private_key|auth_string|access_token|auth_token"
-    r"|(^|[_.])(token|login|pat|pwd)$",
+    r"|apikey|connection_string|(^|[_.])(token|login|pat|pwd|cookie|bearer)$"
+    r"|(^|[_.])(access|account|storage|openai|kaggle|serper|tavily|brave|exa|search)_key$",
     re.IGNORECASE,
 )
 """A last word of ``token``: HF_TOKEN and AWS_SESSION_TOKEN are secrets, ``max_tokens`` and ``token_limit`` are none."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from deepsearch_rl.agent import endpoint as endpoint_module
+from deepsearch_rl.agent.chat_messages import OTHER_THOUGHTS
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.model_failures import TOO_LONG, Wording, failure_in
 from deepsearch_rl.agent.rollout import SearchAgent
@@ -100,6 +101,8 @@ FAILED_GENERATIONS = {
         json.dumps({"code": "InternalError", "message": "The model is down.", "request_id": "r"}),
         "The model is down. (code InternalError)",
     ),
+    "no choices": (json.dumps({"choices": []}), "nothing was generated, the response has no choices"),
+    "choices that are null": (json.dumps({"choices": None}), "nothing was generated, the response has no choices"),
     "a detail": (json.dumps({"detail": "worker died"}), "worker died"),
 }
 
@@ -132,6 +135,13 @@ def test_an_answer_that_the_model_ended_is_one_by_whatever_word(
 ) -> None:
     chat_server.script.append(reply(said(ANSWER, ending)))
     assert answer().answer == "Mary Moss"
+
+
+@pytest.mark.parametrize("nothing", ["", {}, False, None], ids=repr)
+def test_an_empty_error_is_none(chat_server: Any, answer: Answer, nothing: object) -> None:
+    chat_server.script.append(reply(said(ANSWER, "stop", error=nothing), error=nothing))
+    assert answer().answer == "Mary Moss"
+    assert len(chat_server.requests) == 1
 
 
 @pytest.mark.parametrize("ending", ["length", "MAX_TOKENS", "model_length"])
@@ -457,6 +467,26 @@ def test_where_the_prompt_opens_the_thought_a_text_without_its_end_is_all_though
     chat_server.script[:] = []
     chat_server.says(f"{HALF}</think>{ANSWER}")
     assert asyncio.run(run()).answer == "Mary Moss"
+
+
+@pytest.mark.parametrize(("opening", "closing"), OTHER_THOUGHTS)
+def test_thoughts_in_other_tags_are_thoughts_too(chat_server: Any, answer: Answer, opening: str, closing: str) -> None:
+    chat_server.says(f"{opening}The format is <answer>your answer</answer>. Perhaps {ANSWER}")
+    unclosed = answer()
+    assert (unclosed.stop_reason, unclosed.answer) == (StopReason.NO_ANSWER_TAG, "")
+    chat_server.script[:] = []
+    chat_server.says(f"{opening}Perhaps <answer>no</answer>{closing}{ANSWER}")
+    assert answer().answer == "Mary Moss"
+
+
+def test_the_parts_of_a_content_are_its_text_and_its_thought(chat_server: Any, answer: Answer) -> None:
+    """Mistral's reasoning models."""
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "Perhaps <answer>no</answer>"}]}
+    message = {"role": "assistant", "content": [thought, {"type": "text", "text": ANSWER}]}
+    chat_server.script.append(reply({"index": 0, "message": message, "finish_reason": "stop"}))
+    trajectory = answer()
+    assert trajectory.answer == "Mary Moss"
+    assert trajectory.messages[-1].reasoning == "Perhaps <answer>no</answer>"
 
 
 @pytest.mark.parametrize("finish_reason", ["stop", "length"])

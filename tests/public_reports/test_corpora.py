@@ -716,9 +716,13 @@ def test_a_file_whose_answers_have_another_key_is_refused_instead_of_scored_as_z
         ({"pred": None, "answer": None}, StopReason.NO_ANSWER_TAG),
         ({"pred": NAN, "answer": NAN, "error": NAN}, StopReason.NO_ANSWER_TAG),
         ({"pred": "x", "answer": None, "error": False}, StopReason.ANSWERED),
+        ({"pred": "x", "error": {}}, StopReason.ANSWERED),
+        ({}, StopReason.NO_ANSWER_TAG),
+        (None, StopReason.NO_ANSWER_TAG),
+        (NAN, StopReason.NO_ANSWER_TAG),
     ],
 )
-def test_an_errored_result_is_imported_as_a_failed_rollout(tmp_path: Path, output: Line, reason: StopReason) -> None:
+def test_an_errored_result_is_imported_as_a_failed_rollout(tmp_path: Path, output: object, reason: StopReason) -> None:
     path = write(tmp_path / "r.jsonl", QUESTION | {"output": output})
     import_results(path, tmp_path / "t.jsonl", "m")
     [trajectory] = read_jsonl(tmp_path / "t.jsonl", Trajectory)
@@ -747,6 +751,9 @@ def test_statistics_leave_out_what_results_of_other_systems_cannot_know(tmp_path
         ("length_constraints:number_words", {"relation": "at least", "num_word": 300}, "'num_word' is none of its arg"),
         ("length_constraints:number_words", {"relation": "at least"}, "'num_words' is missing"),
         ("length_constraints:number_words", {"relation": "at least", "num_words": "300"}, "do not work"),
+        ("keywords:existence", {"keywords": "sea"}, "'keywords' must be a list"),
+        ("keywords:forbidden_words", {"forbidden_words": "sea"}, "'forbidden_words' must be a list"),
+        ("language:response_language", {"language": "xx"}, "do not work"),
         ("length_constraints:number_words", {"relation": "more than", "num_words": 300}, "do not work"),
         ("punctuation:no_comma", {"commas": 0}, "its arguments: none"),
     ],
@@ -757,6 +764,14 @@ def test_a_wrong_argument_of_a_checker_is_found_before_any_prompt_is_asked(
     prompt = {"key": 1, "prompt": "Say it.", "instruction_id_list": [instruction], "kwargs": [arguments]}
     with pytest.raises(RecordError, match=f"line 1: .*{instruction}.*{words}"):
         read_prompts(write(tmp_path / "prompts.jsonl", prompt))
+
+
+def test_two_prompts_of_one_key_are_named(tmp_path: Path) -> None:
+    row = {"key": 1, "prompt": "p", "instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": ["a"]}]}
+    path = tmp_path / "prompts.jsonl"
+    write(path, row, row)
+    with pytest.raises(RecordError, match="line 2: field 'key': 1 is the key of an earlier prompt"):
+        read_prompts(path)
 
 
 # Other members of the kinds above.

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -445,6 +446,28 @@ def test_the_peak_of_a_server_does_not_grow_with_the_requests_for_many_passages(
         peak_bytes = max(peak_memory_bytes(process.pid) for process in psutil.Process().children(recursive=True))
     assert min(sizes) > rows * 500
     assert peak_bytes < 450 * 2**20
+
+
+def test_a_folder_in_place_of_passages_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="is a folder; name one file in it"):
+        build_index(tmp_path, tmp_path / "index", INDEX, seed=0)
+
+
+def test_an_index_of_long_passages_is_asked_for_fewer_at_once(tmp_path: Path) -> None:
+    texts = (f"Title {row}\ncommon {row} {'text ' * 30_000}" for row in range(80))
+    write_jsonl(tmp_path / "chunks.jsonl", make_chunks(texts))
+    config = INDEX.model_copy(update={"encoder": None})
+    build_index(tmp_path / "chunks.jsonl", tmp_path / "index", config, seed=0)
+    with serve_index(tmp_path / "index", tmp_path / "chunks.jsonl", RETRIEVAL) as url:
+
+        def ask(top_k: int) -> httpx.Response:
+            body = {"queries": [f"common {number}" for number in range(70)], "topk": top_k}
+            return httpx.post(f"{url}/retrieve", json=body, timeout=60)
+
+        refused = ask(10)
+        assert ask(1).status_code == 200
+    assert refused.status_code == 422
+    assert re.search(r"70 queries may ask for 6\d\d passages in all", refused.text)
 
 
 class CountingColumn:

@@ -41,7 +41,21 @@ RETRIEVE_TOOL: Final[dict[str, JsonValue]] = {
 """The tool in OpenAI's function format. Changing a character of it needs new training of every model."""
 
 
-_THINK_TAG = re.compile(f"{OPEN_THINK}|{CLOSE_THINK}")
+OTHER_THOUGHTS = (
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+)
+"""Tags of models whose templates do not know ``<think>`` (Gemma, Seed, Magistral, Kimi).
+
+They stay in the text of a turn, which such a template renders as it is, but what they hold was not said.
+"""
+_OPENING = (OPEN_THINK, *(opening for opening, _ in OTHER_THOUGHTS))
+_CLOSING = (CLOSE_THINK, *(closing for _, closing in OTHER_THOUGHTS))
+_THINK_TAG = re.compile("|".join(map(re.escape, (*_OPENING, *_CLOSING))))
 
 
 class Thought(NamedTuple):
@@ -84,12 +98,12 @@ def spoken_text(message: Message) -> str:
     for tag in _THINK_TAG.finditer(text):
         if depth == 0:
             spoken.append(text[end : tag.start()])
-        if tag[0] == OPEN_THINK:
+        if tag[0] in _OPENING:
             depth += 1
-        elif depth == 0:  # the text before it was a thought, too
-            spoken.clear()
-        else:
+        elif depth > 0:
             depth -= 1
+        elif tag[0] == CLOSE_THINK:  # the prompt opened it: the text before it was a thought, too
+            spoken.clear()
         end = tag.end()
     if depth == 0:
         spoken.append(text[end:])

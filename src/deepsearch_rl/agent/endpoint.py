@@ -17,7 +17,7 @@ import httpx
 import openai
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from deepsearch_rl.agent.model_failures import failure_in
 from deepsearch_rl.agent.pacing import call_in_turn
@@ -118,6 +118,21 @@ class _ToolCall(_ServerRecord):
     function: _CalledFunction
 
 
+def _text_of(content: object) -> str | None:
+    """Return a text, or the text of a list of parts that are all texts; None for anything else."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return None
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            return None
+        texts.append(text)
+    return "".join(texts)
+
+
 class AssistantMessage(_ServerRecord):
     """What a model wrote in one turn."""
 
@@ -126,6 +141,21 @@ class AssistantMessage(_ServerRecord):
     reasoning: StorableText | None = None
     reasoning_content: StorableText | None = None
     tool_calls: list[_ToolCall] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _join_parts(cls, message: Any) -> Any:
+        """Put the parts of a content into one text, and those that are thoughts into the reasoning (Mistral's form)."""
+        parts = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(parts, list):
+            return message
+        thoughts = [part for part in parts if isinstance(part, dict) and part.get("type") == "thinking"]
+        others = [part for part in parts if part not in thoughts]
+        text = _text_of(others)
+        thought = "".join(_text_of(part.get("thinking")) or "" for part in thoughts)
+        return (
+            message if text is None else message | {"content": text, "reasoning": message.get("reasoning") or thought}
+        )
 
     @property
     def text(self) -> str:
@@ -199,7 +229,7 @@ class Completion(_ServerRecord):
         A turn without a character is one that the model wrote only where the server counted a token of it.
         """
         choice = self.choices[0]
-        if choice.error is not None:
+        if choice.error:
             return _error_text(choice.error)
         if choice.ending and choice.ending not in ENDED_BY_MODEL | ENDED_BY_LIMIT:
             native = choice.native_finish_reason
@@ -217,7 +247,7 @@ def _error_beside(fields: dict[str, Any]) -> JsonValue:
 
     MiniMax reports one in ``base_resp``, DashScope and FastChat report it without an object around it.
     """
-    error = fields.get("error")
+    error = fields.get("error") or None  # some write an empty text or object where there is none
     if error is not None or fields.get("choices"):
         return error
     base = fields.get("base_resp")
@@ -247,6 +277,8 @@ def read_completion(response: ChatCompletion) -> Completion:
         raise EndpointError("the endpoint's response is not JSON")
     fields = response.model_dump(warnings=False)
     error = _error_beside(fields)
+    if error is None and fields.get("choices") in (None, []):
+        error = "nothing was generated, the response has no choices"
     if error is None:
         try:
             completion = Completion.model_validate(fields)

@@ -14,6 +14,7 @@ from pydantic import Field, JsonValue, ValidationError, field_validator
 from deepsearch_rl.errors import ConfigError
 from deepsearch_rl.files import first_problem
 from deepsearch_rl.records import Record
+from deepsearch_rl.retries import is_out_of_money
 
 _OWN_FIELDS = frozenset(
     {"max_completion_tokens", "max_tokens", "messages", "model", "n", "seed", "stop", "stream", "temperature", "tools"}
@@ -26,9 +27,18 @@ _REMEDIES = (
     (r"\bseed\b", "set seed: omit"),
     (r"\bstream", "set stream: true"),
     (r"enable_thinking|reasoning_effort|extra_body", "give the field in extra_body"),
+    (r"max_tokens.{0,40}(too large|at most|less than or equal)", "lower agent.max_tokens (ifeval.max_tokens)"),
+    (
+        r"tool.choice requires|not support tools|support tool use|requires --jinja",
+        "let the server take tool calls (vLLM: --enable-auto-tool-choice and --tool-call-parser; llama.cpp: "
+        "--jinja), or set agent.protocol: search_tags",
+    ),
+    (r"[Cc]ode:? ?404\b", "correct the model's name, or the address up to and including /v1"),
 )
 _REFUSED = re.compile(r"\b(status|code:?) ?(400|404|405|413|415|422)\b", re.IGNORECASE)
 _REFUSED_KEY = re.compile(r"\b(status|code:?) ?(401|403)\b", re.IGNORECASE)
+_FULL = re.compile(r"\b(status|code:?) ?429\b", re.IGNORECASE)
+_UNPAID = re.compile(r"\b(status|code:?) ?402\b", re.IGNORECASE)
 START_AGAIN = "start the server again"
 
 
@@ -100,6 +110,10 @@ def remedy(error: str) -> str:
     """Return what to do about the error of a model call: change the request where the server refused it."""
     if _REFUSED_KEY.search(error):
         return "correct the key, or what it may use"
+    if _UNPAID.search(error) or is_out_of_money(error):
+        return "raise the account's balance or quota"
+    if _FULL.search(error):
+        return "wait until its limit allows more, or send less (requests_per_minute, a longer rate_limit_wait_s)"
     if not _REFUSED.search(error):
         return START_AGAIN
     changes = [change for pattern, change in _REMEDIES if re.search(pattern, error)]

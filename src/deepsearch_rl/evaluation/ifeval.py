@@ -29,9 +29,9 @@ from pydantic import Field, JsonValue, model_validator
 from deepsearch_rl.agent.chat_messages import assistant_turn, spoken_text
 from deepsearch_rl.agent.endpoint import Endpoint, complete, open_client
 from deepsearch_rl.agent.request_options import remedy
-from deepsearch_rl.corpora.flashrag import read_rows
+from deepsearch_rl.corpora.flashrag import numbered_rows
 from deepsearch_rl.corpora.ifeval import IfevalRow
-from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, EndpointError
+from deepsearch_rl.errors import ArtifactError, CheckFailedError, ConfigError, EndpointError, RecordError
 from deepsearch_rl.evaluation.scoring.f1_row import IfevalScore
 from deepsearch_rl.files import atomic_directory, write_json, write_jsonl
 from deepsearch_rl.progress import ProgressBar
@@ -40,6 +40,7 @@ from deepsearch_rl.serving.remote import shown_address
 
 _LOG = logging.getLogger(__name__)
 SHOWN_KEYS = 10
+LISTS = {"keywords", "forbidden_words"}  # arguments of checkers
 PROMPTS = Path(__file__).with_name("ifeval_prompts.yaml")
 """Instructions with the arguments of their checkers, and topics: the parts of generated prompts."""
 NEED_NLTK_DATA = frozenset({"length_constraints:number_sentences", "change_case:capital_word_frequency"})
@@ -79,13 +80,19 @@ def _check_arguments(name: str, arguments: dict[str, JsonValue]) -> None:
     known = list(checker.get_instruction_args_keys())
     problems = [f"{argument!r} is none of its arguments" for argument in arguments if argument not in known]
     problems += [f"{argument!r} is missing" for argument in known if argument not in arguments]
+    # A checker would take a text for the list of its letters.
+    problems += [
+        f"{argument!r} must be a list"
+        for argument in LISTS & arguments.keys()
+        if not isinstance(arguments[argument], list)
+    ]
     if problems:
         raise ValueError(f"{name}: {'; '.join(problems)} (its arguments: {', '.join(known) or 'none'})")
     try:
         checker.build_description(**arguments)
         if arguments and name not in NEED_NLTK_DATA:
             checker.check_following("Some words.")
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise ValueError(f"{name}: its arguments {json.dumps(arguments)} do not work: {error}") from error
 
 
@@ -126,7 +133,11 @@ def read_prompts(path: Path) -> list[IfevalPrompt]:
     Raise RecordError where a line does not fit or names an instruction without a checker; ArtifactError where the file
     is missing, empty, or needs NLTK data that is not installed (evalscope would try a download in the middle of a run).
     """
-    prompts = list(read_rows(path, IfevalPrompt))
+    by_key: dict[int, IfevalPrompt] = {}
+    for number, prompt in numbered_rows(path, IfevalPrompt):
+        if by_key.setdefault(prompt.key, prompt) is not prompt:
+            raise RecordError(path, number, "key", f"{prompt.key} is the key of an earlier prompt too; give it another")
+    prompts = list(by_key.values())
     if not prompts:
         raise ArtifactError(f"{path} holds no IFEval prompt.")
     if needing := sum(not NEED_NLTK_DATA.isdisjoint(prompt.instruction_id_list) for prompt in prompts):

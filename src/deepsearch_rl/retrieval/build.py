@@ -163,7 +163,8 @@ def _write_parts(
 ) -> IndexManifest:
     """Write every file but the manifest, and return that, with the chunk file's path as it is given here."""
     if not chunks_path.is_file():
-        raise ArtifactError(f"{chunks_path} does not exist; it should hold the passages to index.")
+        problem = "is a folder; name one file in it" if chunks_path.is_dir() else "does not exist"
+        raise ArtifactError(f"{chunks_path} {problem}; it should hold the passages to index.")
     before, sha256 = chunks_path.stat(), sha256_file(chunks_path)
     if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
         raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")

@@ -27,8 +27,8 @@ UNKNOWN = "unknown"  # the prompt of results, which do not name theirs
 
 
 def _error_text(error: object) -> object:
-    """Return an error in any form as text; None where there was none, which some write as false."""
-    if is_missing(error) or error is False:
+    """Return an error in any form as text; None where there was none, which some write as false or an empty object."""
+    if is_missing(error) or not error:
         return None
     return error if isinstance(error, str) else json.dumps(error)
 
@@ -40,6 +40,11 @@ class _Output(ForeignRecord):
     pred: OptionalText = None
     answer: Text = Field(default="", description="the model's last text, with its answer tags")
     error: ErrorText = None
+
+
+def _empty_output(output: object) -> object:
+    """Return the output of a row that failed before it had one as an empty one."""
+    return {} if is_missing(output) else output
 
 
 class ForeignMetadata(ForeignRecord):
@@ -65,7 +70,7 @@ class _ResultRow(ForeignRow):
     """A row of FlashRAG's ``intermediate_data.json`` or of DeepSearch-RL's ``results.jsonl``."""
 
     question: RequiredText
-    output: _Output
+    output: Annotated[_Output, BeforeValidator(_empty_output)]
 
     def trajectory(self, model: str) -> Trajectory:
         """Return the row as a rollout of a model, with sample number 0."""

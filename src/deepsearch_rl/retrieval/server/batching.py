@@ -24,8 +24,8 @@ from deepsearch_rl.retrieval.rows import Filter
 from deepsearch_rl.retrieval.searcher import Hit, QueriesFailedError, SearchesChunks
 from deepsearch_rl.retrieval.server.answers import Answer, AnswerCache, SearchKey
 from deepsearch_rl.retrieval.server.config import RetrievalConfig
+from deepsearch_rl.retrieval.server.limits import MAX_DOCUMENTS
 from deepsearch_rl.retrieval.server.metrics import Metrics
-from deepsearch_rl.retrieval.server.requests import MAX_DOCUMENTS
 from deepsearch_rl.retrieval.server.search_thread import SearchThread
 
 _LOG = logging.getLogger(__name__)
@@ -67,8 +67,16 @@ class _Search:
 class SearchQueue:
     """A bounded queue and a cache before a searcher; equal queries share one search. Used with ``async with``."""
 
-    def __init__(self, searcher: SearchesChunks, config: RetrievalConfig, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        searcher: SearchesChunks,
+        config: RetrievalConfig,
+        metrics: Metrics,
+        max_documents: int = MAX_DOCUMENTS,
+    ) -> None:
+        """``max_documents``: passages that a search of several queries may ask for in all."""
         self._searcher, self._config, self._metrics = searcher, config, metrics
+        self._max_documents = max_documents
         self._cache = AnswerCache(config.cache_entries)
         self._in_flight: dict[SearchKey, _Search] = {}
         self._requests: deque[_Request] = deque()  # those of which queries wait, the next one first
@@ -182,7 +190,7 @@ class SearchQueue:
         while self._requests and len(batch) < self._config.max_batch:
             request = self._requests[0]
             documents += request.waiting[0][1].top_k
-            if batch and documents > MAX_DOCUMENTS:
+            if batch and documents > self._max_documents:
                 break
             batch.append(request.waiting.popleft())
             self._requests.popleft()

@@ -14,6 +14,16 @@ from collections.abc import AsyncIterator, Iterator
 from starlette.exceptions import HTTPException
 
 RETRY = {"retry-after": "1"}
+MAX_DOCUMENTS = 50_000
+"""Passages of one request, and of one search, where they are as long as usual."""
+USUAL_PASSAGE_BYTES = 2048
+MIN_DOCUMENTS = 64  # of a request, however long the passages are
+
+
+def max_documents(passage_bytes: float) -> int:
+    """Return how many passages one request may have where they have so many bytes on average."""
+    fitting = MAX_DOCUMENTS * USUAL_PASSAGE_BYTES / max(passage_bytes, USUAL_PASSAGE_BYTES)
+    return max(MIN_DOCUMENTS, int(fitting))
 
 
 class Budget:

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepsearch_rl import __version__
 from deepsearch_rl.errors import EndpointError
+from deepsearch_rl.retrieval.manifest import read_manifest
 from deepsearch_rl.retrieval.online.searcher import open_online
 from deepsearch_rl.retrieval.rerank import CrossEncoder, RerankedSearcher
 from deepsearch_rl.retrieval.rows import UNKNOWN_DAY
@@ -32,7 +33,7 @@ from deepsearch_rl.retrieval.server import requests
 from deepsearch_rl.retrieval.server.answers import normalise_url, read_pages
 from deepsearch_rl.retrieval.server.batching import OverloadedError, SearchQueue, SearchTimeoutError
 from deepsearch_rl.retrieval.server.config import RetrievalConfig, ServerConfig
-from deepsearch_rl.retrieval.server.limits import RETRY, BodyLimit, Budget
+from deepsearch_rl.retrieval.server.limits import RETRY, BodyLimit, Budget, max_documents
 from deepsearch_rl.retrieval.server.mcp_accept import AnyAccept
 from deepsearch_rl.retrieval.server.mcp_tool import make_mcp_server
 from deepsearch_rl.retrieval.server.metrics import OTHER_ROUTE, Metrics
@@ -49,6 +50,7 @@ class SearchEngine:
     searcher: SearchesChunks
     passages: int  # no search finds more
     takes_filters: bool  # whether its passages name sources or days
+    passage_bytes: float = 0.0  # mean size of a passage in the chunk file; 0 where it is not known
 
 
 def open_engine(config: ServerConfig) -> SearchEngine:
@@ -57,17 +59,20 @@ def open_engine(config: ServerConfig) -> SearchEngine:
     if settings.online:
         searcher = open_online(settings.online)
         passages, takes_filters = searcher.config.max_results, False
+        passage_bytes = 0.0  # an answer's bytes have a limit of their own
     else:
         assert config.index is not None
         searcher = open_index(config.index, config.chunks, settings.retriever)
         searcher.search(["warm up"], settings.top_k)
+        manifest = read_manifest(config.index)
         passages = len(searcher.chunks)
+        passage_bytes = manifest.chunks_bytes / manifest.rows
         takes_filters = bool(searcher.rows.sources) or bool((searcher.rows.day_N != UNKNOWN_DAY).any())
     if settings.reranker is not None:
         reranker = CrossEncoder(settings.reranker)
         reranker.warm_up()
         searcher = RerankedSearcher(searcher, reranker, settings.reranker.depth)
-    return SearchEngine(searcher, passages, takes_filters)
+    return SearchEngine(searcher, passages, takes_filters, passage_bytes)
 
 
 class RetrievalApp:
@@ -79,9 +84,10 @@ class RetrievalApp:
         self._metrics = Metrics()
         self._wait_s = config.search_timeout_s
         self._bodies = BodyLimit(requests.MAX_BODIES_BYTES)
-        self._documents = Budget(requests.MAX_HELD_DOCUMENTS)
+        self._max_documents = max_documents(engine.passage_bytes)
+        self._documents = Budget(2 * self._max_documents)  # of all requests together
         self._page_bytes = Budget(requests.MAX_HELD_PAGES_BYTES)
-        self._queue = SearchQueue(engine.searcher, config, self._metrics)
+        self._queue = SearchQueue(engine.searcher, config, self._metrics, self._max_documents)
         # The guard has checked Host and Origin. A search is one request and one answer: sessions cost round trips.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         self._mcp = make_mcp_server(self._queue, config.top_k, filters=engine.takes_filters)
@@ -209,8 +215,8 @@ class RetrievalApp:
         """Return how many passages the answer may have; raise a HTTPException (422) if they are too many."""
         top_k = self._top_k_of(body)
         documents = len(body.queries) * top_k
-        if documents > requests.MAX_DOCUMENTS:
-            limit = f"{len(body.queries)} queries may ask for {requests.MAX_DOCUMENTS} passages in all"
+        if documents > self._max_documents:
+            limit = f"{len(body.queries)} queries may ask for {self._max_documents} passages in all"
             raise HTTPException(422, f"topk: {limit}, not for {top_k} each; send several requests.")
         return documents
 
