@@ -12,7 +12,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment repro restore flow rft rft-rounds plan preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments art-vllm check-gpu-calls readme deps params
+.PHONY: help environment repro restore flow rft rft-rounds plan preflight multihoprag multihoprag-stages optimize-prompt optimize-prompt-stages ui experiments deploy worker worker-service test test-all unit lint gpu-environments art-vllm check-gpu-calls check-trainers readme deps params
 
 # The targets of a group: those whose line has the group's name after ##.
 LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
@@ -158,3 +158,7 @@ art-vllm:  ##full ART's own vLLM, for rl.backend.service: unsloth; after gpu-env
 check-gpu-calls: environment  ##full the gpu profile's calls of vllm, unsloth and faiss-gpu, read by those tools in throw-away environments
 	@$(BIN)/python -m tests.gpu_profile.check_environment
 	@$(BIN)/python -m pytest -m "" tests/gpu_profile
+
+check-trainers: environment  ##full the conformance suite inside other trainers, and two steps of TRL's on a CPU, in throw-away environments
+	@$(BIN)/python -m tests.environment.check_environments
+	@$(BIN)/python -m pytest -m "" tests/environment

@@ -27,6 +27,7 @@ PARTS = {
     "src/deepsearch_rl/retrieval/sparse/lucene.py": "pyserini",
     "src/deepsearch_rl/serving/": "train",
     "src/deepsearch_rl/tracking/": "track",
+    "src/deepsearch_rl/environment/": "train",
     "src/deepsearch_rl/training/": "train",
     "src/deepsearch_rl/trajectories/training_set.py": "train",
     "flows/": "orchestrate",

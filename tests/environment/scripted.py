@@ -27,6 +27,7 @@ from tests.settings import AGENT
 
 ANSWER = "It is so. <answer> Mary Moss</answer>"
 QUESTION = Question(id="q1", question="Who directed Silent Harbor?", golden_answers=("Mary Moss",))
+NEVER_FITS = "the question does not fit"
 BROKEN = "the index is broken"
 END = "<|im_end|>"
 REWARDS = {"f1": 2.0, "answer_format": 0.5, "short_think": 0.25}
@@ -101,7 +102,7 @@ CALLS = (
     ),
     Script("passages are dropped", ended(call("one"), ANSWER), {"context_tokens": 250}),
     Script("no room left", ended(call("one"), ANSWER), {"context_tokens": 229}, stop_reason="token_budget"),
-    Script("the question does not fit", ended(ANSWER), {"context_tokens": 100}, stop_reason="token_budget"),
+    Script(NEVER_FITS, ended(ANSWER), {"context_tokens": 100}, stop_reason="token_budget"),
 )
 TAGS = (
     Script("tags: answered at once", ("<answer> Mary Moss </answer>",), tags=True),

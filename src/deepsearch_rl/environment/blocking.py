@@ -50,12 +50,21 @@ class BlockingEnvironment:
         """Begin an episode."""
         return self.environment.open(question, sample)
 
-    def step(self, episodes: Sequence[Episode], turns: Sequence[Sequence[int]], **options: Any) -> list[Step]:
-        """Take one turn of every episode; their searches run side by side. ``options`` as :meth:`Episode.step`."""
+    def step(
+        self,
+        episodes: Sequence[Episode],
+        turns: Sequence[str | Sequence[int]],
+        logprobs: Sequence[Sequence[float]] | None = None,
+    ) -> list[Step]:
+        """Take one turn of every episode, with its log-probabilities; their searches run side by side."""
+        logprobs_of_turns = [None] * len(turns) if logprobs is None else logprobs
 
         async def step_all() -> list[Step]:
-            pairs = zip(episodes, turns, strict=True)
-            return await asyncio.gather(*(episode.step(turn, **options) for episode, turn in pairs))
+            steps = [
+                episode.step(turn, logprobs=values)
+                for episode, turn, values in zip(episodes, turns, logprobs_of_turns, strict=True)
+            ]
+            return await asyncio.gather(*steps)
 
         return self._run(step_all())
 

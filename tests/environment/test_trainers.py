@@ -1,0 +1,111 @@
+"""The conformance suite inside the trainers themselves, in throw-away environments (`make check-trainers`)."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepsearch_rl.files import write_jsonl
+from deepsearch_rl.serving.chat_format import ChatFormat, load_chat_format
+from deepsearch_rl.training.rl.rewards import reward_parts
+from tests.environment.check_environments import ROOT, packages_of
+from tests.environment.scripted import (
+    NEVER_FITS,
+    QUESTION,
+    REWARDS,
+    SCRIPTS,
+    Script,
+    own_rollout,
+    policy_text,
+    retrieval,
+)
+from tests.policies import policy_folder
+
+__all__ = ["policy_folder"]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not packages_of("trl").is_dir(), reason="make check-trainers builds TRL's environment"),
+]
+
+
+@pytest.fixture(scope="module")
+def chat_format(policy_folder: Path) -> ChatFormat:
+    return load_chat_format(policy_folder)
+
+
+@pytest.fixture(scope="module")
+def retrieval_url() -> Iterator[str]:
+    with retrieval() as url:
+        yield url
+
+
+def run_in_trl(*arguments: object, module: str = "tests.environment.trl_child") -> list[dict[str, Any]]:
+    """Return the JSON lines of a process that imports TRL from its own folder."""
+    paths = os.pathsep.join(map(str, (packages_of("trl"), ROOT)))
+    environment = {**os.environ, "PYTHONPATH": paths, "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
+    environment |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+
+
+@pytest.fixture(scope="module")
+def trl_lines(policy_folder: Path, retrieval_url: str) -> dict[str, dict[str, Any]]:
+    return {line["name"]: line for line in run_in_trl("scripts", policy_folder, retrieval_url)}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_trl_trains_on_the_agents_own_rollout(
+    script: Script, trl_lines: dict[str, dict[str, Any]], chat_format: ChatFormat, retrieval_url: str
+) -> None:
+    if script.name == NEVER_FITS:
+        assert script.name not in trl_lines
+        return
+    reference = own_rollout(script, chat_format, retrieval_url)
+    rows = reference.rows()
+    line = trl_lines[script.name]
+    if len(rows) > 1 and not script.tags:
+        assert "history_reasoning" in line["error"]
+        return
+
+    trajectory = reference.trajectory
+    assert line["stop_reason"] == trajectory.stop_reason
+    assert line["observations"] == [message.content for message in trajectory.messages if message.role == "tool"]
+    reward = sum(reward_parts(REWARDS, trajectory, QUESTION, policy_text(chat_format)).values())
+    assert line["reward"] == (None if script.stop_reason == "tool_error" else reward)
+    ids = line["prompt_ids"] + line["completion_ids"]
+    if script.tags:
+        written = [token for turn in reference.written for token in turn if token != chat_format.tokenizer.eos_token_id]
+        sampled = zip(line["completion_ids"], line["mask"], strict=True)
+        assert [token for token, is_sampled in sampled if is_sampled] == written
+        return
+    assert line["prompts"] == reference.prompts
+    assert (ids, [0] * len(line["prompt_ids"]) + line["mask"]) == rows[0]
+
+
+def test_trl_trains_two_steps_on_a_cpu(policy_folder: Path, retrieval_url: str, tmp_path: Path) -> None:
+    (line,) = run_in_trl("train", policy_folder, retrieval_url, tmp_path)
+    assert len(line["log"]) == 2
+    assert all(norm > 0 for norm in line["grad_norms"])
+    assert line["changed"] > 0
+    assert any(name.startswith("search/") for name in line["log"][0])
+
+
+def test_the_documented_line_trains_with_the_tiny_params(
+    policy_folder: Path, retrieval_url: str, tmp_path: Path
+) -> None:
+    questions = [QUESTION.model_copy(update={"id": str(number), "question": f"Who is {number}?"}) for number in (1, 2)]
+    write_jsonl(tmp_path / "train.jsonl", questions)
+    paths = {"params": ROOT / "params.yaml", "questions": tmp_path / "train.jsonl", "model": policy_folder}
+    options = {**paths, "retrieval_url": retrieval_url, "output_dir": tmp_path / "out", "max_steps": 2}
+    options |= {"max_completion_length": 96, "per_device_train_batch_size": 2, "num_generations": 2}
+    options |= {"use_cpu": True, "bf16": False, "report_to": "none"}
+    line = [text for name, value in options.items() for text in (f"--{name}", value)]
+    run_in_trl(*line, module="deepsearch_rl.environment.adapters.trl")
+    assert (tmp_path / "out" / "model.safetensors").is_file()
