@@ -48,7 +48,9 @@ class RecordError(DeepsearchError):
     """A record does not fit its schema."""
 
     def __init__(self, path: Path | str, line: int, field: str, problem: str) -> None:
-        self.path, self.line, self.field = str(path), line, field
+        self.path = str(path)
+        self.line = line
+        self.field = field
         where = f"field {field!r}: " if field else ""
         super().__init__(f"{path}, line {line}: {where}{problem}")
 

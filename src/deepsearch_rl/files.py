@@ -147,7 +147,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     if Path.cwd().is_relative_to(path):
         raise ConfigError(f"{path} holds the working directory, so it cannot be replaced; name a folder inside it.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial, earlier = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.earlier")
+    partial = path.with_name(f".{path.name}.partial")
+    earlier = path.with_name(f".{path.name}.earlier")
 
     def put_back() -> None:
         if earlier.exists() and not path.exists():

@@ -78,13 +78,15 @@ class Profile:
         values = copy.deepcopy(self.values)
         for name, value in overrides.items():
             section: Any = {"": values}
-            key, prefix = "", ""
+            key = ""
+            prefix = ""
             for next_key in name.split("."):
                 section = section[key]
                 fields = section if isinstance(section, dict) else ()
                 if next_key not in fields:
                     raise UnknownNameError("field of the profile", name, [f"{prefix}{field}" for field in fields])
-                key, prefix = next_key, f"{prefix}{next_key}."
+                key = next_key
+                prefix = f"{prefix}{next_key}."
             section[key] = value
         return replace(self, values=values, overridden=self.overridden | overrides.keys())
 
@@ -100,7 +102,8 @@ class Profile:
         # Raised here, because pydantic's own error shows the value, which may be a key.
         field = ".".join([name, *map(str, problem["loc"])])
         from_file = not any(f"{field}.".startswith(f"{other}.") for other in self.overridden)
-        context, value = problem.get("ctx", {}), problem["input"]
+        context = problem.get("ctx", {})
+        value = problem["input"]
         valid = re.findall(r"'([^']*)'", str(context.get("expected_tags") or context.get("expected") or ""))
         wrong_name = context.get("tag", value)
         if valid and isinstance(wrong_name, str) and problem["type"] in ("literal_error", "union_tag_invalid"):

@@ -31,7 +31,8 @@ HEAD_BYTES = 512
 BLOCK_CHARS = 1 << 20
 ROWS_PER_REPORT = 4096
 TABLE_ROWS = 1024  # rows of a Parquet file that are held at a time
-ID_COLUMNS, TEXT_COLUMNS = {"id", "_id"}, {"text", "contents", "question"}
+ID_COLUMNS = {"id", "_id"}
+TEXT_COLUMNS = {"text", "contents", "question"}
 JSON_COLUMNS = frozenset(
     {"golden_answers", "metadata", "evidence_list", "supporting_titles", "supporting_doc_ids", "supporting_facts"}
 )
@@ -39,9 +40,15 @@ JSON_COLUMNS = frozenset(
 Row = tuple[int, bytes]
 """The number of a row, from 1, and its JSON text. Lines are counted in text files, otherwise rows."""
 
-LINES, ARRAY, TABLE = "JSON Lines", "a JSON array", "a table of CSV or TSV"
-PARQUET, ARROW = "a Parquet file", "an Arrow file"
-GZIP, BZIP2, XZ, ZIP = "gzipped", "a bzip2 file", "an xz file", "a zip archive"
+LINES = "JSON Lines"
+ARRAY = "a JSON array"
+TABLE = "a table of CSV or TSV"
+PARQUET = "a Parquet file"
+ARROW = "an Arrow file"
+GZIP = "gzipped"
+BZIP2 = "a bzip2 file"
+XZ = "an xz file"
+ZIP = "a zip archive"
 _MAGIC = {
     b"\x1f\x8b": GZIP,
     b"BZh": BZIP2,

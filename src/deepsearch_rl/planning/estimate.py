@@ -56,7 +56,8 @@ class Plan:
 
     def cost(self, work: StageWork) -> float | None:
         """Return the list price of what a stage's API reads and writes; None where the price is not known."""
-        price, (read, written) = self.file.prices.get(work.api), work.tokens
+        price = self.file.prices.get(work.api)
+        (read, written) = work.tokens
         return None if price is None else (read * price.prompt + written * price.completion) / 1e6
 
 
@@ -120,7 +121,8 @@ class _Sizes:
             yield self._stage(stage, {"report_rollout_s": sum(rollouts.values())})
 
     def _corpora(self) -> Iterator[StageWork]:
-        download, passages = self.profile.value("download"), self._passages()
+        download = self.profile.value("download")
+        passages = self._passages()
         gigabytes = self.file.sizes.download_gb
         hub = sum(gigabytes.get(name, 0.1) for name in download["hub"]["repositories"]) if download.get("hub") else 0.0
         encodes = self.profile.value("index")["encoder"]["name"] in ("transformers", "onnx")
@@ -137,7 +139,10 @@ class _Sizes:
 
     def _training(self) -> Iterator[StageWork]:
         value = self.profile.value
-        model, teacher, sft, starts = value("prepare_model"), value("synthesize"), value("sft"), value("rl")["starts"]
+        model = value("prepare_model")
+        teacher = value("synthesize")
+        sft = value("sft")
+        starts = value("rl")["starts"]
         tokens = sum(level["tokens"] for level in model["pretrain"]["curriculum"]) if model.get("pretrain") else 0
         work = {"pretrain_token_s": tokens, "download_gb_s": 2 * self._billions}
         yield self._stage("prepare_model", work, disk_gib=self._weights_gib * self._of("copies"))
@@ -151,7 +156,8 @@ class _Sizes:
         tokens = rollouts * self._of("success_share") * self._of("row_tokens") * sft["epochs"]
         work = {"swift_start_s": 1, "sft_token_s": tokens * self._size}
         if sft["checkpoint"] == "dev":
-            answers, kept = sft["dev"]["questions"] * sft["dev"]["samples"], sft["kept_checkpoints"]
+            answers = sft["dev"]["questions"] * sft["dev"]["samples"]
+            kept = sft["kept_checkpoints"]
             work |= {"serve_start_s": kept, _rollout_slope(self._vllm): kept * answers * self._size}
         yield self._trains("sft", work, self._update_gib(sft["max_length"]))
         yield self._merges("merge", "merge_s")
@@ -162,7 +168,8 @@ class _Sizes:
 
     def _rl(self, start: str) -> StageWork:
         rl = self.profile.value("rl")
-        steps, dev = rl["steps"][start], rl["dev"]
+        steps = rl["steps"][start]
+        dev = rl["dev"]
         trained = steps * rl["groups_per_step"] * rl["group_size"]
         tokens = trained * rl["update_epochs"] * self._of("trained_share") * self._of("row_tokens")
         rollouts = trained * (1 + rl["max_refills"])  # at most
@@ -238,7 +245,8 @@ class _Sizes:
         return min(count, at_most or count)
 
     def _passages(self) -> int:
-        download, sizes = self.profile.value("download"), self.file.sizes.passages
+        download = self.profile.value("download")
+        sizes = self.file.sizes.passages
         if download["source"] == "world":
             return sum(sum(download["world"][name].values()) for name in ("in_domain", "out_of_domain"))
         return sum(sizes.get(corpus["format"], sizes["other"]) for corpus in download["folder"]["corpora"].values())

@@ -122,7 +122,8 @@ def _write_parts(
     """Write every file but the manifest, and return that, with the chunk file's path as it is given here."""
     if not chunks_path.is_file():
         raise ArtifactError(f"{chunks_path} does not exist; it should hold the passages to index.")
-    before, sha256 = chunks_path.stat(), sha256_file(chunks_path)
+    before = chunks_path.stat()
+    sha256 = sha256_file(chunks_path)
     if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
         raise ArtifactError(f"{chunks_path} holds no chunks, so there is nothing to index.")
     chunks = ChunkStore(chunks_path, folder / manifest.ROWS_FOLDER)
@@ -130,12 +131,14 @@ def _write_parts(
         Bm25Index.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
     else:
         LuceneIndex.build(chunks, folder / manifest.BM25_FOLDER, config.bm25)
-    encoder, vectors = folder / manifest.ENCODER_FOLDER, folder / manifest.DENSE_FOLDER / VECTORS_FILE
+    encoder = folder / manifest.ENCODER_FOLDER
+    vectors = folder / manifest.DENSE_FOLDER / VECTORS_FILE
     prepare_encoder(chunks, config.encoder, encoder, seed)
     encode_to_file(EncodingJob(config.encoder, encoder, chunks, config.encoding), sha256, vectors, work)
     dimension = open_vector_file(vectors).dimension
     build_vector_index(vectors, vectors.parent, config.vectors, seed)
-    weights, learning = None, config.fusion.learning
+    weights = None
+    learning = config.fusion.learning
     if learning is not None and questions:
         warn_of_missing(chunks, [gold for _, gold in with_gold(questions)], "the questions to learn from")
         terms = folder / manifest.TERMS_FOLDER

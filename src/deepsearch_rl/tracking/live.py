@@ -32,8 +32,12 @@ from deepsearch_rl.tracking.run_names import run_name, time_to_add
 from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_id, held, public_uri
 from deepsearch_rl.training.curves import CURVES, CurveLine
 
-LIVE, TENSORBOARD, TRAIN = "-live", "tensorboard", "train/"
-CURVE_TAG, STAGE_TAG, EVENT_FORMAT = "curve", "dvc.stage", "brain.Event:2"
+LIVE = "-live"
+TENSORBOARD = "tensorboard"
+TRAIN = "train/"
+CURVE_TAG = "curve"
+STAGE_TAG = "dvc.stage"
+EVENT_FORMAT = "brain.Event:2"
 POLL_S = 2.0
 RETRY_S = 30.0
 """Seconds between two attempts at a server that failed."""
@@ -95,13 +99,15 @@ class LiveFigures:
         return [path for path in paths if path.stat().st_size != sizes.get(path)]
 
     def _send_curve(self, path: Path, is_last: bool) -> int:
-        runs, state_path = read_runs(path), path.with_suffix(".json")
+        runs = read_runs(path)
+        state_path = path.with_suffix(".json")
         state = read_record(state_path, CurveState) if state_path.is_file() else CurveState()
         if self.tags and runs and str(runs[-1].began_ms) not in state.tags:
             state = state.model_copy(update={"tags": {**state.tags, str(runs[-1].began_ms): dict(self.tags)}})
             write_json(state_path, state.model_dump(mode="json"))
         store = public_uri(self.uri)
-        sent, total = state.sent.get(store, 0), runs[-1].last if runs else 0
+        sent = state.sent.get(store, 0)
+        total = runs[-1].last if runs else 0
         is_killed = is_last and total > 0 and runs[-1].end is None and (total > sent or path in self._followed)
         if total <= sent and not is_killed:
             return 0

@@ -38,7 +38,8 @@ def _ends_in(name: str, *roles: str) -> pa.Column:
     return _cells(name, lambda turns: bool(turns) and turns[-1]["role"] in roles and turns[-1]["content"] != "")
 
 
-_TEXT, _ANYTHING = pa.Column(str, pa.Check(bool, name="not empty", element_wise=True)), pa.Column(object)
+_TEXT = pa.Column(str, pa.Check(bool, name="not empty", element_wise=True))
+_ANYTHING = pa.Column(object)
 _CONVERSATION = _ends_in("ends in an assistant's answer", "assistant")
 _RL = {
     "data_source": _TEXT,
@@ -165,7 +166,8 @@ def _trl_row(trajectory: Trajectory) -> ExportRow:
 def _rl_rows(path: Path, to: str, data_source: str, split: str, prompt: str | None) -> Iterator[ExportRow]:
     instruction = load_prompt(prompt or PROMPTS[to])
     for index, question in enumerate(distinct(numbered_questions(path), path)):
-        text, ground_truth = question.question, {"target": [*question.golden_answers]}
+        text = question.question
+        ground_truth = {"target": [*question.golden_answers]}
         asking = [{"role": "user", "content": f"{instruction}\n\nQuestion: {text}"}]
         if to == "rlinf":
             yield ExportRow({"prompt": asking, "solutions": ground_truth["target"]})

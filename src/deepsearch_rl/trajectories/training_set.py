@@ -35,7 +35,8 @@ from deepsearch_rl.trajectories.manifest import require_made_with, require_promp
 
 IGNORED = -100  # label of a token without loss
 NO_LIMIT = 1 << 24  # ms-swift refuses longer conversations; the limit on rows applies after the proof
-PER_QUESTION, TOO_LONG = "per_question", "too_long"
+PER_QUESTION = "per_question"
+TOO_LONG = "too_long"
 LAST_TURN = "last_round"  # ms-swift's loss scale that trains the last turn of a row alone
 
 
@@ -84,7 +85,8 @@ def build_training_set(
     kept, dropped = apply_predicates(answers, read_distinct(questions, Question), find_predicates(config.predicates))
     if config.per_question:
         best = best_per_question(kept, config.per_question)
-        dropped[PER_QUESTION], kept = len(kept) - len(best), best
+        dropped[PER_QUESTION] = len(kept) - len(best)
+        kept = best
     for trajectory in kept:
         _require_served_prompts(trajectory, config.flatten, agent)
     require_prompts(kept, agent)
@@ -178,7 +180,8 @@ class TokenProof:
         messages = chat_messages(trajectory.messages, with_reasoning=True)
         targets = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
         if target is not None:  # the conversation as the server sees it, through the trained turn
-            messages, targets = [*chat_messages(trajectory.messages[:target]), messages[target]], [target]
+            messages = [*chat_messages(trajectory.messages[:target]), messages[target]]
+            targets = [target]
         encoded = self._training.encode({"tools": row.tools, "messages": [dict(message) for message in row.messages]})
         tokens = self._render(messages)
         self._compare(trajectory.id, "training tokens", encoded["input_ids"], tokens)

@@ -129,7 +129,8 @@ class SearchEndpoint:
     """Client of one endpoint; safe to use from several threads."""
 
     def __init__(self, config: OnlineConfig, key: str | None = None) -> None:
-        self.config, self._key = config, key
+        self.config = config
+        self._key = key
         self._transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=config.max_concurrency))
 
     def ask(self, query: str, top_k: int) -> JsonValue:
@@ -179,7 +180,8 @@ class SearchEndpoint:
 
     def _exchange(self, request: httpx.Request) -> JsonValue:
         """Send a request and return the parsed body of a success."""
-        config, body = self.config, bytearray()
+        config = self.config
+        body = bytearray()
         deadline = time.monotonic() + config.timeout_s
         try:
             response = self._transport.handle_request(request)
@@ -198,7 +200,8 @@ class SearchEndpoint:
         return self._parsed(response, redact(body.decode(errors="replace"), [self._key]))
 
     def _parsed(self, response: httpx.Response, text: str) -> JsonValue:
-        status, start = response.status_code, " ".join(text.split())[:ERROR_CHARS]
+        status = response.status_code
+        start = " ".join(text.split())[:ERROR_CHARS]
         if not response.is_success:
             quoted = f"status {status}" + (f", {start!r}" if start else "")
             if status == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:

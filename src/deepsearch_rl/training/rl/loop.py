@@ -76,7 +76,8 @@ def train_policy(task: RlTask, config: RlConfig, trainer: RlTrainer, output: Pat
             raise ArtifactError(f"the {split} split of rl.dataset {config.dataset!r} has no question.")
     for name in config.type_shares:
         look_up("question type in rl.type_shares", name, {q.metadata.question_type: q for q in task.train})
-    per_step, limit = config.groups_per_step * (1 + config.max_refills), config.epochs * len(task.train)
+    per_step = config.groups_per_step * (1 + config.max_refills)
+    limit = config.epochs * len(task.train)
     if config.steps[task.start_name] * per_step > limit:
         raise ConfigError(
             f"rl.steps.{task.start_name} x rl.groups_per_step x (1 + rl.max_refills) are "
@@ -141,7 +142,8 @@ def batch(task: RlTask, type_shares: Mapping[str, float], first: int, size: int)
 
 def _without_end(task: RlTask, shares: Mapping[str, float]) -> Iterator[Question]:
     of_type = {name: [q for q in task.train if name in ("", q.metadata.question_type)] for name in shares}
-    drawn, orders = Counter[str](), {name: _epochs(questions, task.seed) for name, questions in of_type.items()}
+    drawn = Counter[str]()
+    orders = {name: _epochs(questions, task.seed) for name, questions in of_type.items()}
     while True:
         share_drawn = (drawn.total() + 1) / sum(shares.values())
         name = max(shares, key=lambda name: shares[name] * share_drawn - drawn[name])
@@ -165,7 +167,8 @@ class _Run:
 
     async def train(self) -> list[TrainingStep]:
         """Train the steps that have no line in the log yet and return the whole log."""
-        steps, log_path = self.config.steps[self.task.start_name], self.task.scratch / TRAIN_LOG
+        steps = self.config.steps[self.task.start_name]
+        log_path = self.task.scratch / TRAIN_LOG
         AppendLog(log_path).close()  # cuts off a line that a kill left unfinished
         lines = list(read_jsonl(log_path, TrainingStep))
         try:
@@ -238,7 +241,8 @@ class _Run:
         update = self._finite_update(step, kept_QG, rewards_QG)
         size = self.config.groups_per_step
         if not self.config.rollouts_ahead or step == self.config.steps[self.task.start_name]:
-            metrics, following = metrics | await update, None
+            metrics = metrics | await update
+            following = None
         else:
             rollouts = asyncio.create_task(self._roll_out(step + 1, first + size, size))
             try:
@@ -274,7 +278,9 @@ class _Run:
 
         A refill rolls out as many further questions as groups with a signal, unequal rewards, are missing.
         """
-        config, missing, refills = self.config, self.config.groups_per_step, 0
+        config = self.config
+        missing = self.config.groups_per_step
+        refills = 0
         rollouts_QG: Groups = []
         while True:
             begin("roll out", step)
@@ -308,7 +314,8 @@ class _Run:
         seed = self._seed(step - 1, self._bad_tries(step))
         sampling = Sampling(self.config.group_size, self.config.temperature, seed, trained=True)
         rollouts_QG = await self.trainer.roll_out(questions, sampling)
-        weights, policy = self.config.rewards, self.policy
+        weights = self.config.rewards
+        policy = self.policy
         return [
             [replace(rollout, parts=reward_parts(weights, rollout.trajectory, question, policy)) for rollout in group]
             for question, group in zip(questions, rollouts_QG, strict=True)

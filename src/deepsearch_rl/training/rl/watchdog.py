@@ -72,7 +72,9 @@ def watch(name: str, command: Sequence[str], settings: str, config: WatchdogConf
         CommandError: more than ``config.restarts`` failures at one step.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    log, failures, step = scratch / OUTPUT_LOG, Counter[int](), 0
+    log = scratch / OUTPUT_LOG
+    failures = Counter[int]()
+    step = 0
     with (scratch / "lock").open("a") as lock:
         _wait_for(lock, name)
         while failure := _attempt(command, settings, config, log, step, lock.fileno()):

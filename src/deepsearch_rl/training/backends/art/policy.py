@@ -260,7 +260,8 @@ class Policy:
     ) -> torch.Tensor:
         """Return the loss of every token before its weight, [B, S]."""
         loss = self.config.loss
-        algorithm, old_BS = ALGORITHMS[loss.algorithm], shift_tensor(inputs["logprobs"], float("nan"))
+        algorithm = ALGORITHMS[loss.algorithm]
+        old_BS = shift_tensor(inputs["logprobs"], float("nan"))
         losses_BS = policy_losses(
             algorithm.objective,
             log_ratios(algorithm.ratio, logprobs_BS, old_BS, shift_tensor(inputs["assistant_mask"], False)),
@@ -348,7 +349,8 @@ def _log_softmax_of(
 
 def clipped(inputs: dict[str, torch.Tensor], logprobs_BS: torch.Tensor, loss: LossConfig) -> torch.Tensor:
     """Return 1 for tokens whose ratio to the old policy is outside the clip range, at the loss's own level."""
-    old_BS, mask_BS = shift_tensor(inputs["logprobs"], float("nan")), shift_tensor(inputs["assistant_mask"], False)
+    old_BS = shift_tensor(inputs["logprobs"], float("nan"))
+    mask_BS = shift_tensor(inputs["assistant_mask"], False)
     return outside_clip(log_ratios(ALGORITHMS[loss.algorithm].ratio, logprobs_BS, old_BS, mask_BS), loss).float()
 
 
