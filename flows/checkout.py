@@ -197,7 +197,8 @@ def save_experiment(project: Path, folder: Path, profile: str, stages: Iterable[
     except ConfigError as error:
         raise ConfigError(f"{error} What this run made is in {folder}.") from error
     dvc_yaml = Path(dvc_file(profile))
-    made, lock = [f"{dvc_yaml}:{stage}" for stage in stages], str(dvc_yaml.with_suffix(".lock"))
+    made = [f"{dvc_yaml}:{stage}" for stage in stages]
+    lock = str(dvc_yaml.with_suffix(".lock"))
     try:
         with chdir(folder), Repo() as repo:
             repo.experiments.save(targets=made, name=name, force=True, include_untracked=[lock])

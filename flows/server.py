@@ -85,7 +85,8 @@ def prefect_api(host: str = LOOPBACK) -> Iterator[str]:
         EndpointError: it does not answer and is not on this machine, or cannot be started.
     """
     api = PREFECT_API_URL.value() or ""
-    address, login = urlsplit(api), require_login(host)
+    address = urlsplit(api)
+    login = require_login(host)
     if is_healthy(f"{api}/health"):
         if login:
             raise ConfigError(f"a Prefect server already answers at {api}: stop it, so that one can start on {host}.")
@@ -123,7 +124,8 @@ def wait_for_prefect() -> None:
     Raises:
         EndpointError: it does not within ten minutes.
     """
-    api, deadline = PREFECT_API_URL.value() or "", time.monotonic() + RESTART_TIMEOUT_S
+    api = PREFECT_API_URL.value() or ""
+    deadline = time.monotonic() + RESTART_TIMEOUT_S
     while api and not is_healthy(f"{api}/health"):
         if time.monotonic() > deadline:
             raise EndpointError(f"no Prefect server answered at {api} for {RESTART_TIMEOUT_S:g} s.")

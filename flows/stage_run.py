@@ -23,8 +23,11 @@ from flows.locks import gpu_lock, held
 DVC = str(Path(__file__).with_name("dvc"))
 EXPERIMENT_VARIABLE = "DVC_EXP_NAME"
 """DVC sets it for the stages of `dvc exp run`."""
-PUSH_ATTEMPTS, PUSH_BACKOFF_S = 4, 2.0
-COMPLETED, CACHED, RESTORED = "Completed", "Cached", "Restored"
+PUSH_ATTEMPTS = 4
+PUSH_BACKOFF_S = 2.0
+COMPLETED = "Completed"
+CACHED = "Cached"
+RESTORED = "Restored"
 """How a stage ends: it ran; DVC calls it unchanged; DVC fetched the outputs of an earlier run of the same inputs."""
 _UNCHANGED = "Data and pipelines are up to date."
 _STAGE_FAILED = "failed to run: "

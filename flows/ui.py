@@ -44,9 +44,11 @@ def start_mlflow(guard: ProcessGuard, port: int, host: str = LOOPBACK) -> Server
     Raises:
         ConfigError: the host needs a login, and there is none.
     """
-    login, folder = require_login(host), ROOT / "mlruns"
+    login = require_login(host)
+    folder = ROOT / "mlruns"
     folder.mkdir(exist_ok=True)
-    store, artifacts = local_store(folder), str(folder / ARTIFACTS)
+    store = local_store(folder)
+    artifacts = str(folder / ARTIFACTS)
     follow_folder(store)
     module = ["mlflow", "server", "--backend-store-uri", store, "--artifacts-destination", artifacts, "--workers", "1"]
     settings: dict[str, str] = {}
@@ -88,7 +90,8 @@ def runs_page(mlflow: str, experiment: str) -> str:
         description = answer.json()["experiment"]
         if description["lifecycle_stage"] != "active":  # somebody deleted it
             return ""
-        identifier, tiny = description["experiment_id"], find_profile(ROOT, "tiny")
+        identifier = description["experiment_id"]
+        tiny = find_profile(ROOT, "tiny")
         f1 = [f"f1/{tiny.value('rl')['dataset']}", *(f"{model}/f1" for model in tiny.value("models"))]
         columns = [*(f"metrics.`{metric}`" for metric in f1), "tags.`profile`", "tags.`git.commit`"]
         view = {"key": f"mlflow.sharedViewState.{VIEW}", "value": json.dumps({"selectedColumns": columns})}

@@ -22,7 +22,8 @@ from deepsearch_rl.tracking.run_names import (
 )
 
 DATASET_STAGES = ("download", "chunk")
-REPORT_STAGE, MODEL_STAGE = "report", "evaluate"
+REPORT_STAGE = "report"
+MODEL_STAGE = "evaluate"
 
 
 def read_provenance(params_path: Path, stage: str) -> Provenance:

@@ -11,7 +11,8 @@ from stages.entry import run
 
 def main(profile: Profile) -> None:
     """Write ``reports/<profile>/`` from what the stages before left behind."""
-    models, starts = profile.value("models"), profile.value("rl")["starts"]
+    models = profile.value("models")
+    starts = profile.value("rl")["starts"]
     split = profile.value("evaluate")["split"]
     trained = profile.section("trained", TrainedConfig)
     sources = Sources(

@@ -14,7 +14,8 @@ from stages.followed import followed
 
 def main(profile: Profile, scratch: Scratch) -> None:
     """Write ``models/<profile>/sft_adapter/`` again, with one of its checkpoints."""
-    config, serving = profile.section("sft", SftConfig), profile.section("serving", ServingConfig)
+    config = profile.section("sft", SftConfig)
+    serving = profile.section("serving", ServingConfig)
     if config.checkpoint != "dev":
         raise ConfigError(
             f"sft.checkpoint is {config.checkpoint!r}, but the stage sft of this graph asks the dev questions: set it "

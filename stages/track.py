@@ -34,7 +34,8 @@ _LOG = logging.getLogger(__name__)
 def main(profile: Profile) -> None:
     """Build the report's bundle and upload it; one that cannot be uploaded now waits."""
     config = profile.section("track", TrackConfig)
-    bundle, outbox = profile.data / "track", outbox_folder(Path(), profile.name)
+    bundle = profile.data / "track"
+    outbox = outbox_folder(Path(), profile.name)
     provenance = read_provenance(profile.path, "track")
     tracked = build_bundle(_results(profile), provenance, config, profile.value("seed"), bundle)
     write_json(profile.reports / "track.json", tracked.model_dump(mode="json"))

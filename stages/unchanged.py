@@ -61,7 +61,10 @@ class _Watch:
     def __init__(self, params: Path, before: StageState, root: Path, scratch: Scratch | None) -> None:
         self.ending = threading.Event()
         self.changes: list[str] = []
-        self._params, self._before, self._root, self._scratch = params, before, root, scratch
+        self._params = params
+        self._before = before
+        self._root = root
+        self._scratch = scratch
         self._paths = [params, *(root / name for name in before.code), *map(Path, before.data)]
         self._stamp = self._read_stamp()
 

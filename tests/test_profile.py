@@ -2,7 +2,7 @@
 
 import traceback
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
@@ -117,3 +117,22 @@ def test_nested_values_change_the_fields_that_they_name(params_file: Path) -> No
     assert profile.with_values({}).values == profile.values
     with pytest.raises(UnknownNameError, match=r"chunk\.chunk_sise"):
         profile.with_values({"chunk": {"chunk_sise": 5}})
+
+
+@pytest.mark.parametrize("kind", ["it's", "a, 'b' or c", "plain"])
+def test_the_valid_names_are_those_of_the_field_whatever_signs_they_have(tmp_path: Path, kind: str) -> None:
+    class Tagged(Record):
+        kind: Literal["it's", "a, 'b' or c", "plain"]
+
+    class Other(Record):
+        kind: Literal["other"]
+
+    class Settings(Record):
+        tagged: Annotated[Tagged | Other, Field(discriminator="kind")]
+
+    profile = Profile(tmp_path, {"plain": {"kind": f"{kind}x"}, "settings": {"tagged": {"kind": f"{kind}x"}}})
+    with pytest.raises(UnknownNameError) as literal:
+        profile.section("plain", Tagged)
+    with pytest.raises(UnknownNameError) as tag:
+        profile.section("settings", Settings)
+    assert all(f"Did you mean {kind!r}?" in str(error.value) for error in (literal, tag))

@@ -22,7 +22,8 @@ INSUFFICIENT = "Insufficient information."  # the golden answer of a question th
 
 def extract_answer(text: str) -> str:
     """Return the stripped text between the last ``<answer>`` and the last ``</answer>``; empty without such a pair."""
-    start, end = text.rfind("<answer>"), text.rfind("</answer>")
+    start = text.rfind("<answer>")
+    end = text.rfind("</answer>")
     return text[start + len("<answer>") : end].strip() if 0 <= start < end else ""
 
 
@@ -104,5 +105,6 @@ def _score_one(answer: _Tokens, gold: _Tokens) -> AnswerScores:
     common = len(shared)  # tokens in common, each as often as both have it
     if len(answer.distinct) < len(answer.tokens) and len(gold.distinct) < len(gold.tokens):
         common = sum(min(answer.tokens.count(token), gold.tokens.count(token)) for token in shared)
-    precision, recall = common / len(answer.tokens), common / len(gold.tokens)
+    precision = common / len(answer.tokens)
+    recall = common / len(gold.tokens)
     return AnswerScores(0.0, 2 * precision * recall / (precision + recall), acc, precision, recall)

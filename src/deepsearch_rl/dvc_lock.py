@@ -31,7 +31,8 @@ def repair_dvc_locks(root: Path) -> list[str]:
     Raises:
         ConfigError: a file is unreadable, and a DVC command is running.
     """
-    root, sentences = root.resolve(), list[str]()
+    root = root.resolve()
+    sentences = list[str]()
     for path in (root / name for name in LOCK_FILES):
         sentences += _remove_notes_of_the_dead(path)
     for path in filter(_is_unreadable, (root / name for name in LOCK_FILES)):
@@ -154,7 +155,8 @@ def _living_holder(root: Path, path: Path) -> str | None:
     written_at = path.stat().st_mtime
     pids = {int(pid) for pid in _PID.findall(path.read_text(encoding="utf-8", errors="replace"))}
     for process in psutil.process_iter(["cmdline", "cwd", "create_time"]):
-        command, folder = process.info["cmdline"] or [], process.info["cwd"]
+        command = process.info["cmdline"] or []
+        folder = process.info["cwd"]
         is_holder = process.pid in pids and process.info["create_time"] < written_at  # not a later one of that number
         if is_holder or (_is_dvc(command) and folder and Path(folder).is_relative_to(root)):
             return f"`{' '.join(command)}` (pid {process.pid})"

@@ -38,11 +38,15 @@ class ProgressBar:
     def __init__(
         self, label: str, total: int, unit: str = "items", stream: TextIO = sys.stderr, *, done: int = 0
     ) -> None:
-        self._label, self._total, self._unit, self._stream = label, total, unit, stream
+        self._label = label
+        self._total = total
+        self._unit = unit
+        self._stream = stream
         self._resumed = self._done = done
         self._note = ""
         self._started = self._shown = time.monotonic()
-        self._bar, self._interval_s = None, PLAIN_LINE_INTERVAL_S
+        self._bar = None
+        self._interval_s = PLAIN_LINE_INTERVAL_S
         if stream.isatty():
             texts = TextColumn("{task.description}"), TextColumn("{task.fields[rate]:.1f} " + f"{unit}/s")
             columns = texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeRemainingColumn()
@@ -68,7 +72,8 @@ class ProgressBar:
 
     def advance(self, count: int = 1, note: str = "") -> None:
         """Count ``count`` more units as done; ``note`` is shown beside or below them."""
-        self._done, self._note = self._done + count, note or self._note
+        self._done = self._done + count
+        self._note = note or self._note
         if time.monotonic() - self._shown >= self._interval_s:
             self._show()
 

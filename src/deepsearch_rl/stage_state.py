@@ -131,9 +131,11 @@ def differences(before: StageState, now: StageState) -> list[str]:
         for name in sorted({*old, *new}):
             if old.get(name) != new.get(name):
                 sentences.append(f"{name} {_change(old, new, name)}")
-    old_values, new_values = {**before.params, **before.packages}, {**now.params, **now.packages}
+    old_values = {**before.params, **before.packages}
+    new_values = {**now.params, **now.packages}
     for name in sorted({*old_values, *new_values}):
-        old_value, new_value = old_values.get(name), new_values.get(name)
+        old_value = old_values.get(name)
+        new_value = new_values.get(name)
         if old_value != new_value:
             sentences.append(f"{name} (was {json.dumps(old_value)}, is {json.dumps(new_value)})")
     return sentences

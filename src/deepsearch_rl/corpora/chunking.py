@@ -130,7 +130,8 @@ def _cut_at_sentences(documents: Iterable[Document], counter: TokenCounter, cutt
             blocks = list(blocks)  # one, which all of them are cut from
         start = 0
         for document in batch:
-            body, end = start + _title_chars(document), start + len(document.contents)
+            body = start + _title_chars(document)
+            end = start + len(document.contents)
             units = (block.between(body, end) for block in blocks)
             bounds = array("q", itertools.chain.from_iterable(_pack(units, cutting)))
             yield from _slices(document, bounds, start)
@@ -145,7 +146,8 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         length = len(document.contents) + 1
         if batch and chars + length > BLOCK_CHARS:
             yield batch
-            batch, chars = [], 0
+            batch = []
+            chars = 0
         batch.append(document)
         chars += length
     if batch:

@@ -45,9 +45,15 @@ JSON_COLUMNS = frozenset(
 Row = tuple[int, bytes]
 """The number of a row, from 1, and its JSON text. Lines are counted in text files, otherwise rows."""
 
-LINES, ARRAY, TABLE = "JSON Lines", "a JSON array", "a table of CSV or TSV"
-PARQUET, ARROW = "a Parquet file", "an Arrow file"
-GZIP, BZIP2, XZ, ZIP = "gzipped", "a bzip2 file", "an xz file", "a zip archive"
+LINES = "JSON Lines"
+ARRAY = "a JSON array"
+TABLE = "a table of CSV or TSV"
+PARQUET = "a Parquet file"
+ARROW = "an Arrow file"
+GZIP = "gzipped"
+BZIP2 = "a bzip2 file"
+XZ = "an xz file"
+ZIP = "a zip archive"
 _MAGIC = {
     b"\x1f\x8b": GZIP,
     b"BZh": BZIP2,

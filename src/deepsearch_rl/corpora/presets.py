@@ -38,7 +38,8 @@ def source_of(dataset: str, folder: Path | None, fetched: Path) -> DownloadConfi
             f"the corpus of {dataset} is not fetched by name; give --data FOLDER with a file corpus*.jsonl and a file "
             f"questions*.jsonl, or describe them in a profile as profiles/gpu/params.yaml does."
         )
-    corpus, questions = _only(folder, ("corpus",)), _only(folder, QUESTION_FILES)
+    corpus = _only(folder, ("corpus",))
+    questions = _only(folder, QUESTION_FILES)
     corpus_format = dataset if dataset in CORPUS_FORMATS else "flashrag"
     corpora = {dataset: CorpusSource(format=corpus_format, path=Path(corpus.name))}
     source = QuestionSource(format=dataset, path=Path(questions.name), shuffle_seed=None, splits={SPLIT: None})

@@ -39,7 +39,9 @@ class ControlAgent:
         gold_passages: "GoldPassages | None",
         seed: int,
     ) -> None:
-        self._endpoint, self._seed, self._gold_passages = endpoint, seed, gold_passages
+        self._endpoint = endpoint
+        self._seed = seed
+        self._gold_passages = gold_passages
         self._key = RolloutKey(model_name, config.prompt_title, temperature, config.protocol)
         self._protocol = open_protocol(
             config, offer_tool=gold_passages is not None, begins_in_thought=endpoint.begins_in_thought
@@ -104,7 +106,8 @@ class GoldPassages:
         passages: dict[str, Chunk] = {}
         for evidence in question.metadata.evidence_list or ():
             doc_id = evidence.doc_id or (evidence.title and self._id_of_title.get(title_key(evidence.title))) or ""
-            chunks, fact = self._by_document.get(doc_id, []), without_space(evidence.fact)
+            chunks = self._by_document.get(doc_id, [])
+            fact = without_space(evidence.fact)
             for chunk in [each for each in chunks if fact in without_space(each.contents)] or chunks:
                 passages.setdefault(chunk.id, chunk)
         return tuple(passages.values())

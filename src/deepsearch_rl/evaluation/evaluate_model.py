@@ -147,7 +147,8 @@ class _Evaluator:
 
     def rows(self, question_sets: Mapping[str, list[Question]]) -> Iterator[F1TableRow]:
         """Yield the rows of the question sets; those with one corpus and one retriever share a server."""
-        setting, plans = self.setting, self.setting.evaluate.sets
+        setting = self.setting
+        plans = self.setting.evaluate.sets
         by_server: dict[tuple[str, RetrieverName], dict[str, list[Question]]] = {}
         for name, questions in question_sets.items():
             retriever = setting.retrieval.for_dataset(name, setting.datasets).retriever
@@ -187,7 +188,9 @@ class _Evaluator:
 
     def _rollouts(self, run: Run, retrieval_url: str, gold: Future[GoldPassages]) -> TrajectoryFile:
         """Return every rollout of a run, by id: those in the log, and the missing ones made now."""
-        agent, seed, name = self.setting.agent, self.setting.seed, self.name_in_rollouts
+        agent = self.setting.agent
+        seed = self.setting.seed
+        name = self.name_in_rollouts
         file = run_file(run.dataset, run.condition, run.temperature, run.variant)
 
         def open_agent() -> AbstractAsyncContextManager[SearchAgent | ControlAgent]:

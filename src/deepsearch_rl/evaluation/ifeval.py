@@ -110,7 +110,8 @@ class IfevalResponse(Record):
 
 def generated_prompts(count: int) -> list[IfevalPrompt]:
     """Return ``count`` prompts: every instruction alone first, then pairs of instructions that do not conflict."""
-    conflicts, checkers = instructions_registry.INSTRUCTION_CONFLICTS, instructions_registry.INSTRUCTION_DICT
+    conflicts = instructions_registry.INSTRUCTION_CONFLICTS
+    checkers = instructions_registry.INSTRUCTION_DICT
     parts = yaml.load(PROMPTS.read_text(encoding="utf-8"), yaml.CSafeLoader)
     instructions: list[tuple[str, dict[str, JsonValue]]] = list(parts["instructions"].items())
     combinations: list[Sequence[tuple[str, dict[str, JsonValue]]]] = [(entry,) for entry in instructions]
@@ -121,7 +122,8 @@ def generated_prompts(count: int) -> list[IfevalPrompt]:
     prompts: list[IfevalPrompt] = []
     for key, entries in enumerate(combinations[:count], 1):
         wording = (checkers[name](name).build_description(**arguments) for name, arguments in entries)
-        ids, kwargs = tuple(name for name, _ in entries), tuple(arguments for _, arguments in entries)
+        ids = tuple(name for name, _ in entries)
+        kwargs = tuple(arguments for _, arguments in entries)
         text = " ".join([parts["topics"][key % len(parts["topics"])], *wording])
         prompts.append(IfevalPrompt(key=key, prompt=text, instruction_id_list=ids, kwargs=kwargs))
     return prompts

@@ -63,7 +63,9 @@ def evaluate(request: Standalone, cache: Path, out: Path, work: Path) -> ModelEv
 
 def prepare_data(request: Standalone, cache: Path) -> Path:
     """Return a folder with ``questions``, ``chunks`` and ``index`` as an evaluation reads them; make it if missing."""
-    dataset, chunk, seed = request.dataset, request.setting.chunk, request.setting.seed
+    dataset = request.dataset
+    chunk = request.setting.chunk
+    seed = request.setting.seed
     source = cache / f"{dataset}-{_source_digest(request.source)}"
     if not (source / "source.json").is_file():
         download(request.source, seed, source / "corpora", source / "questions")

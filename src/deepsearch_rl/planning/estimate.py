@@ -57,7 +57,8 @@ class Plan:
 
     def cost(self, work: StageWork) -> float | None:
         """Return the list price of what a stage's API reads and writes; None where the price is not known."""
-        price, (read, written) = self.file.prices.get(work.api), work.tokens
+        price = self.file.prices.get(work.api)
+        (read, written) = work.tokens
         return None if price is None else (read * price.prompt + written * price.completion) / 1e6
 
 
@@ -147,7 +148,10 @@ class _Sizes:
 
     def _training(self) -> Iterator[StageWork]:
         value = self.profile.value
-        model, teacher, sft, starts = value("prepare_model"), value("synthesize"), value("sft"), value("rl")["starts"]
+        model = value("prepare_model")
+        teacher = value("synthesize")
+        sft = value("sft")
+        starts = value("rl")["starts"]
         tokens = sum(level["tokens"] for level in model["pretrain"]["curriculum"]) if model.get("pretrain") else 0
         work = {"pretrain_token_s": tokens, "download_gb_s": 2 * self._billions}
         yield self._stage("prepare_model", work, disk_gib=self._weights_gib * self._of("copies"))
@@ -161,7 +165,8 @@ class _Sizes:
         tokens = rollouts * self._of("success_share") * self._of("row_tokens") * sft["epochs"]
         work = {"swift_start_s": 1, "sft_token_s": tokens * self._size}
         if sft["checkpoint"] == "dev":
-            answers, kept = sft["dev"]["questions"] * sft["dev"]["samples"], sft["kept_checkpoints"]
+            answers = sft["dev"]["questions"] * sft["dev"]["samples"]
+            kept = sft["kept_checkpoints"]
             work |= {"serve_start_s": kept, _rollout_slope(self._vllm): kept * answers * self._size}
         yield self._trains("sft", work, self._update_gib(sft["max_length"]))
         yield self._merges("merge", "merge_s")

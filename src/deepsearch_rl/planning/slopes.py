@@ -105,7 +105,8 @@ def slopes_for(profile: Profile, file: SlopeFile, given: Mapping[str, float]) ->
 
 def calibrate() -> float:
     """Return the seconds of a matrix product of the tiny model's shape on one thread: the best of five runs."""
-    rows, weights = np.ones((512, 128), np.float32), np.ones((128, 256), np.float32)
+    rows = np.ones((512, 128), np.float32)
+    weights = np.ones((128, 256), np.float32)
     with threadpool_limits(1):
         products = Timer(lambda: np.maximum(rows @ weights, 0) @ weights.T, timer=time.process_time)
         return min(products.repeat(repeat=5, number=100))

@@ -22,7 +22,8 @@ from deepsearch_rl.records import Chunk, Question
 from deepsearch_rl.retrieval.ranking import Retriever
 
 RANKED = 10  # depth of MRR@10 and MAP@10
-MRR, MAP = f"mrr@{RANKED}", f"map@{RANKED}"
+MRR = f"mrr@{RANKED}"
+MAP = f"map@{RANKED}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ def score_facts(found_by_rank: Sequence[set[int]], facts: int, cutoffs: Sequence
     this one can pass 1 where a question has more than 10 items and a chunk holds several.
     """
     ranks = list(enumerate(found_by_rank[:RANKED], 1))
-    earlier, gain = set[int](), 0.0
+    earlier = set[int]()
+    gain = 0.0
     for rank, items in ranks:
         gain += len(items - earlier) / rank
         earlier |= items

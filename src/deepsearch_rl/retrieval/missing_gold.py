@@ -47,7 +47,8 @@ def find_missing(chunks: Sequence[Chunk], golds: Iterable[Gold]) -> MissingGold:
             titles.update({title_key(title): title for title in gold.items})
         elif gold.kind == "documents":
             ids.update(dict.fromkeys(gold.items, ""))
-    missing_titles, missing_ids = set(titles), set(ids)
+    missing_titles = set(titles)
+    missing_ids = set(ids)
     for chunk in chunks if titles or ids else ():
         missing_titles.discard(chunk_title_key(chunk))
         missing_ids.discard(chunk.metadata.doc_id)
@@ -73,7 +74,8 @@ def _nearest(wanted: Sequence[str], candidates: Callable[[], Iterator[tuple[str,
     for candidate, name in candidates():
         if candidate == last:  # chunks of a document follow each other
             continue
-        last, candidate_words = candidate, set(candidate.split())
+        last = candidate
+        candidate_words = set(candidate.split())
         for key, matcher in matchers.items():
             # A look at words costs a hundredth of a comparison.
             if candidate[:3] != key[:3] and words[key].isdisjoint(candidate_words):

@@ -48,7 +48,8 @@ def rank(rows_N: NDArray[np.int64], scores_N: NDArray[np.float32], top_k: int) -
     if len(rows_N) > top_k:
         threshold = np.partition(scores_N, -top_k)[-top_k]
         high_N = scores_N >= threshold  # more than top_k where scores tie; the row decides below
-        rows_N, scores_N = rows_N[high_N], scores_N[high_N]
+        rows_N = rows_N[high_N]
+        scores_N = scores_N[high_N]
     order_K = np.lexsort((rows_N, -scores_N))[:top_k]
     return Ranking(rows_N[order_K], scores_N[order_K])
 
@@ -105,6 +106,7 @@ class ReciprocalRankFusion:
             for ranking, weight in zip(pair, weights, strict=True):
                 for position, row in enumerate(ranking.rows_K.tolist(), 1):
                     scores[row] = scores.get(row, 0.0) + weight / (self.config.rrf_k + position)
-            rows_N, scores_N = np.array(list(scores), dtype=np.int64), np.array(list(scores.values()), dtype=np.float32)
+            rows_N = np.array(list(scores), dtype=np.int64)
+            scores_N = np.array(list(scores.values()), dtype=np.float32)
             rankings.append(rank(rows_N, scores_N, top_k))
         return rankings

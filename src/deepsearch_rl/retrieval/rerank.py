@@ -44,7 +44,8 @@ class CrossEncoder:
         from transformers.modeling_utils import load_state_dict  # noqa: PLC0415
 
         require_device(config.device, f"the reranker {config.model}", "device")
-        folder, dtype = config.model, {"dtype": getattr(torch, config.dtype)}
+        folder = config.model
+        dtype = {"dtype": getattr(torch, config.dtype)}
         try:
             model = sentence_transformers.CrossEncoder(
                 str(folder), device=config.device, local_files_only=True, model_kwargs=dtype
@@ -65,7 +66,8 @@ class CrossEncoder:
             )
         if model.num_labels not in (1, 2):
             raise ArtifactError(f"{folder} has {model.num_labels} labels; a reranker has one or two.")
-        self._config, self._model = config, model
+        self._config = config
+        self._model = model
         model.max_seq_length = config.max_tokens
 
     def warm_up(self) -> None:

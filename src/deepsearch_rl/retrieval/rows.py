@@ -102,7 +102,8 @@ class ChunkStore(Sequence[Chunk]):
 
     def __init__(self, path: Path, rows_folder: Path) -> None:
         """Open a chunk file with its offsets; raise ArtifactError where one of them is missing or damaged."""
-        self.path, self._rows_folder = path, rows_folder
+        self.path = path
+        self._rows_folder = rows_folder
         self._offsets_N: NDArray[np.int64] = open_column(rows_folder / OFFSETS_FILE, np.int64)
         try:
             self._file = os.open(path, os.O_RDONLY)

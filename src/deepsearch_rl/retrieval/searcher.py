@@ -160,5 +160,6 @@ def _halves_of(ranking: str) -> Sequence[str]:
 def open_finder(folder: Path, config: IndexConfig, terms_folder: Path) -> CandidateFinder:
     """Open the finder of the hybrid's candidates; ``terms_folder`` is usually that of the index."""
     bm25, dense = (open_retriever(folder, config, None, half) for half in ("bm25", "dense"))
-    terms, table = SentenceTerms.open(terms_folder), RowTable.open(folder / manifest.ROWS_FOLDER)
+    terms = SentenceTerms.open(terms_folder)
+    table = RowTable.open(folder / manifest.ROWS_FOLDER)
     return CandidateFinder(bm25, dense, terms, table, SourceNames.of(table.sources), config.fusion)

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import file_digests, read_json, sha256_json
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT's, before a base's own names
 SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as --max-lora-rank (``MaxLoRARanks`` in its config/lora.py)."""
@@ -70,7 +71,8 @@ def tokenizer_folder(folder: Path) -> Path:
 
 def digest_weights(folder: Path) -> str:
     """Return the SHA-256 of a model folder, and of an adapter's base with it; raises as :func:`read_adapter`."""
-    adapter, files = read_adapter(folder), file_digests(folder)
+    adapter = read_adapter(folder)
+    files = file_digests(folder)
     return sha256_json([files, file_digests(adapter.base)] if adapter else files)
 
 

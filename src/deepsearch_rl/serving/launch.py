@@ -109,7 +109,8 @@ def serve_model(folder: Path, config: ServingConfig) -> Iterator[Endpoint]:
         port = free_port()  # vLLM takes no open socket
         command = vllm_serve_command(base, settings, port, adapter_flags(adapter) if adapter else ())
         command[0] = str(Path(sys.executable).with_name("vllm"))  # the one installed beside this interpreter
-    url, timeout_s = f"http://{LOOPBACK}:{port}", settings.start_timeout_s
+    url = f"http://{LOOPBACK}:{port}"
+    timeout_s = settings.start_timeout_s
     splits_thoughts = isinstance(settings, VllmConfig) and settings.reasoning_parser is not None
     begins_in_thought = not splits_thoughts and prompt_opens_thought(base)
     with running_server("the model server", command, url, "/health", timeout_s, listener=listener):

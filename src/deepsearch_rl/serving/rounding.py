@@ -20,7 +20,8 @@ CANDIDATES = (
     Shapes(tokens=16, max_tokens=512, queries=4, max_queries=128, keys=64, block=128),
     Shapes(tokens=64, max_tokens=64, queries=8, max_queries=8, keys=64, block=64),  # every product has one size
 )
-TEXT_TOKENS, COMPANIONS = 200, 40
+TEXT_TOKENS = 200
+COMPANIONS = 40
 
 
 def choose_shapes(model: PreTrainedModel) -> Shapes:

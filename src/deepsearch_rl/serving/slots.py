@@ -59,10 +59,12 @@ class SlotTable:
     def line_up(self, slots: Sequence[int]) -> None:
         """Give these slots the first places, so that a pass over them copies no keys and values."""
         places = self.places[slots]
-        outside, free = places[places >= len(slots)], np.setdiff1d(np.arange(len(slots)), places)
+        outside = places[places >= len(slots)]
+        free = np.setdiff1d(np.arange(len(slots)), places)
         if not len(free):
             return
-        before, after = np.concatenate([outside, free]), np.concatenate([free, outside])
+        before = np.concatenate([outside, free])
+        after = np.concatenate([free, outside])
         moved = np.argsort(self.places)[before]
         length = self.lengths[moved].max()
         for tensor in (*self.keys, *self.values):

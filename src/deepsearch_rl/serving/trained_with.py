@@ -13,7 +13,8 @@ from deepsearch_rl.agent.prompt_digests import PromptDigests, TrainedWith, parts
 from deepsearch_rl.errors import ArtifactError, ConfigError
 from deepsearch_rl.files import read_json
 
-MANIFEST, TRAINED_WITH = "manifest.json", "trained_with"
+MANIFEST = "manifest.json"
+TRAINED_WITH = "trained_with"
 
 
 def read_trained_with(folder: Path) -> TrainedWith | None:
@@ -38,7 +39,8 @@ def chat_template(folder: Path) -> str:
 
     Tokenizers keep it in a file of its own, older ones in their settings.
     """
-    file, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    file = folder / "chat_template.jinja"
+    settings = folder / "tokenizer_config.json"
     if file.is_file():
         return file.read_text(encoding="utf-8")
     template: Any = read_json(settings).get("chat_template") if settings.is_file() else None

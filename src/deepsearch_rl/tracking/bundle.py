@@ -44,9 +44,14 @@ from deepsearch_rl.tracking.curves import line_digest
 from deepsearch_rl.tracking.run_names import flatten, run_name
 from deepsearch_rl.training.curves import TrainingStep
 
-BUNDLE, PREDICTIONS, ROLLOUTS, FILES = "bundle.json", "predictions.jsonl", "rollouts.jsonl", "files"
-TABLE, PAGE = "f1_table.md", "index.html"
-PARAMS, QUESTION_F1 = "params.json", "question_f1.json"
+BUNDLE = "bundle.json"
+PREDICTIONS = "predictions.jsonl"
+ROLLOUTS = "rollouts.jsonl"
+FILES = "files"
+TABLE = "f1_table.md"
+PAGE = "index.html"
+PARAMS = "params.json"
+QUESTION_F1 = "question_f1.json"
 DIGEST_CHARACTERS = 36  # of a data set's digest; MLflow refuses longer ones
 SCORES = ("f1", "f1_low", "f1_high", "em", "acc", "precision", "recall", "mean_rounds", "mean_tool_calls")
 _NOT_IN_A_NAME = re.compile(r"[^\w.\-]", re.ASCII)
@@ -234,7 +239,8 @@ def build_bundle(results: Results, provenance: Provenance, config: TrackConfig, 
             shutil.copyfile(results.reports / name, partial / FILES / name)
         for path in (path for folder in results.prompts for path in sorted(folder.glob("*.json"))):
             shutil.copyfile(path, partial / FILES / f"prompts-{path.parent.name}-{path.name}")
-        params, defaults = dict(flatten(provenance.params)), dict(flatten(provenance.defaults))
+        params = dict(flatten(provenance.params))
+        defaults = dict(flatten(provenance.defaults))
         write_json(partial / FILES / PARAMS, params)
         curves = {name: [point.model_dump() for point in model.curve] for name, model in models.items()}
         digests = [sha256_file(partial / name) for name in (PREDICTIONS, ROLLOUTS)]

@@ -7,7 +7,8 @@ from urllib.parse import unquote, urlsplit
 
 from deepsearch_rl.errors import EndpointError
 
-SQLITE, ARTIFACTS = "sqlite:///", "artifacts"
+SQLITE = "sqlite:///"
+ARTIFACTS = "artifacts"
 _LOCATIONS = (
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),

@@ -18,10 +18,14 @@ from pydantic import JsonValue
 
 from deepsearch_rl.redaction import is_secret, mask_users
 
-CHANGES_TAG, EXPERIMENT_TAG, COMMIT_TAG = "changes", "dvc.experiment", "git.commit"
+CHANGES_TAG = "changes"
+EXPERIMENT_TAG = "dvc.experiment"
+COMMIT_TAG = "git.commit"
 SEPARATOR = " · "
 MAX_PARAM_CHARACTERS = 6000
-MAX_VALUE_CHARACTERS, MAX_CHANGES_CHARACTERS, MAX_PART_CHARACTERS = 24, 80, 60
+MAX_VALUE_CHARACTERS = 24
+MAX_CHANGES_CHARACTERS = 80
+MAX_PART_CHARACTERS = 60
 COMMIT_CHARACTERS = 7
 _NO_QUOTES = str.maketrans("", "", "'\"`")
 

@@ -53,7 +53,9 @@ def connected(uri: str, timeout_s: float) -> Iterator[MlflowClient]:
         EndpointDownError: no server answers, or another process holds the local store for longer than ``timeout_s``.
         EndpointError: the store refuses or breaks off, in this call or in the block.
     """
-    place, database, address = public_uri(uri), database_file(uri), urlsplit(uri)
+    place = public_uri(uri)
+    database = database_file(uri)
+    address = urlsplit(uri)
     parts = [address.username, address.password, *(value for _, value in parse_qsl(address.query))]
     secrets = list(filter(None, parts))
     alone = held(database, timeout_s, f"the MLflow store {place}") if database else contextlib.nullcontext()

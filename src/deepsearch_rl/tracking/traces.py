@@ -154,7 +154,8 @@ def _search(message: Message, call: ToolCall | None, unused: list[Retrieval]) ->
         arguments: JsonValue = {"arguments": call.arguments if call else ""}
         return _Event("retrieve", SpanType.TOOL, arguments, message.content, {})
     unused.remove(retrieval)
-    documents, chunk_ids = _documents(message.content, retrieval.chunk_ids), list[JsonValue](retrieval.chunk_ids)
+    documents = _documents(message.content, retrieval.chunk_ids)
+    chunk_ids = list[JsonValue](retrieval.chunk_ids)
     return _Event("retrieve", SpanType.RETRIEVER, {"query": query}, documents, {"chunk_ids": chunk_ids})
 
 
@@ -165,7 +166,8 @@ def _documents(content: str, chunk_ids: Sequence[str]) -> list[JsonValue]:
     """
     passages = [part.strip() for part in _PASSAGE.split(content) if part.strip()]
     if chunk_ids and len(passages) != len(chunk_ids):
-        passages, chunk_ids = [content], [" ".join(chunk_ids)]
+        passages = [content]
+        chunk_ids = [" ".join(chunk_ids)]
     return [
         {"page_content": passage, "metadata": {"doc_uri": name}}
         for passage, name in zip(passages, chunk_ids, strict=False)

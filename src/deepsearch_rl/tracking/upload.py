@@ -53,8 +53,10 @@ from deepsearch_rl.tracking.store import BATCH, batches, connected, experiment_i
 from deepsearch_rl.tracking.traces import Owner, build_trace
 from deepsearch_rl.trajectories.collect import kept_times, read_times
 
-DIGEST_TAG, F1_TAG = "report.digest", "f1"
-PARENT_TAG, DESCRIPTION_TAG = "mlflow.parentRunId", "mlflow.note.content"
+DIGEST_TAG = "report.digest"
+F1_TAG = "f1"
+PARENT_TAG = "mlflow.parentRunId"
+DESCRIPTION_TAG = "mlflow.note.content"
 MAX_TAG_CHARACTERS = 8000
 """Of a tag's value in MLflow."""
 REPORT = "report"
@@ -196,7 +198,8 @@ class _Upload:
         predictions = [row for row in read_jsonl(self.folder / PREDICTIONS, Prediction) if row.model == model]
         if predictions:
             self.client.log_table(run_id, pd.DataFrame(row.table_row() for row in predictions), "predictions.json")
-        owner, now_ns = Owner(self.traces_of, run_id, logged.model_id), time.time_ns()
+        owner = Owner(self.traces_of, run_id, logged.model_id)
+        now_ns = time.time_ns()
         rollouts = [shown for shown in read_jsonl(self.folder / ROLLOUTS, ShownRollout) if shown.model == model]
         digests = [trajectory_digest(shown.trajectory) for shown in rollouts]
         times = read_times(kept_times(self.bundle.table.profile, model), set(digests))
@@ -228,7 +231,8 @@ class _Upload:
 
     def _register(self, run_id: str, logged: entities.LoggedModel) -> None:
         """Make a logged model the newest version of the profile's registered model; ``best`` if none has more F1."""
-        name, table = f"{self.bundle.experiment}-{self.bundle.table.profile}", self.bundle.table
+        name = f"{self.bundle.experiment}-{self.bundle.table.profile}"
+        table = self.bundle.table
         with suppress(MlflowException):  # an earlier report made it
             self.client.create_registered_model(name)
         f1 = next(row.f1 for row in table.main_rows(table.datasets[0]) if row.model == logged.tags["model"])

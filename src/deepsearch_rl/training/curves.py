@@ -96,7 +96,8 @@ def curve_path(work: Path, name: str) -> Path:
 def recorded_curve(path: Path) -> Iterator[None]:
     """Append the steps that this block records to the curve ``path``, and behind them how the block ended."""
     curve = _Curve(path)
-    token, end = _CURVE.set(curve), "FAILED"
+    token = _CURVE.set(curve)
+    end = "FAILED"
     try:
         yield
         end = "FINISHED"

@@ -8,7 +8,8 @@ from deepsearch_rl.errors import ArtifactError
 from deepsearch_rl.files import read_json, write_json
 
 WEIGHTS = "*.safetensors"
-CONFIG, MANIFEST = "config.json", "manifest.json"
+CONFIG = "config.json"
+MANIFEST = "manifest.json"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 CHECKPOINTS = "checkpoints"
 """Folder of adapters by step, in place of the adapter's files, while none of them is chosen."""

@@ -43,7 +43,9 @@ from deepsearch_rl.trajectories.collect import collect, read_questions
 from deepsearch_rl.trajectories.rollout_setting import RolloutSetting
 
 _LOG = logging.getLogger(__name__)
-CANDIDATES, MANIFEST, REFLECTIONS = "candidates.json", "manifest.json", "reflections.jsonl"
+CANDIDATES = "candidates.json"
+MANIFEST = "manifest.json"
+REFLECTIONS = "reflections.jsonl"
 RewardName = Literal["f1", "exact_match", "evidence_recall", "answer_format"]
 """The rewards that read no thoughts, for which a policy's tokenizer would be needed."""
 _NO_THOUGHTS = PolicyText(count_tokens=len, think_length=ThinkLength(min_tokens=0, full_score_tokens=0, max_tokens=1))
@@ -114,14 +116,17 @@ def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, scratch: Pat
     """
     if config.reflection is None:
         raise ConfigError("optimize_prompt.reflection is null; name the endpoint of a model that writes prompts.")
-    setting, counts = task.setting, config.questions
-    train, dev = read_questions(setting.split("train"), counts.train), read_questions(setting.split("dev"), counts.dev)
+    setting = task.setting
+    counts = config.questions
+    train = read_questions(setting.split("train"), counts.train)
+    dev = read_questions(setting.split("dev"), counts.dev)
     reflector = open_endpoint(config.reflection.endpoint)
     with serve_model(task.folder, task.serving) as endpoint:
         folder = scratch / _models_digest(task, endpoint, reflector)[:16]
         log = folder / REFLECTIONS
         with only_writer(log), AppendLog(log) as texts:
-            reflect, progress = _Reflector(config.reflection, reflector, texts), _Progress()
+            reflect = _Reflector(config.reflection, reflector, texts)
+            progress = _Progress()
             with serve_index(setting.index, setting.chunks, setting.retrieval) as url:
                 result = optimize(
                     seed_candidate={COMPONENT: load_prompt(setting.agent.prompt)},
@@ -136,7 +141,8 @@ def optimize_prompt(task: PromptTask, config: OptimizePromptConfig, scratch: Pat
                     logger=progress,
                     seed=setting.seed,
                 )
-    candidates, best = _candidates(result, dev), result.best_idx
+    candidates = _candidates(result, dev)
+    best = result.best_idx
     manifest = {
         "model": task.name,
         "start": setting.agent.prompt_title,
@@ -211,7 +217,9 @@ class _Rollouts:
         folder = self.scratch / sha256_json(prompt)[:16]
         folder.mkdir(exist_ok=True)
         (folder / MADE_PROMPT).write_text(prompt, encoding="utf-8")
-        name, setting, config = self.task.name, self.task.setting, self.config
+        name = self.task.name
+        setting = self.task.setting
+        config = self.config
         agent = setting.agent.model_copy(update={"prompt": (folder / MADE_PROMPT).as_posix()})
         self.asked += len(batch)
         artifact = collect(
@@ -279,13 +287,16 @@ class _Reflector:
     """GEPA's reflection model: asks the endpoint, or answers from the log of an earlier run."""
 
     def __init__(self, config: Reflection, endpoint: Endpoint, log: AppendLog) -> None:
-        self._config, self._endpoint, self._log = config, endpoint, log
+        self._config = config
+        self._endpoint = endpoint
+        self._log = log
         self._known = list(read_jsonl(log.path, ReflectionLine))
         self.calls = 0
 
     def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
         asked = sha256_json(prompt)
-        number, self.calls = self.calls, self.calls + 1
+        number = self.calls
+        self.calls = self.calls + 1
         if number < len(self._known):
             if self._known[number].asked != asked:
                 raise ArtifactError(

@@ -71,7 +71,8 @@ def train(run: RlRun) -> None:
     """Train in this process, with a retrieval server."""
     from deepsearch_rl.training.rl.loop import train_policy  # noqa: PLC0415 - imports transformers
 
-    make_trainer, setting = open_engine(run.rl.backend), run.setting
+    make_trainer = open_engine(run.rl.backend)
+    setting = run.setting
     with serve_index(setting.index, setting.chunks, setting.retrieval) as url, recorded_curve(run.curve):
         task = RlTask(
             start=run.start,

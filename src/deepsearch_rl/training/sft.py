@@ -240,10 +240,12 @@ def train_adapter(config: SftConfig, model: Path, rows: Path, seed: int, scratch
         raise ArtifactError(f"swift sft left no checkpoint in {scratch}; its output is in swift.log there.")
     state = read_record(checkpoint / TRAINER_STATE, TrainerState)
     if config.checkpoint == "dev":
-        chosen, adapters = {}, {f"{CHECKPOINTS}/{step}": path for step, path in whole_checkpoints(scratch).items()}
+        chosen = {}
+        adapters = {f"{CHECKPOINTS}/{step}": path for step, path in whole_checkpoints(scratch).items()}
     else:
         best = chosen_checkpoint(config, checkpoint, state)
-        chosen, adapters = {"best_step": read_record(best / TRAINER_STATE, TrainerState).global_step}, {"": best}
+        chosen = {"best_step": read_record(best / TRAINER_STATE, TrainerState).global_step}
+        adapters = {"": best}
     packages = ("ms-swift", "transformers", "peft", "torch")
     manifest = {
         "tool": "ms-swift",
@@ -369,7 +371,9 @@ def _progress(stack: contextlib.ExitStack) -> Callable[[str], None]:
         match = _STEP.search(line)
         if match is None:
             return
-        step, total, metrics = int(match[1]), int(match[2]), logged_metrics(line)
+        step = int(match[1])
+        total = int(match[2])
+        metrics = logged_metrics(line)
         bar = bar or stack.enter_context(ProgressBar("sft", total, "steps"))
         bar.advance(step - last_step, note=f"loss {metrics['loss']:.3f}" if "loss" in metrics else "")
         last_step = step

@@ -79,8 +79,12 @@ def _dev_f1(
     rollouts: DevRollouts, questions: list[Question], url: str, step: int, adapter: Path, scratch: Path
 ) -> float:
     """Return the mean F1 of an adapter's rollouts; a failed one scores 0."""
-    plan, agent, seed = rollouts.plan, rollouts.setting.agent, rollouts.setting.seed
-    log, out, label = scratch / f"{step}.jsonl", scratch / f"{step}.sorted.jsonl", f"sft, step {step} on dev"
+    plan = rollouts.plan
+    agent = rollouts.setting.agent
+    seed = rollouts.setting.seed
+    log = scratch / f"{step}.jsonl"
+    out = scratch / f"{step}.sorted.jsonl"
+    label = f"sft, step {step} on dev"
     with serve_model(adapter, rollouts.serving) as endpoint:
         agents = partial(SearchAgent, agent, endpoint, url, plan.temperature, model_name="sft", seed=seed)
         answers = collect(questions, plan.samples, agents, log, agent.concurrency, label, out)

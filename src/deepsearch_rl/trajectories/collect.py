@@ -174,7 +174,9 @@ class RolloutLog:
     """The rollouts of a run, ``samples`` per question: which are done, and where in the log their lines begin."""
 
     def __init__(self, log: AppendLog, questions: Sequence[Question], samples: int) -> None:
-        self._log, self._questions, self._samples = log, questions, samples
+        self._log = log
+        self._questions = questions
+        self._samples = samples
         self._positions = {question.id: position for position, question in enumerate(questions)}
         self._offsets = array("q", [_MISSING]) * (len(questions) * samples)
         self._failed_by_server: dict[int, str] = {}
@@ -197,7 +199,8 @@ class RolloutLog:
         end = 0
         with self._log.path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                offset, end = end, end + len(line)
+                offset = end
+                end = end + len(line)
                 if not line.strip():
                     continue
                 trajectory = parse_record(Trajectory, line, self._log.path, number)
@@ -285,7 +288,8 @@ async def _answer_missing(
     meter: ProgressBar,
 ) -> None:
     """Make the rollouts that the log does not hold yet, ``concurrency`` at once."""
-    missing, failures_in_a_row = rollouts.missing(), 0
+    missing = rollouts.missing()
+    failures_in_a_row = 0
 
     async def work(agent: Agent) -> None:
         nonlocal failures_in_a_row

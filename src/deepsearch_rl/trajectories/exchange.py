@@ -38,7 +38,8 @@ def _ends_in(name: str, *roles: str) -> pa.Column:
     return _cells(name, lambda turns: bool(turns) and turns[-1]["role"] in roles and turns[-1]["content"] != "")
 
 
-_TEXT, _ANYTHING = pa.Column(str, pa.Check(bool, name="not empty", element_wise=True)), pa.Column(object)
+_TEXT = pa.Column(str, pa.Check(bool, name="not empty", element_wise=True))
+_ANYTHING = pa.Column(object)
 _CONVERSATION = _ends_in("ends in an assistant's answer", "assistant")
 _RL = {
     "data_source": _TEXT,

@@ -23,7 +23,8 @@ from deepsearch_rl.retrieval.gold import Gold, gold_evidence
 from deepsearch_rl.trajectories.filters import evidence_shown, repeated_queries
 from deepsearch_rl.trajectories.results import UNKNOWN
 
-CORRECT, WRONG = "correct", "wrong"
+CORRECT = "correct"
+WRONG = "wrong"
 """Outcomes of answered rollouts; a failed one has its stop reason."""
 TOKENS_BIN = 100  # width of the bins of conversation lengths, in tokens
 
@@ -98,7 +99,8 @@ class Tally:
 
     def add(self, trajectory: Trajectory) -> None:
         """Count one more rollout."""
-        result, figures = outcome(trajectory), _figures(trajectory, self._gold.get(trajectory.question_id))
+        result = outcome(trajectory)
+        figures = _figures(trajectory, self._gold.get(trajectory.question_id))
         self.outcomes[result] += 1
         self._questions.add(trajectory.question_id)
         for name in ("all", "success" if result == CORRECT else "failure"):

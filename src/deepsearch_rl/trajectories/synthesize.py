@@ -64,7 +64,8 @@ def synthesize(
             f"synthesize.teacher is {config.teacher!r}, but the graph's stage synthesize is that of another teacher: "
             "set it in profile.yaml (of tiny: src/deepsearch_rl/presets/tiny.yaml) and run `make params deps`."
         )
-    agent, seed = setting.agent, setting.seed
+    agent = setting.agent
+    seed = setting.seed
     teacher, determined_by = served or _teacher(config, questions, seed)
     log = scratch / f"{sha256_json(determined_by)[:16]}.jsonl"
     with serve_index(setting.index, setting.chunks, setting.retrieval) as url:

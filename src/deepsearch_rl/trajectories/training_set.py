@@ -88,7 +88,8 @@ def build_training_set(
         dropped[UNCLOSED_THOUGHT], kept = len(kept) - len(closed), closed
     if config.per_question:
         best = best_per_question(kept, config.per_question)
-        dropped[PER_QUESTION], kept = len(kept) - len(best), best
+        dropped[PER_QUESTION] = len(kept) - len(best)
+        kept = best
     for trajectory in kept:
         _require_served_prompts(trajectory, config.flatten, agent)
     require_prompts(kept, agent)
@@ -182,7 +183,8 @@ class TokenProof:
         messages = chat_messages(trajectory.messages, with_reasoning=True)
         targets = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
         if target is not None:  # the conversation as the server sees it, through the trained turn
-            messages, targets = [*chat_messages(trajectory.messages[:target]), messages[target]], [target]
+            messages = [*chat_messages(trajectory.messages[:target]), messages[target]]
+            targets = [target]
         encoded = self._training.encode({"tools": row.tools, "messages": [dict(message) for message in row.messages]})
         tokens = self._render(messages)
         self._compare(trajectory.id, "training tokens", encoded["input_ids"], tokens)

@@ -21,12 +21,8 @@ from deepsearch_rl.serving.trained_with import read_trained_with, served_with
 from deepsearch_rl.training.curves import CurveLine, TrainingStep, recorded_curve
 from deepsearch_rl.training.finite import NotFiniteError
 from deepsearch_rl.training.rl.checkpoints import KeepConfig, kept_steps
-from deepsearch_rl.training.rl.loop import (
-    batch,
-    best_line,
-    policy_text,
-    train_policy,
-)
+from deepsearch_rl.training.rl.loop import best_line, policy_text, train_policy
+from deepsearch_rl.training.rl.question_order import batch
 from deepsearch_rl.training.rl.trainer import DevConfig, RlConfig, RlTask, RlTrainer, Rollout, Sampling
 from tests.training.rl.tiny_trainer import TinyTrainer
 

@@ -63,7 +63,8 @@ class Grammar(Record):
     @model_validator(mode="before")
     @classmethod
     def _name_items(cls, values: dict[str, Any]) -> dict[str, Any]:
-        kinds, relations = {}, {}
+        kinds = {}
+        relations = {}
         for kind, fields in values["kinds"].items():
             kinds[kind] = {"name": kind, "names": fields["names"]}
             for noun, relation in fields["relations"].items() if "relations" in fields else ():

@@ -93,7 +93,8 @@ def out_of_domain_questions(world: World, size: int, rng: random.Random) -> dict
     for dataset, types in OUT_OF_DOMAIN_SETS.items():
         questions: list[Question] = []
         for question_type, count in apportion(size, {name: share for name, (share, _) in types.items()}).items():
-            hops, inferred = types[question_type][1], question_type == INFERENCE
+            hops = types[question_type][1]
+            inferred = question_type == INFERENCE
             chains = _draw_chains(world, world.entities, hops, count, rng, inferred=inferred)
             questions += [_ask(world, chain, dataset, question_type, rng) for chain in chains]
         sets[dataset] = _number(questions, f"{dataset}-val", rng)
@@ -179,7 +180,8 @@ def _chain_shapes(grammar: Grammar, kind: str, hops: int) -> Iterator[tuple[str,
 
 def _ask(world: World, chain: Chain, dataset: str, question_type: str, rng: random.Random) -> Question:
     """Ask for a chain's end; a missing fact makes the answer INSUFFICIENT."""
-    style, nouns = STYLES[dataset], world.grammar.nouns(chain.relations, infer=question_type == INFERENCE)
+    style = STYLES[dataset]
+    nouns = world.grammar.nouns(chain.relations, infer=question_type == INFERENCE)
     facts = zip((chain.head, *(chain.visited or ())), chain.relations, strict=False)
     metadata = {
         "question_type": question_type,

@@ -26,7 +26,8 @@ from deepsearch_rl.records import ForeignRecord
 from deepsearch_rl.training.curves import TrainingStep
 
 STYLE = mpl.rc_params_from_file(Path(__file__).with_name("report.mplstyle"), use_default_template=False)
-INK, FAINT = STYLE["text.color"], STYLE["axes.edgecolor"]
+INK = STYLE["text.color"]
+FAINT = STYLE["axes.edgecolor"]
 COLOURS = {"base": "#7d838c", "sft": "#3f7fd1", "rl": "#bd7414", "sft_rl": "#12876a"}
 OTHER_COLOUR = "#8f5bb5"
 PANEL_INCHES = (4.7, 1.9)
@@ -108,12 +109,14 @@ def _lines(rows: Sequence[F1TableRow]) -> list[tuple[str, str]]:
 
 
 def _f1_panel(panel: Axes, rows: Sequence[F1TableRow]) -> None:
-    first, lines = next((row for row in rows if not row.kind), rows[0]), _lines(rows)
+    first = next((row for row in rows if not row.kind), rows[0])
+    lines = _lines(rows)
     panel.set_title(f"{first.dataset}{' (generated)' if first.generated else ''}, {first.n} questions")
     panel.axvline(first.constant.f1, color=FAINT, linestyle=(0, (3, 3)), linewidth=1)
     for row in rows:
         height = len(lines) - lines.index((row.model, row.variant)) - (0.0 if row.main else 0.3)
-        colour, mark = colour_of(row.model), "s" if row.variant else "o"
+        colour = colour_of(row.model)
+        mark = "s" if row.variant else "o"
         panel.plot([row.f1_low, row.f1_high], [height, height], color=colour, linewidth=2.2, solid_capstyle="round")
         face = colour if row.main else "none"
         panel.plot([row.f1], [height], marker=mark, markersize=6, markerfacecolor=face, markeredgecolor=colour)

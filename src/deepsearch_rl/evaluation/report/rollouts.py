@@ -116,8 +116,11 @@ def read_runs(
     """
     gold = {name: gold_by_question(of_set.values()) for name, of_set in questions.items()}
     for row in rows:
-        path, tally, outcomes = folders[row.model] / row.rollouts_file, Tally(gold.get(row.dataset, {})), list[str]()
-        ids, places = turned.get((row.model, row.run_name), frozenset[str]()) if count else (), set[int]()
+        path = folders[row.model] / row.rollouts_file
+        tally = Tally(gold.get(row.dataset, {}))
+        outcomes = list[str]()
+        ids = turned.get((row.model, row.run_name), frozenset[str]()) if count else ()
+        places = set[int]()
         for rollout in read_distinct(path, Trajectory):
             tally.add(rollout)
             if rollout.sample == 0 and rollout.question_id in ids:

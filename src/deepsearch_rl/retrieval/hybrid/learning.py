@@ -141,7 +141,8 @@ def choose(scores: Mapping[str, Mapping[str, float]]) -> RankingName:
     """Return ``learned`` if it is below the better half in neither score and above it in one, else that half."""
     halves: tuple[RankingName, RankingName] = ("bm25", "dense")
     better = max(halves, key=lambda half: scores[half][MRR] + scores[half][MAP])
-    learned, half = scores["learned"], scores[better]
+    learned = scores["learned"]
+    half = scores[better]
     never_below = all(learned[name] >= half[name] for name in (MRR, MAP))
     return "learned" if never_below and learned != half else better
 

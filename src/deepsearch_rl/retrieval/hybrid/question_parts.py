@@ -15,7 +15,9 @@ from typing import Self
 from deepsearch_rl.retrieval.rows import EPOCH
 from deepsearch_rl.retrieval.sparse.analysis import UNSPACED, has_unspaced
 
-MAX_PARTS, MAX_SOURCES, MAX_DATES = 32, 16, 32
+MAX_PARTS = 32
+MAX_SOURCES = 16
+MAX_DATES = 32
 """A question has a handful; a page pasted in place of one may have thousands, and each takes time."""
 Span = tuple[int, int]
 DayRange = tuple[int, int]  # first and last day since 1970-01-01; both belong to the range
@@ -90,8 +92,10 @@ class SourceNames:
 
 def split_question(question: str, names: SourceNames) -> QuestionParts:
     """Find the sources and days of a question and split the rest into parts."""
-    mentions, dates = names.find(question), find_dates(question)
-    pieces, end = [], 0
+    mentions = names.find(question)
+    dates = find_dates(question)
+    pieces = []
+    end = 0
     for start, stop in sorted([*(span for span, _ in mentions), *(match.span() for match, _ in dates)]):
         if start >= end:  # a source and a date may overlap
             pieces.append(question[end:start])
@@ -120,7 +124,8 @@ def find_dates(text: str) -> list[tuple[re.Match[str], DayRange]]:
 
 def _days(match: re.Match[str]) -> DayRange | None:
     groups = match.groupdict()
-    year, day = int(groups["year"]), groups.get("day")
+    year = int(groups["year"])
+    day = groups.get("day")
     # IGNORECASE takes a long s for an s, and so does casefold, unlike lower.
     month = int(groups["number"]) if groups.get("number") else 1 + _MONTHS.index(groups["month"][:3].casefold())
     try:

@@ -33,7 +33,8 @@ Floats = NDArray[np.float64]
 FEATURES = (
     "bm25", "dense", "passage", "sentence", "source_passage", "source_sentence", "date", "document_length"
 )  # fmt: skip
-K1, B = 0.9, 0.4
+K1 = 0.9
+B = 0.4
 """BM25's parameters, as in the published baselines; here for passages and for sentences."""
 
 
@@ -81,7 +82,8 @@ class CandidateFinder:
             return np.zeros((0, len(FEATURES)))
         passage_CQ, sentence_CQ = _fits(rows_C, question, self.terms)
         best_sentence_C = sentence_CQ.max(axis=1)
-        source_C, day_C = self.table.source_N[rows_C], self.table.day_N[rows_C]
+        source_C = self.table.source_N[rows_C]
+        day_C = self.table.day_N[rows_C]
         on_a_day_C = np.zeros(len(rows_C), dtype=np.bool_)
         for first, last in question.days:
             on_a_day_C |= (first <= day_C) & (day_C <= last)

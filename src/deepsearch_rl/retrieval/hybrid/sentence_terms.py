@@ -108,7 +108,8 @@ class SentenceTerms:
         terms = self.terms[places]
         term = np.minimum(np.searchsorted(terms_U, terms), len(terms_U) - 1)
         matching_M = np.flatnonzero(terms_U[term] == terms)
-        sentence_M, term_M = np.repeat(np.arange(len(sentences_S)), length_S)[matching_M], term[matching_M]
+        sentence_M = np.repeat(np.arange(len(sentences_S)), length_S)[matching_M]
+        term_M = term[matching_M]
         row_M = np.searchsorted(starts_C, sentence_M, side="right") - 1
         counts = np.bincount(row_M * len(terms_U) + term_M, minlength=len(rows_C) * len(terms_U))
         return Matches(

@@ -76,7 +76,8 @@ def compare_retrievers(
     Raise ArtifactError for too little gold evidence, UnknownNameError for a retriever that is not there, ConfigError
     for one that needs a half which the index was built without.
     """
-    chunks, examples = searcher.chunks, with_gold(questions)
+    chunks = searcher.chunks
+    examples = with_gold(questions)
     if len(examples) < (learning.folds if learning else 1):
         raise ArtifactError(
             f"{len(examples)} of {len(questions)} questions have gold evidence (metadata.evidence_list, "
@@ -125,7 +126,9 @@ def intervals(scores: Scores, seed: int, draws: int) -> dict[str, Interval]:
     """Return the mean of every metric with its interval, all from the same resamples of the questions."""
     result: dict[str, Interval] = {}
     for metric, values_Q in scores.items():
-        mean, size, generator = float(values_Q.mean()), len(values_Q), np.random.default_rng(seed)
+        mean = float(values_Q.mean())
+        size = len(values_Q)
+        generator = np.random.default_rng(seed)
         means = [values_Q[generator.integers(0, size, size)].mean() for _ in range(draws)]
         low, high = np.percentile(means or [mean], (2.5, 97.5)).tolist()
         result[metric] = Interval(mean=mean, low=low, high=high)

@@ -89,7 +89,8 @@ def prepare_queries(file: VectorFile, queries: Path | None, sampled: int, out: P
 
 def exact_rows(file: VectorFile, queries_QD: NDArray[np.float32], top_k: int) -> list[NDArray[np.int64]]:
     """Return the true best rows of every query."""
-    index, batches = FlatIndex(file), np.array_split(queries_QD, len(queries_QD) // EXACT_BATCH + 1)
+    index = FlatIndex(file)
+    batches = np.array_split(queries_QD, len(queries_QD) // EXACT_BATCH + 1)
     rankings = (index.search(batch_QD, top_k) for batch_QD in track(batches, "exact search", len(batches), "batches"))
     return [ranking.rows_K for of_batch in rankings for ranking in of_batch]
 
@@ -146,7 +147,8 @@ def measure_frontier(
 def _measure(folder: Path, config: VectorsConfig, queries: Queries, batch: int) -> Point:
     files = {"flat": (VECTORS_FILE,), "ivf_pq_refine": (INDEX_FILE, VECTORS_FILE)}.get(config.kind, (INDEX_FILE,))
     sizes_mb = [(folder / name).stat().st_size / MEGABYTE for name in files]  # the file that a search scans comes first
-    index, queries_QD = open_vector_index(folder, config), np.load(queries.path)
+    index = open_vector_index(folder, config)
+    queries_QD = np.load(queries.path)
     batches = [queries_QD[start : start + batch] for start in range(0, len(queries_QD), batch)]
     rows: list[NDArray[np.int64]] = []
     times_s: list[float] = []
@@ -181,7 +183,8 @@ def pareto(points: Sequence[Point]) -> list[Point]:
 
 def require_room(vectors: Path, out: Path) -> None:
     """Raise ConfigError where a copy and a half of the vectors would fill the disk: the largest kinds hold a copy."""
-    needed, free = vectors.stat().st_size * 1.5, shutil.disk_usage(out).free
+    needed = vectors.stat().st_size * 1.5
+    free = shutil.disk_usage(out).free
     if free < needed:
         raise ConfigError(f"{out} has {free / 1e9:.1f} GB of room, and building in turn takes {needed / 1e9:.1f} GB.")
 

@@ -211,7 +211,8 @@ class SearchEndpoint:
         return self._parsed(response, redact(body.decode(errors="replace"), [self._key]))
 
     def _parsed(self, response: httpx.Response, text: str) -> JsonValue:
-        status, start = response.status_code, " ".join(text.split())[:ERROR_CHARS]
+        status = response.status_code
+        start = " ".join(text.split())[:ERROR_CHARS]
         if not response.is_success:
             quoted = f"status {status}" + (f", {start!r}" if start else "")
             wait_s = retry_after_s(response.headers)

@@ -31,7 +31,8 @@ class OnlineSearcher:
     """
 
     def __init__(self, endpoint: SearchEndpoint) -> None:
-        self._endpoint, self.config = endpoint, endpoint.config
+        self._endpoint = endpoint
+        self.config = endpoint.config
         self._threads = ThreadPoolExecutor(self.config.max_concurrency, thread_name_prefix="online-search")
 
     def search(self, queries: Sequence[str], top_k: int, where: Filter | None = None) -> list[list[Hit]]:
@@ -84,7 +85,8 @@ class OnlineSearcher:
         by_contents: dict[str, Hit] = {}
         ids: set[str] = set()
         for row, result in enumerate(results):
-            chunk, score = self._chunk(result, row), self._score(result, row)
+            chunk = self._chunk(result, row)
+            score = self._score(result, row)
             if chunk.contents in by_contents:
                 continue
             if chunk.id in ids:
@@ -117,7 +119,8 @@ class OnlineSearcher:
         if value is None:
             return 1 / (row + 1)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            path, kind = self.config.fields.score, _KINDS[type(value)]
+            path = self.config.fields.score
+            kind = _KINDS[type(value)]
             raise self._endpoint.error(f"result {row}: score path {path!r} holds {kind}, no number.")
         return float(value)
 

@@ -80,7 +80,8 @@ class Bm25Index:
             open_column(folder / "rows.npy", np.int32),
             open_column(folder / "scores.npy", np.float32),
         )
-        terms, postings = len(index.keys_V), len(index.rows_P)
+        terms = len(index.keys_V)
+        postings = len(index.rows_P)
         if len(index.offsets) != terms + 1 or not index.offsets[-1] == postings == len(index.scores_P) > 0:
             raise ArtifactError(f"the arrays of the BM25 index in {folder} do not fit each other; build it again.")
         return index

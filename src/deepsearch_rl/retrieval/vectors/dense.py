@@ -74,7 +74,9 @@ class ApproximateIndex:
         ]
 
     def _parameters(self, depth: int, allowed_N: Mask | None) -> faiss.SearchParameters:
-        share, selection, rows = 1.0, {}, self.index.ntotal
+        share = 1.0
+        selection = {}
+        rows = self.index.ntotal
         if allowed_N is not None:
             share = max(int(allowed_N.sum()), 1) / rows
             bits = np.packbits(allowed_N, bitorder="little")

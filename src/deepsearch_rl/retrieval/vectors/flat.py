@@ -143,7 +143,8 @@ class _Pool:
         if len(self.rows_C) > top_k:
             self.floor = float(np.partition(self.scores_C, -top_k)[-top_k]) - ROUNDING
             able_C = self.scores_C >= self.floor
-            self.rows_C, self.scores_C = self.rows_C[able_C], self.scores_C[able_C]
+            self.rows_C = self.rows_C[able_C]
+            self.scores_C = self.scores_C[able_C]
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,8 @@ def draw_name(grammar: Grammar, kind: str, rng: random.Random) -> str:
 
 def draw_similar_name(grammar: Grammar, name: str, kind: str, rng: random.Random) -> str:
     """Return a name of ``kind`` that differs from ``name`` in one word, where ``name`` has several."""
-    words, other = name.split(), draw_name(grammar, kind, rng).split()
+    words = name.split()
+    other = draw_name(grammar, kind, rng).split()
     if len(words) == 1:
         return other[0]
     place = rng.randrange(len(words))
@@ -142,8 +143,11 @@ class Articles:
         If ``hidden``, the chain has one fact: the result lacks it, and there are no names. ``word`` is that of the
         facts' relations in the text; None draws it.
         """
-        rng, stated, names = self.rng, set[tuple[str, Relation]](), list[str]()
-        asked, passages = list[tuple[str, Relation]](), list[FactPassage]()
+        rng = self.rng
+        stated = set[tuple[str, Relation]]()
+        names = list[str]()
+        asked = list[tuple[str, Relation]]()
+        passages = list[FactPassage]()
         for relation in chain:
             asked.append((subject, relation))
             stated.add((subject, relation))  # also where it is hidden: then no passage states it
@@ -191,7 +195,8 @@ class Articles:
         return self._objects[subject, relation]
 
     def _write(self, facts: Sequence[Fact], word: str | None) -> str:
-        rng, sentences = self.rng, list[str]()
+        rng = self.rng
+        sentences = list[str]()
         for relation, subject, object_ in facts:
             drawn = relation.second if rng.random() < self.second_words else relation.noun
             sentences.append(rng.choice(STATEMENTS).format(noun=word or drawn, subject=subject, object=object_))
@@ -232,7 +237,8 @@ class DocumentGenerator:
 
     def _continuation(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng, min_hops=2)
-        articles, subject = self._articles(task, stage, rng), task.head
+        articles = self._articles(task, stage, rng)
+        subject = task.head
         turns = [_user(task.question), _call("", subject, task.chain[0].noun)]
         has_tool = rng.random() < self.config.tool_continuations
         for place, relation in enumerate(task.chain[: rng.randint(1, len(task.chain) - has_tool)], 1):
@@ -255,7 +261,8 @@ class DocumentGenerator:
 
     def _demonstration(self, stage: CurriculumStage, rng: random.Random) -> list[Turn]:
         task = self._task(stage, rng)
-        noun, hidden = task.chain[0].noun, rng.random() < self.config.unanswerable
+        noun = task.chain[0].noun
+        hidden = rng.random() < self.config.unanswerable
         result, names = self._articles(task, stage, rng).search(task.head, task.chain[:1], hidden=hidden)
         name = names[0] if names else None
         answer = _answer(name or INSUFFICIENT, write_note(noun, name))
@@ -281,7 +288,8 @@ class DocumentGenerator:
         chain = [rng.choice(list(grammar.relations.values()))]
         while len(chain) < hops:
             chain.append(rng.choice(grammar.relations_of(chain[-1].object_kind)))
-        head, style = draw_name(grammar, chain[0].subject_kind, rng), rng.choice(list(STYLES.values()))
+        head = draw_name(grammar, chain[0].subject_kind, rng)
+        style = rng.choice(list(STYLES.values()))
         nouns = grammar.nouns([relation.noun for relation in chain], infer=rng.random() < 0.5)
         return Task(grammar, ask(style, rng.choice(style.questions), nouns, head), head, chain)
 

@@ -21,7 +21,9 @@ from deepsearch_rl.agent.prompts import load_chat_template
 from deepsearch_rl.corpora.world.grammar import GRAMMARS, STATEMENTS, STYLES, name_words, write_note, write_query
 from deepsearch_rl.records import Record
 
-END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 # Added but not special: a decoder that skips special tokens must keep them, or no tool call could be parsed.
 FORMAT_TOKENS = (

@@ -85,14 +85,18 @@ def pretrain(config: PretrainConfig, prompt: str, seed: int, folder: Path) -> No
     """
     tokenizer = world_tokenizer(prompt, config.subwords, config.model.context_tokens)
     model = build_model(config.model, tokenizer, seed).train()
-    rates, parameters = config.optimizer, list(model.named_parameters())
+    rates = config.optimizer
+    parameters = list(model.named_parameters())
     muon = Muon(weight for name, weight in parameters if weight.ndim == 2 and "embed" not in name)
     others = [weight for name, weight in parameters if weight.ndim != 2 or "embed" in name]
-    epsilon, betas = rates.adam_epsilon, (0.9, 0.98)
+    epsilon = rates.adam_epsilon
+    betas = (0.9, 0.98)
     adam = torch.optim.AdamW(others, rates.adam_learning_rate, betas, epsilon, weight_decay=0.0, fused=True)
-    total, done = sum(stage.tokens for stage in config.curriculum), 0
+    total = sum(stage.tokens for stage in config.curriculum)
+    done = 0
     window: list[Scores] = []
-    bar, pool = ProgressBar("pretrain", total, "tokens"), ThreadPoolExecutor(rates.threads)
+    bar = ProgressBar("pretrain", total, "tokens")
+    pool = ThreadPoolExecutor(rates.threads)
     with AppendLog(folder / TRAIN_LOG) as log, bar, pool:
         for step, (level, examples) in enumerate(_curriculum(config, prompt, tokenizer, seed), 1):
             window.append(backward_in_threads(model, examples, pool, rates.threads))
@@ -154,10 +158,12 @@ def _curriculum(
 ) -> Iterator[tuple[int, list[Example]]]:
     """Yield batches, each with the number of its stage, until every stage has had its tokens."""
     generator = DocumentGenerator(prompt, config.documents)
-    document_rng, batch_rng = random.Random(seed), random.Random(seed)
+    document_rng = random.Random(seed)
+    batch_rng = random.Random(seed)
     for level, stage in enumerate(config.curriculum):
         examples = (encode(tokenizer, turns) for turns in generator.documents(stage, document_rng))
-        stream, left = batches(examples, config.optimizer.batch_tokens, config.optimizer.pool, batch_rng), stage.tokens
+        stream = batches(examples, config.optimizer.batch_tokens, config.optimizer.pool, batch_rng)
+        left = stage.tokens
         while left > 0:
             batch = next(stream)
             yield level, batch
@@ -175,10 +181,13 @@ def encode(tokenizer: PreTrainedTokenizerFast, turns: Sequence[Turn]) -> Example
     opening = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False)
     end = tokenizer.convert_tokens_to_ids(TURN_END)
     trained = iter([not turn.get(GIVEN) for turn in turns if turn["role"] == "assistant"])
-    labels, inside, learn = [], False, False
+    labels = []
+    inside = False
+    learn = False
     for place, token in enumerate(tokens):
         if not inside and tokens[place - len(opening) : place] == opening:
-            inside, learn = True, next(trained)
+            inside = True
+            learn = next(trained)
         labels.append(token if inside and learn else IGNORED)
         inside = inside and token != end
     return Example(torch.tensor(tokens), torch.tensor(labels))
@@ -212,7 +221,8 @@ def backward(model: Qwen3ForCausalLM, examples: Sequence[Example], trained_token
     places_P = (labels_S != IGNORED).nonzero().squeeze(1)
     hidden_BTD = model.model(input_ids=inputs_BT, use_cache=False).last_hidden_state
     # Logits of trained positions alone: eight of nine tokens are read, not written.
-    logits_PV, targets_P = model.lm_head(hidden_BTD.flatten(0, 1)[places_P - 1]), labels_S[places_P]
+    logits_PV = model.lm_head(hidden_BTD.flatten(0, 1)[places_P - 1])
+    targets_P = labels_S[places_P]
     loss = functional.cross_entropy(logits_PV, targets_P, reduction="sum") / trained_tokens
     loss.backward()
     return loss.item(), int((logits_PV.argmax(-1) == targets_P).sum())

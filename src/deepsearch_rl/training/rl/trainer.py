@@ -174,7 +174,8 @@ def learning_rate(config: RlConfig, step: int, steps: int) -> float:
     With W warm-up steps it is ``rl.learning_rate`` times ``s / (W + 1)`` up to step W. From then on it is that times 1
     (``constant``), ``1 - p`` (``linear``) or ``(1 + cos(pi p)) / 2`` (``cosine``), with ``p = (s - W - 1) / (S - W)``.
     """
-    warmup, schedule = config.optimizer.warmup_steps, config.optimizer.schedule
+    warmup = config.optimizer.warmup_steps
+    schedule = config.optimizer.schedule
     if step <= warmup:
         return config.learning_rate * step / (warmup + 1)
     progress = (step - warmup - 1) / (steps - warmup)

@@ -1,16 +1,19 @@
 """A policy in training on any device: an adapter or all weights, AdamW, and forward passes in batches by tokens.
 
-Rollouts of a step are rows. Batches are made of rows of similar length, each padded to its own longest row, so that at
-most ``rl.max_batch_tokens`` go through the model at once. Logits are computed only for tokens that carry loss, in
-float32, and in chunks of ``rl.logprob_chunk``, whose gradient is recomputed.
+Rollouts of a step are rows. Batches are made of rows of similar length, each padded to its own
+longest row, so that at most ``rl.max_batch_tokens`` go through the model at once. Logits are
+computed only for tokens that carry loss, in float32, and in chunks of ``rl.logprob_chunk``, whose
+gradient is recomputed.
 
-There is one way to a log-probability. A row is scored in the batch in which it is trained on, by the same operations,
-so that the ratio of new to old policy is 1 until the first weight changes. Batches of another shape round in another
-way, and in bfloat16 that is more than a clip range of 3e-4: most rollouts would teach nothing.
+There is one way to a log-probability. A row is scored in the batch in which it is trained on, by
+the same operations, so that the ratio of new to old policy is 1 until the first weight changes.
+Batches of another shape round in another way, and in bfloat16 that is more than a clip range of
+3e-4: most rollouts would teach nothing.
 
-Shapes: N rows of a step, B rows of a forward pass, S tokens (padded on the right), P positions that carry loss, E
-hidden size, V vocabulary. Log-probabilities, masks and weights [B, S] have at position ``t`` what belongs to token
-``t + 1`` given the tokens up to ``t``; ART's packed tensors have it at ``t + 1``.
+Shapes: N rows of a step, B rows of a forward pass, S tokens (padded on the right), P positions that
+carry loss, E hidden size, V vocabulary. Log-probabilities, masks and weights [B, S] have at
+position ``t`` what belongs to token ``t + 1`` given the tokens up to ``t``; ART's packed tensors
+have it at ``t + 1``.
 """
 
 import contextlib
@@ -67,8 +70,9 @@ class Rows:
     def weigh(self, chosen: torch.Tensor, loss: LossConfig, max_tokens: int) -> None:
         """Give the tokens of a minibatch their weights in its loss (``token_weights``).
 
-        They are those of the whole step over the minibatch's share of it: of its tokens where the aggregation counts
-        tokens (``token``, and ``sequence_art`` as ART does), otherwise of its rollouts.
+        They are those of the whole step over the minibatch's share of it: of its tokens where the
+        aggregation counts tokens (``token``, and ``sequence_art`` as ART does), otherwise of its
+        rollouts.
         """
         aggregation = loss.aggregation or ALGORITHMS[loss.algorithm].aggregation
         mask_NS = self.mask(torch.arange(len(self.lengths_N)))
@@ -161,11 +165,13 @@ class Policy:
     def score(self, rows: Rows, minibatches: Sequence[torch.Tensor], is_ahead: bool = False) -> dict[str, float]:
         """Give the rows the log-probabilities of this policy and of the start model; return the metrics of both.
 
-        ``minibatches`` are the row numbers of each update to come: rows are scored in the batches of these updates.
-        The policy's own log-probabilities become ``logprobs``, the old policy of ratio and clip. The sampler's become
-        ``original_logprobs``, which truncated importance sampling compares them with.
+        ``minibatches`` are the row numbers of each update to come: rows are scored in the batches
+        of these updates. The policy's own log-probabilities become ``logprobs``, the old policy of
+        ratio and clip. The sampler's become ``original_logprobs``, which truncated importance
+        sampling compares them with.
 
-        Raises StalePolicyError, but not for rollouts that were made ahead of an update, and NotFiniteError.
+        Raises StalePolicyError, but not for rollouts that were made ahead of an update, and
+        NotFiniteError.
         """
         tensors = rows.tensors
         own_NS = torch.zeros_like(tensors["logprobs"])
@@ -217,36 +223,42 @@ class Policy:
         trained_tokens = float(rows.mask(chosen).sum())
         rows.weigh(chosen, self.config.loss, self.config.max_sequence_tokens)
         for rows_B in rows.batches(chosen, self.config.max_batch_tokens):
-            for name, value in self.backward(rows.take(rows_B, self._device), trained_tokens).items():
+            inputs = rows.take(rows_B, self._device)
+            for name, value in self.backward(inputs, trained_tokens).items():
                 totals[name] += value
+
         parameters = self.optimizer.param_groups[0]["params"]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.optimizer.max_grad_norm)
-        if not (math.isfinite(totals["loss/train"]) and bool(norm.isfinite())):
-            gradients = (
-                (name, weight.grad) for name, weight in self.model.named_parameters() if weight.grad is not None
-            )
-            first = first_not_finite(gradients)
-            self.optimizer.zero_grad(set_to_none=True)
-            raise NotFiniteError(
-                f"the update was not applied: its loss is {totals['loss/train']:g}"
-                + (f", and the first gradient that is not finite is that of {first}." if first else ".")
-            )
-        if not self._has_moved:
-            try:
+        try:
+            self._require_finite_update(totals["loss/train"], norm)
+            if not self._has_moved:
                 require_unclipped(totals["loss/clip_fraction"])
-            except CheckFailedError:
-                self.optimizer.zero_grad(set_to_none=True)
-                raise
+        except (NotFiniteError, CheckFailedError):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
+
         self.optimizer.step()
         self._has_moved = True
         self.optimizer.zero_grad(set_to_none=True)
         return {**totals, "loss/grad_norm": float(norm), "loss/learning_rate": self.optimizer.param_groups[0]["lr"]}
+
+    def _require_finite_update(self, loss: float, norm: torch.Tensor) -> None:
+        """Raise NotFiniteError, with the first gradient that is not finite, for such a loss or norm."""
+        if math.isfinite(loss) and bool(norm.isfinite()):
+            return
+
+        named = self.model.named_parameters()
+        gradients = ((name, weight.grad) for name, weight in named if weight.grad is not None)
+        first = first_not_finite(gradients)
+        cause = f", and the first gradient that is not finite is that of {first}" if first else ""
+        raise NotFiniteError(f"the update was not applied: its loss is {loss:g}{cause}.")
 
     def backward(self, inputs: dict[str, torch.Tensor], trained_tokens: float) -> dict[str, float]:
         """Add one forward batch's share of the gradient; return its share of the step's mean metrics."""
         logprobs_BS, entropy_BS = self.token_statistics(inputs)
         loss = (self._token_losses(inputs, logprobs_BS, entropy_BS) * inputs["token_weights"]).sum()
         loss.backward()
+
         share_BS = shift_tensor(inputs["assistant_mask"], False).float() / trained_tokens
         clipped_BS = clipped(inputs, logprobs_BS.detach(), self.config.loss)
         return {
@@ -260,7 +272,8 @@ class Policy:
     ) -> torch.Tensor:
         """Return the loss of every token before its weight, [B, S]."""
         loss = self.config.loss
-        algorithm, old_BS = ALGORITHMS[loss.algorithm], shift_tensor(inputs["logprobs"], float("nan"))
+        algorithm = ALGORITHMS[loss.algorithm]
+        old_BS = shift_tensor(inputs["logprobs"], float("nan"))
         losses_BS = policy_losses(
             algorithm.objective,
             log_ratios(algorithm.ratio, logprobs_BS, old_BS, shift_tensor(inputs["assistant_mask"], False)),
@@ -283,9 +296,9 @@ class Policy:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probability and entropy (nats) of every next token that carries loss, each [B, S].
 
-        Both are zero elsewhere; the entropy has a gradient only for ``rl.loss.entropy_bonus``. ``inputs`` are ART's
-        ``tokens``, ``group_ids`` (-1 is padding) and ``assistant_mask``; ``model`` is the policy's own if none is
-        given.
+        Both are zero elsewhere; the entropy has a gradient only for ``rl.loss.entropy_bonus``.
+        ``inputs`` are ART's ``tokens``, ``group_ids`` (-1 is padding) and ``assistant_mask``;
+        ``model`` is the policy's own if none is given.
         """
         mask_BS = shift_tensor(inputs["assistant_mask"], False)
         next_P = shift_tensor(inputs["tokens"], 0)[mask_BS]
@@ -303,11 +316,18 @@ class Policy:
         if len(hidden_PE) <= config.logprob_chunk:
             logprobs_P, entropy_P = _log_softmax_of(hidden_PE, next_P, *settings)
         else:
-            chunks = zip(hidden_PE.split(config.logprob_chunk), next_P.split(config.logprob_chunk), strict=True)
-            parts = [
-                recomputed(_log_softmax_of, hidden, tokens, *settings, use_reentrant=False) for hidden, tokens in chunks
-            ]
-            logprobs_P, entropy_P = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+            # The gradient of a chunk is recomputed, so that no more than one has its logits in
+            # memory.
+            logprobs: list[torch.Tensor] = []
+            entropies: list[torch.Tensor] = []
+            hidden_chunks = hidden_PE.split(config.logprob_chunk)
+            token_chunks = next_P.split(config.logprob_chunk)
+            for hidden, tokens in zip(hidden_chunks, token_chunks, strict=True):
+                chunk = recomputed(_log_softmax_of, hidden, tokens, *settings, use_reentrant=False)
+                logprobs.append(chunk[0])
+                entropies.append(chunk[1])
+            logprobs_P = torch.cat(logprobs)
+            entropy_P = torch.cat(entropies)
 
         zeros_BS = torch.zeros(mask_BS.shape, device=mask_BS.device)
         return zeros_BS.masked_scatter(mask_BS, logprobs_P), zeros_BS.masked_scatter(mask_BS, entropy_P)
@@ -336,7 +356,8 @@ def _log_softmax_of(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probabilities of the tokens ``next_P`` at a temperature and the entropies, in float32.
 
-    The head multiplies in float32 whatever the model's dtype is: a logit of 16 to 32 has steps of 0.125 in bfloat16.
+    The head multiplies in float32 whatever the model's dtype is: a logit of 16 to 32 has steps of
+    0.125 in bfloat16.
     """
     bias = None if head.bias is None else head.bias.float()
     logits_PV = torch.nn.functional.linear(hidden_PE.float(), head.weight.float(), bias)
@@ -348,7 +369,8 @@ def _log_softmax_of(
 
 def clipped(inputs: dict[str, torch.Tensor], logprobs_BS: torch.Tensor, loss: LossConfig) -> torch.Tensor:
     """Return 1 for tokens whose ratio to the old policy is outside the clip range, at the loss's own level."""
-    old_BS, mask_BS = shift_tensor(inputs["logprobs"], float("nan")), shift_tensor(inputs["assistant_mask"], False)
+    old_BS = shift_tensor(inputs["logprobs"], float("nan"))
+    mask_BS = shift_tensor(inputs["assistant_mask"], False)
     return outside_clip(log_ratios(ALGORITHMS[loss.algorithm].ratio, logprobs_BS, old_BS, mask_BS), loss).float()
 
 

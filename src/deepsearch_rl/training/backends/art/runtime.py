@@ -12,7 +12,8 @@ from deepsearch_rl.errors import UnavailableError
 def require_runtime() -> None:
     """Raise UnavailableError unless ART will find its vLLM as it is and install nothing."""
     manifest = vllm_runtime._load_bundled_manifest(vllm_runtime._bundled_runtime_dir())
-    root, digest = vllm_runtime.get_vllm_runtime_cache_root().resolve(), vllm_runtime._manifest_hash(manifest)
+    root = vllm_runtime.get_vllm_runtime_cache_root().resolve()
+    digest = vllm_runtime._manifest_hash(manifest)
     if not vllm_runtime._validate_managed_runtime(
         root / digest, cache_root=root, manifest=manifest, manifest_hash=digest
     ):

@@ -78,7 +78,8 @@ class VllmSampler:
         """Start vLLM, wait until it answers, and return host and port of the OpenAI API; nothing is served yet."""
         port = free_port()
         command = lora_serve_command(self.start_folder, self.config, self.context_tokens, self.seed, port)
-        url, timeout_s = f"http://{LOOPBACK}:{port}", self.config.sampler.timeout_s
+        url = f"http://{LOOPBACK}:{port}"
+        timeout_s = self.config.sampler.timeout_s
         server = running_server("vLLM, which samples for rl,", command, url, "/health", timeout_s)
         self._server = self._resources.enter_context(server)
         return LOOPBACK, port

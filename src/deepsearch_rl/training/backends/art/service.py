@@ -54,7 +54,8 @@ class OwnService:
 
     @cached_property
     def _sampler(self) -> Sampler:
-        start, context_tokens = self.task.start, self.task.agent.context_tokens
+        start = self.task.start
+        context_tokens = self.task.agent.context_tokens
         if self.config.backend.device == "cpu":
             return EngineSampler(start, self.config.sampler.slots, context_tokens)
         return VllmSampler(start, self.config, context_tokens, self.task.seed)
@@ -85,7 +86,8 @@ class OwnService:
 
         With ``rl.rollouts_ahead``, the rollouts of every update but the first were made ahead of the one before.
         """
-        step, steps = self.step + 1, self.config.steps[self.task.start_name]
+        step = self.step + 1
+        steps = self.config.steps[self.task.start_name]
         rows = Rows(packed_tensors_from_dir(**disk_packed_tensors))
         parts = minibatches(len(rows.lengths_N), self.config.minibatches, self.task.seed + step)
         await asyncio.to_thread(self._sampler.rest)

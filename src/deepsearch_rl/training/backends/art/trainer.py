@@ -121,7 +121,10 @@ class ArtTrainer:
         in_process: bool = False,
     ) -> None:
         self.hardware: Mapping[str, str] = {"device": config.backend.device, "dtype": config.dtype}
-        self._task, self._config, self._make_service, self._in_process = task, config, make_service, in_process
+        self._task = task
+        self._config = config
+        self._make_service = make_service
+        self._in_process = in_process
         self._backend = ServiceBackend(config=config, path=str(task.scratch), in_process=in_process)
         self._model: art.TrainableModel[Any, Any] = art.TrainableModel(
             name="policy", project="deepsearch-rl", base_model=str(task.start), _internal_config=settings
@@ -185,7 +188,8 @@ class ArtTrainer:
             return await asyncio.gather(*groups)
 
     def _endpoint(self) -> Endpoint:
-        address, key = self._model.inference_base_url, self._model.inference_api_key
+        address = self._model.inference_base_url
+        key = self._model.inference_api_key
         assert address is not None, "the trainer was not started"
         assert key is not None
         return Endpoint(address, self._model.get_inference_name(self._step), key, self._begins_in_thought)

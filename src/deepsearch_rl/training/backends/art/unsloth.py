@@ -35,7 +35,8 @@ LINEAR_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 
 def require_honoured(config: RlConfig) -> None:
     """Raise ConfigError with every field of params that has a value which this service cannot honour."""
-    whole, loss = config.max_sequence_tokens, config.loss
+    whole = config.max_sequence_tokens
+    loss = config.loss
     needed: dict[str, tuple[object, object, str]] = {
         "loss.aggregation": (loss.aggregation or ALGORITHMS[loss.algorithm].aggregation, "sequence_art", "ART's"),
         "loss.unit_advantages": (loss.unit_advantages, True, "ART's"),
@@ -140,7 +141,8 @@ class SealingUnslothService(UnslothService):
         self, rl: RlConfig, weights: str, name: str, base: str, settings: dev.InternalModelConfig, folder: str
     ) -> None:
         super().__init__(name, base, settings, folder)
-        self._rl, self._weights = rl, weights
+        self._rl = rl
+        self._weights = weights
 
     async def start_openai_server(self, config: dev.OpenAIServerConfig | None) -> tuple[str, int]:
         """Serve the newest policy; a resumed trainer gets its optimizer back."""
@@ -182,7 +184,8 @@ def measured(config: RlConfig) -> Iterator[dict[str, float]]:
     """
     metrics: dict[str, float] = {}
     module: Any = unsloth_train
-    score, compute_loss = module._precalculate_new_logprobs, module.loss_fn
+    score = module._precalculate_new_logprobs
+    compute_loss = module.loss_fn
 
     def score_and_compare(
         context: unsloth_train.UnslothTrainContext,
@@ -211,8 +214,10 @@ def measured(config: RlConfig) -> Iterator[dict[str, float]]:
         metrics["loss/clip_fraction"] = float(clipped(inputs, new_logprobs.detach(), config.loss)[mask_BS].mean())
         return compute_loss(inputs, new_logprobs, *rest, **named)
 
-    module._precalculate_new_logprobs, module.loss_fn = score_and_compare, loss_and_clips
+    module._precalculate_new_logprobs = score_and_compare
+    module.loss_fn = loss_and_clips
     try:
         yield metrics
     finally:
-        module._precalculate_new_logprobs, module.loss_fn = score, compute_loss
+        module._precalculate_new_logprobs = score
+        module.loss_fn = compute_loss
