@@ -148,7 +148,7 @@ LINES = {
     "results of other systems": Lines(
         lambda path: import_results(path, path.with_name("out.jsonl"), "m"),
         {**QUESTION, "output": {"pred": "x"}},
-        {"output": {"output": None}, "output.pred": {"output": {"pred": ["x"]}}},
+        {"output": {"output": "x"}, "output.pred": {"output": {"pred": ["x"]}}},
     ),
     "IFEval prompts": Lines(
         read_prompts,
