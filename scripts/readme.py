@@ -2,8 +2,8 @@
 
     python -m scripts.readme        (`make readme`)
 
-The whole table is ``reports/tiny/f1_table.md``. `make lint` fails where README.md shows another table than this script
-writes.
+The whole table is ``reports/tiny/f1_table.md``. `make lint` fails where README.md shows another
+table than this script writes.
 """
 
 import subprocess
@@ -25,7 +25,9 @@ TABLE = Path("reports", "tiny", "f1_table.json")
 def main() -> None:
     """Bring README.md of the working directory up to date with the tiny profile's report."""
     try:
-        text = with_part(README.read_text(encoding="utf-8"), NAME, part(read_record(TABLE, F1Table)))
+        text = with_part(
+            README.read_text(encoding="utf-8"), NAME, part(read_record(TABLE, F1Table))
+        )
     except DeepsearchError as error:
         sys.exit(f"error: {error}")
 
@@ -36,7 +38,8 @@ def main() -> None:
 def reported(root: Path) -> Iterator[F1Table]:
     """Yield the report of the working tree, and the committed one where git has it.
 
-    A run of the graph rewrites the report of the working tree, and README.md may still show the committed one.
+    A run of the graph rewrites the report of the working tree, and README.md may still show the
+    committed one.
     """
     yield read_record(root / TABLE, F1Table)
 
@@ -49,7 +52,8 @@ def reported(root: Path) -> Iterator[F1Table]:
 def part(table: F1Table) -> str:
     """Return the table: a line for each question set, sampled and greedy, and a sentence for a model that is left out.
 
-    A model is left out if it answers every question as well as the model that it is compared with: it kept its start.
+    A model is left out if it answers every question as well as the model that it is compared with:
+    it kept its start.
     """
     shown = table.shown
     models = shown.models
@@ -69,7 +73,9 @@ def part(table: F1Table) -> str:
     return "\n" + "\n\n".join(parts) + "\n"
 
 
-def _cells(table: F1Table, dataset: str, kind: str, models: list[str], pairs: list[tuple[str, str]]) -> list[str]:
+def _cells(
+    table: F1Table, dataset: str, kind: str, models: list[str], pairs: list[tuple[str, str]]
+) -> list[str]:
     rows = {row.model: row for row in table.rows_of(dataset) if row.kind == kind}
     if not rows:
         return []
@@ -79,7 +85,9 @@ def _cells(table: F1Table, dataset: str, kind: str, models: list[str], pairs: li
     cells += [score_text(rows[model].f1) if model in rows else "" for model in models]
 
     comparisons = {
-        (each.model, each.other): each for each in table.comparisons_on(dataset) if each.run_name == first.run_name
+        (each.model, each.other): each
+        for each in table.comparisons_on(dataset)
+        if each.run_name == first.run_name
     }
     return cells + [_change(comparisons.get(pair)) for pair in pairs]
 

@@ -17,7 +17,9 @@ def main(profile: Profile, scratch: Scratch) -> None:
     with recorded_curve(scratch.curve):
         train_adapter(config, base, rows, profile.value("seed"), scratch.path, adapter)
     if config.checkpoint == "dev":
-        scratch.keep()  # the stage goes on in `stages.sft_dev`; until that has ended, nothing has to be trained again
+        # The stage goes on in `stages.sft_dev`; until that has ended, nothing has to be trained
+        # again
+        scratch.keep()
 
 
 if __name__ == "__main__":

@@ -19,11 +19,13 @@ def main(profile: Profile, scratch: Scratch) -> None:
     config = profile.section("synthesize", SynthesizeConfig)
     serving = profile.section("serving", ServingConfig)
     teacher = config.self
+
     if teacher is None or config.teacher != "self":
         raise ConfigError(
             f"synthesize.teacher is {config.teacher!r} and synthesize.self {'null' if teacher is None else 'a model'}, "
             "but in this graph a model answers: set both in profile.yaml and run `make params deps`."
         )
+
     folder = Path(teacher.model)
     agent = profile.section("agent", AgentConfig)
     served = served_with(tokenizer_folder(folder), agent.prompt_digests())

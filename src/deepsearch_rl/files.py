@@ -86,7 +86,9 @@ def read_distinct(path: Path, model: type[IdentifiedT]) -> Iterator[IdentifiedT]
     return distinct(lambda: numbered_records(path, model), path)
 
 
-def distinct(read: Callable[[], Iterable[tuple[int, IdentifiedT]]], path: Path) -> Iterator[IdentifiedT]:
+def distinct(
+    read: Callable[[], Iterable[tuple[int, IdentifiedT]]], path: Path
+) -> Iterator[IdentifiedT]:
     """Yield the records of the numbered lines that ``read`` returns, which is called again where an id is repeated.
 
     Raises RecordError behind the last record where a line has the id of an earlier one.
@@ -95,6 +97,7 @@ def distinct(read: Callable[[], Iterable[tuple[int, IdentifiedT]]], path: Path) 
     for _, record in read():
         ids.add(record.id)
         yield record
+
     ids.check(((number, record.id) for number, record in read()), path)
 
 
@@ -118,12 +121,19 @@ class DistinctIds:
         if not repeated:
             return
         lines: dict[str, int] = {}
+
         for number, name in numbered_ids:
             if hash(name) not in repeated:
                 continue
             first = lines.setdefault(name, number)
+
             if first != number:
-                raise RecordError(path, number, "id", f"{name!r} is the id of line {first}, too; remove one of them")
+                raise RecordError(
+                    path,
+                    number,
+                    "id",
+                    f"{name!r} is the id of line {first}, too; remove one of them",
+                )
 
 
 def at_least_one(records: Iterable[ModelT], problem: str) -> Iterator[ModelT]:
@@ -148,6 +158,7 @@ def write_jsonl(path: Path, records: Iterable[BaseModel]) -> int:
         for record in records:
             out.write(record.model_dump_json(exclude_none=True) + "\n")
             count += 1
+
     return count
 
 
@@ -189,11 +200,13 @@ def write_json(path: Path, value: Any) -> None:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a hidden neighbour to write to; it becomes ``path`` when the block ends without an error.
 
-    Each writer has a neighbour of its own. Of two that write the same path at once, the last one's file stays, whole.
+    Each writer has a neighbour of its own. Of two that write the same path at once, the last one's
+    file stays, whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_partials(path)
     partial = path.with_name(f".{path.name}.{_MACHINE}-{os.getpid()}-{next(_WRITES)}.partial")
+
     try:
         yield partial
 
@@ -216,9 +229,10 @@ def remove_partials(path: Path) -> None:
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty hidden neighbour to fill; it replaces ``path`` when the block ends without an error.
 
-    Where ``path`` leads through a link, the folder behind it is replaced. What was there before stands aside for a
-    moment; where a kill comes between, it is put back when ``path`` is next made. Raises ConfigError if ``path`` is the
-    working directory or holds it, or if another process or thread is making it.
+    Where ``path`` leads through a link, the folder behind it is replaced. What was there before
+    stands aside for a moment; where a kill comes between, it is put back when ``path`` is next
+    made. Raises ConfigError if ``path`` is the working directory or holds it, or if another process
+    or thread is making it.
     """
     path = path.resolve()
     if Path.cwd().is_relative_to(path):
@@ -238,14 +252,18 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         for leftover in (partial, earlier):  # of a killed process
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
+
         try:
             yield partial
             # No power cut leaves a whole folder with files that are not.
             for path_inside in (*partial.rglob("*"), partial):
                 if not path_inside.is_symlink() and (path_inside.is_file() or path_inside.is_dir()):
                     _flush(path_inside)
+
             if path.exists():
-                path.rename(earlier)  # removing it takes long where it is large, and path would be half there meanwhile
+                # Removing it takes long where it is large, and path would be half there meanwhile
+                path.rename(earlier)
+
             partial.replace(path)
             _flush(path.parent)
         finally:
@@ -303,18 +321,21 @@ def sha256_file(path: Path) -> str:
 def remembered_sha256(path: Path) -> str:
     """Hex SHA-256 of a file's bytes, read again only where the file has changed since this user last asked.
 
-    A digest is kept in the folder of temporary files, with the file's number, size and times. Small files are always
-    read, and so are those that changed a moment ago: a second change could then leave the same times.
+    A digest is kept in the folder of temporary files, with the file's number, size and times. Small
+    files are always read, and so are those that changed a moment ago: a second change could then
+    leave the same times.
     """
     before = path.stat()
     if before.st_size < REMEMBERED_FROM_BYTES:
         return sha256_file(path)
     stamp = [before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns, before.st_ctime_ns]
     record = _digests_folder() / f"{sha256_json(str(path.resolve()))}.json"
+
     with contextlib.suppress(OSError, ArtifactError):
         known = read_json(record)
         if isinstance(known, dict) and known.get("stamp") == stamp:
             return str(known.get("sha256"))
+
     digest = sha256_file(path)
     after = path.stat()
     is_settled = time.time_ns() - max(before.st_mtime_ns, before.st_ctime_ns) > SETTLED_NS
@@ -331,6 +352,7 @@ def _digests_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022:
             return folder
+
     return Path(tempfile.mkdtemp(prefix="deepsearch-digests-"))
 
 
@@ -343,6 +365,7 @@ def file_digests(folder: Path) -> dict[str, str]:
     for path in folder.rglob("*"):
         if path.is_file():
             digests[path.relative_to(folder).as_posix()] = sha256_file(path)
+
     return digests
 
 
@@ -366,6 +389,7 @@ class AppendLog:
 
         size = self._file.tell()
         whole = self._end_of_lines(size)
+
         if whole < size:
             _LOG.warning(
                 "%s ended in the middle of a line: its last %d bytes are cut off",
@@ -383,6 +407,7 @@ class AppendLog:
             newline = self._file.read(TAIL_BYTES).rfind(b"\n")
             if newline >= 0:
                 return start + newline + 1
+
         return 0
 
     def append(self, record: BaseModel) -> int:

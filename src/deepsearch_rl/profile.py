@@ -68,7 +68,9 @@ class Profile:
             if not isinstance(value, dict) or key not in value:
                 fix = "copy it from params.yaml of the tiny profile"
                 raise ConfigError(f"{self.path} has no {name!r}; {fix}.")
+
             value = value[key]
+
         return value
 
     def section(self, name: str, config: type[ConfigT]) -> ConfigT:
@@ -102,6 +104,7 @@ class Profile:
                 prefix = f"{prefix}{next_key}."
 
             section[key] = value
+
         return replace(self, values=values, overridden=self.overridden | overrides.keys())
 
     def with_values(self, changes: Mapping[str, Any]) -> "Profile":

@@ -30,13 +30,19 @@ class _TerminalBar(Progress):
 class ProgressBar:
     """Counts finished work of a known total and shows it; use as a context manager.
 
-    ``label`` says what is being done, e.g. "sft"; ``unit`` is the plural name of a unit, e.g. "questions". ``done``
-    units were finished by an earlier run; they count as done, and in neither rate nor ETA. A terminal as ``stream``
-    gets a bar, anything else plain lines.
+    ``label`` says what is being done, e.g. "sft"; ``unit`` is the plural name of a unit, e.g.
+    "questions". ``done`` units were finished by an earlier run; they count as done, and in neither
+    rate nor ETA. A terminal as ``stream`` gets a bar, anything else plain lines.
     """
 
     def __init__(
-        self, label: str, total: int, unit: str = "items", stream: TextIO = sys.stderr, *, done: int = 0
+        self,
+        label: str,
+        total: int,
+        unit: str = "items",
+        stream: TextIO = sys.stderr,
+        *,
+        done: int = 0,
     ) -> None:
         self._label = label
         self._total = total
@@ -47,8 +53,12 @@ class ProgressBar:
         self._started = self._shown = time.monotonic()
         self._bar = None
         self._interval_s = PLAIN_LINE_INTERVAL_S
+
         if stream.isatty():
-            texts = TextColumn("{task.description}"), TextColumn("{task.fields[rate]:.1f} " + f"{unit}/s")
+            texts = (
+                TextColumn("{task.description}"),
+                TextColumn("{task.fields[rate]:.1f} " + f"{unit}/s"),
+            )
             columns = texts[0], BarColumn(), MofNCompleteColumn(), texts[1], TimeRemainingColumn()
             self._bar = _TerminalBar(*columns, console=Console(file=stream))
             self._task = self._bar.add_task(label, total=total, completed=done, rate=0.0)
@@ -81,10 +91,12 @@ class ProgressBar:
         self._shown = time.monotonic()
         elapsed_s = self._shown - self._started
         rate = (self._done - self._resumed) / elapsed_s if elapsed_s else 0.0
+
         if self._bar is not None:
             self._bar.note = self._note
             self._bar.update(self._task, completed=self._done, rate=rate)
             return
+
         left = timedelta(seconds=math.ceil((self._total - self._done) / rate)) if rate else None
         eta = "no estimate yet" if left is None else f"{left} left"
         line = f"{self._label}: {self._done}/{self._total} {self._unit}, {rate:.1f}/s, {eta}"

@@ -1,6 +1,7 @@
 """Waiting for a model server that takes no more requests now: the limits that params name, and status 429.
 
-Such a wait is nobody's failure. It takes nothing from a question's time: the deadline of the rollout stands still.
+Such a wait is nobody's failure. It takes nothing from a question's time: the deadline of the
+rollout stands still.
 """
 
 import asyncio
@@ -40,9 +41,11 @@ def _paused_deadline() -> Iterator[None]:
     if deadline is None or end is None:
         yield
         return
+
     loop = asyncio.get_running_loop()
     left_s = end - loop.time()
     deadline.reschedule(None)
+
     try:
         yield
     finally:
@@ -66,10 +69,13 @@ async def call_in_turn(
 ) -> ResultT:
     """Make a call when the limits allow it, and again while the server answers 429.
 
-    Raises openai.RateLimitError after ``rate_limit_wait_s``, or at once where money or a day's quota is out.
+    Raises openai.RateLimitError after ``rate_limit_wait_s``, or at once where money or a day's
+    quota is out.
     """
     limits = rate_limits(
-        f"{client.base_url} {request.get('model')}", options.requests_per_minute, options.tokens_per_minute
+        f"{client.base_url} {request.get('model')}",
+        options.requests_per_minute,
+        options.tokens_per_minute,
     )
 
     def log(error: BaseException, attempt: int) -> None:

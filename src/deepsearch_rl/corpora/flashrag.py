@@ -3,12 +3,12 @@ r"""Corpora and question sets in FlashRAG's layout, and in those of others who h
     corpus     {"id", "contents": "title\ntext", "title"?, "metadata"?}   or   {"id", "title", "text", "metadata"?}
     questions  {"id", "question", "golden_answers": [...], "metadata"?}
 
-Keys beside these count as metadata, each under its own name; of what the format needs, nothing is taken from
-``metadata``. https://github.com/RUC-NLPIR/FlashRAG#rocket-quick-start
+Keys beside these count as metadata, each under its own name; of what the format needs, nothing is
+taken from ``metadata``. https://github.com/RUC-NLPIR/FlashRAG#rocket-quick-start
 
-BEIR writes ``_id``; the official question sets write ``answer`` and ``answer_aliases``; Search-R1's and veRL's training
-rows hold the question in their prompt. :mod:`.layouts` says which files are read. Text follows the one rule of
-:mod:`deepsearch_rl.records`.
+BEIR writes ``_id``; the official question sets write ``answer`` and ``answer_aliases``; Search-R1's
+and veRL's training rows hold the question in their prompt. :mod:`.layouts` says which files are
+read. Text follows the one rule of :mod:`deepsearch_rl.records`.
 """
 
 import json
@@ -66,7 +66,12 @@ class Row(ForeignRecord):
     def _renamed(cls, values: Values) -> Values:
         """Return the values with the format's own names for what the format needs."""
         if is_missing(values.get("id")) and "_id" in values:
-            return {"id" if name == "_id" else name: value for name, value in values.items() if name != "id"}
+            return {
+                "id" if name == "_id" else name: value
+                for name, value in values.items()
+                if name != "id"
+            }
+
         return values
 
 
@@ -86,13 +91,15 @@ def _unpacked(name: str, value: object) -> object:
             return json.loads(value)
         except ValueError:
             return value  # the field's own check says what should stand there
+
     return value
 
 
 def _gathered(values: Values, own: Mapping[str, object]) -> Values:
     """Return the format's ``own`` values as they are and all others below ``metadata``, those without a value left out.
 
-    A key that stands beside ``metadata`` and in it with two values is an error: one of them would be lost.
+    A key that stands beside ``metadata`` and in it with two values is an error: one of them would
+    be lost.
     """
     metadata = values.get("metadata")
     details: Values = {}
@@ -111,6 +118,7 @@ def _gathered(values: Values, own: Mapping[str, object]) -> Values:
                 "{name} stands beside metadata and in it with different values; remove one of them",
                 {"name": repr(name)},
             )
+
     return gathered
 
 
@@ -131,7 +139,10 @@ class DocumentRow(Row):
         if not {"contents", "text"} & self.model_fields_set:
             raise PydanticCustomError("no_text", NO_TEXT)
         if not f"{self.contents}{self.title}{self.text}".strip():
-            raise PydanticCustomError("blank", "there is neither a title nor a text; remove the document")
+            raise PydanticCustomError(
+                "blank", "there is neither a title nor a text; remove the document"
+            )
+
         return self
 
     def document(self) -> Document:
@@ -147,7 +158,11 @@ class DocumentRow(Row):
 def _under_title(title: str, contents: str) -> str:
     """Return contents with the title as the first line, where it is not there already."""
     first_line = contents.partition("\n")[0]
-    return contents if not title or title_key(first_line) == title_key(title) else f"{title}\n{contents}"
+    return (
+        contents
+        if not title or title_key(first_line) == title_key(title)
+        else f"{title}\n{contents}"
+    )
 
 
 class QuestionRow(Row, Generic[DetailsT]):
@@ -164,14 +179,26 @@ class QuestionRow(Row, Generic[DetailsT]):
             values = _from_training_row(values)
         if is_missing(values.get("golden_answers")) and not is_missing(values.get("answer")):
             answers = [*_listed(values["answer"]), *_listed(values.get("answer_aliases"))]
-            rest = {name: value for name, value in values.items() if name not in ("answer", "answer_aliases")}
-            return rest | {"golden_answers": [*dict.fromkeys(answers)] if _all_text(answers) else answers}
+            rest = {
+                name: value
+                for name, value in values.items()
+                if name not in ("answer", "answer_aliases")
+            }
+            return rest | {
+                "golden_answers": [*dict.fromkeys(answers)] if _all_text(answers) else answers
+            }
+
         return values
 
     def record(self, details: QuestionMetadata | None = None) -> Question:
         """Return the row as a record, with other ``details`` than its own if they are given."""
         metadata = self.metadata if details is None else details
-        return Question(id=self.id, question=self.question, golden_answers=self.golden_answers, metadata=metadata)
+        return Question(
+            id=self.id,
+            question=self.question,
+            golden_answers=self.golden_answers,
+            metadata=metadata,
+        )
 
 
 def _listed(value: Any) -> list[Any]:
@@ -188,8 +215,9 @@ def _all_text(values: list[Any]) -> bool:
 def _from_training_row(values: Values) -> Values:
     """Return a training row of Search-R1 or veRL as a question; what has another form stays as it is.
 
-    The question is ``extra_info.question`` or stands behind the instruction in the last message, the id is made of
-    ``data_source``, split and index, the golden answers are the target of the reward.
+    The question is ``extra_info.question`` or stands behind the instruction in the last message,
+    the id is made of ``data_source``, split and index, the golden answers are the target of the
+    reward.
     """
     extra_info = values.get("extra_info")
     extra: Values = extra_info if isinstance(extra_info, dict) else {}
@@ -200,14 +228,20 @@ def _from_training_row(values: Values) -> Values:
         return values
 
     question = extra.get("question") or _question_in(content)
-    row = {name: value for name, value in values.items() if name not in ("prompt", "reward_model", "extra_info")}
+    row = {
+        name: value
+        for name, value in values.items()
+        if name not in ("prompt", "reward_model", "extra_info")
+    }
     row["question"] = question
     if is_missing(row.get("id")) and not is_missing(extra.get("index")):
         parts = (values.get("data_source"), extra.get("split"), extra["index"])
         row["id"] = "_".join(str(part) for part in parts if not is_missing(part))
 
     reward = values.get("reward_model")
-    truth = _unpacked("ground_truth", reward.get("ground_truth")) if isinstance(reward, dict) else None
+    truth = (
+        _unpacked("ground_truth", reward.get("ground_truth")) if isinstance(reward, dict) else None
+    )
     target = truth.get("target") if isinstance(truth, dict) else truth
     if is_missing(row.get("golden_answers")) and not is_missing(target):
         row["golden_answers"] = [target] if isinstance(target, str) else target
@@ -217,7 +251,8 @@ def _from_training_row(values: Values) -> Values:
 def _question_in(prompt: str) -> str:
     """Return the question behind the instruction of a prompt.
 
-    Search-R1's instruction ends with an example of an answer: what follows it is the question, whatever it says.
+    Search-R1's instruction ends with an example of an answer: what follows it is the question,
+    whatever it says.
     """
     _, marker, question = prompt.partition(END_OF_INSTRUCTION)
     if not marker:
@@ -264,6 +299,7 @@ def numbered_rows(path: Path, model: type[ModelT]) -> Iterator[tuple[int, ModelT
             record = parse_record(model, line, path, number)
         except RecordError as error:
             raise _with_remedy(error, line) from error
+
         yield number, record
 
 
@@ -277,7 +313,12 @@ def _with_remedy(error: RecordError, line: bytes) -> RecordError:
         remedy = f"the row has {keys[:SHOWN_CHARACTERS]}; {remedy}"
     elif error.problem.startswith("Invalid JSON"):
         remedy = _remedy_of_no_json(line)
-    return RecordError(error.path, error.line, error.field, f"{error.problem}; {remedy}") if remedy else error
+
+    return (
+        RecordError(error.path, error.line, error.field, f"{error.problem}; {remedy}")
+        if remedy
+        else error
+    )
 
 
 def _remedy_of_no_json(line: bytes) -> str:
@@ -285,6 +326,7 @@ def _remedy_of_no_json(line: bytes) -> str:
         line.decode("utf-8")
     except UnicodeDecodeError:
         return "the line is not UTF-8 text: `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
+
     return (
         "every line must hold one JSON object: `jq -c . FILE > NEW` writes objects so that stand otherwise; other text "
         "must be converted"

@@ -43,7 +43,8 @@ _CHARACTERS = {
     "\"')]\u2019\u201d": _CLOSING,
     "\"'([\u2018\u201c": _OPENING,
     string.ascii_uppercase + string.digits: _BEGINNING,
-    string.ascii_uppercase + "v": _ABBREVIATING,  # what an initial or an abbreviation begins with
+    # What an initial or an abbreviation begins with
+    string.ascii_uppercase + "v": _ABBREVIATING,
 }
 
 # Zeros around a block's classes, so that a look at nearby characters needs no bounds.
@@ -218,6 +219,7 @@ def _first_words(
     for position in np.flatnonzero(suspects_M).tolist():
         stop = start + int(stops_M[position])
         ends_M[position] = text[stop] != "." or _FULL_STOP.match(text, stop) is not None
+
     return firsts_M[ends_M]
 
 
@@ -231,6 +233,7 @@ def _behind_short_word(
         begin_M = stops_M + (_MARGIN - length)
         is_first_M = (classes[begin_M - 1] & _WORD_CHARACTER) == 0
         result_M |= is_first_M & ((classes[begin_M] & _ABBREVIATING) != 0)
+
     return result_M
 
 

@@ -230,6 +230,7 @@ def _logits(model: PreTrainedModel, shapes: Shapes, last_BE: torch.Tensor) -> to
     for part_BE in last_BE.split(shapes.max_tokens):
         rows = padded(len(part_BE), shapes.tokens)
         parts.append(model.lm_head(part_BE[rows])[: len(part_BE)])
+
     return torch.cat(parts).float()
 
 

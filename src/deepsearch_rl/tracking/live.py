@@ -46,8 +46,12 @@ RETRY_S = 30.0
 class CurveState(Record):
     """``<name>.json`` beside a curve: what is known of it that training does not write."""
 
-    sent: dict[str, int] = Field(default={}, description="lines of the curve that a store has, by its public address")
-    tags: dict[str, dict[str, str]] = Field(default={}, description="of each of its runs, by when it began")
+    sent: dict[str, int] = Field(
+        default={}, description="lines of the curve that a store has, by its public address"
+    )
+    tags: dict[str, dict[str, str]] = Field(
+        default={}, description="of each of its runs, by when it began"
+    )
 
 
 @dataclass(slots=True)
@@ -103,6 +107,7 @@ class LiveFigures:
                 counts[path.stem] = self._send_curve(path, is_last)
 
             self._sent[path] = size
+
         return counts
 
     def _grown(self, sizes: Mapping[Path, int]) -> list[Path]:
@@ -113,6 +118,7 @@ class LiveFigures:
             is_own = self.stage in ("", stage)
             if is_own and path.stat().st_size != sizes.get(path):
                 grown.append(path)
+
         return grown
 
     def _send_curve(self, path: Path, is_last: bool) -> int:
@@ -155,6 +161,7 @@ class LiveFigures:
             tags = {**state.tags, str(runs[-1].began_ms): dict(self.tags)}
             state = state.model_copy(update={"tags": tags})
             write_json(state_path, state.model_dump(mode="json"))
+
         return state
 
 

@@ -76,7 +76,9 @@ class _ResultRow(ForeignRow):
         """Return the row as a rollout of a model, with sample number 0."""
         text = self.output.answer or f"<answer>{self.output.pred or ''}</answer>"
         turn = Message(role="assistant", content=text)
-        answer = self.output.pred if self.output.pred is not None else extract_answer(spoken_text(turn))
+        answer = (
+            self.output.pred if self.output.pred is not None else extract_answer(spoken_text(turn))
+        )
         reason = StopReason.ANSWERED if answer else StopReason.NO_ANSWER_TAG
         return Trajectory(
             id=f"{self.id}#0",
@@ -98,18 +100,21 @@ class _ResultRow(ForeignRow):
 def import_results(path: Path, out: Path, model: str) -> int:
     """Read another system's results as trajectories of one sample, and return how many there are.
 
-    Their messages are the question and the last text, which is all that results hold. A row with an error becomes a
-    failed rollout. Raise ConfigError where ``model`` is empty; ArtifactError or RecordError where the file is missing,
-    malformed or names a question twice (FlashRAG's array counts entries as lines); CheckFailedError where it is empty.
+    Their messages are the question and the last text, which is all that results hold. A row with an
+    error becomes a failed rollout. Raise ConfigError where ``model`` is empty; ArtifactError or
+    RecordError where the file is missing, malformed or names a question twice (FlashRAG's array
+    counts entries as lines); CheckFailedError where it is empty.
     """
     if not model.strip():
         raise ConfigError("name the model that made the results (--model).")
     trajectories: dict[str, Trajectory] = {}
+
     for number, row in numbered_rows(path, _ResultRow):
         trajectory = row.trajectory(model)
         if trajectory.id in trajectories:
             raise RecordError(path, number, "id", f"{row.id!r} is the id of an earlier row too")
         trajectories[trajectory.id] = trajectory
+
     if not trajectories:
         raise CheckFailedError(f"{path} holds no results.")
     return write_jsonl(out, (trajectories[name] for name in sorted(trajectories)))

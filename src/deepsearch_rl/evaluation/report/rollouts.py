@@ -1,9 +1,10 @@
 """The rollouts behind the F1 table: statistics over all of them, and those that the page's browser shows.
 
-Their files are read line by line, so that memory does not grow with the run. Those to show are packed into the page for
-templates/browser.js: gzipped JSON in base64, each passage once. The page's address holds the filters,
-``#model=sft&dataset=musique&outcome=wrong`` (also ``type`` and ``text``), so that a table can link to its cases. A
-rollout that was opened adds its ``id``, model and set, because an id is unique within its run only.
+Their files are read line by line, so that memory does not grow with the run. Those to show are
+packed into the page for templates/browser.js: gzipped JSON in base64, each passage once. The page's
+address holds the filters, ``#model=sft&dataset=musique&outcome=wrong`` (also ``type`` and
+``text``), so that a table can link to its cases. A rollout that was opened adds its ``id``, model
+and set, because an id is unique within its run only.
 """
 
 import base64
@@ -67,7 +68,9 @@ class ShownRollout(Record):
 
     id: str
     model: str
-    dataset: str = Field(description="the set, with what sets the run apart: greedy, or a variant's name")
+    dataset: str = Field(
+        description="the set, with what sets the run apart: greedy, or a variant's name"
+    )
     outcome: str = Field(description="correct (F1 of 0.8 or more), wrong, or why it failed")
     type: str
     question: str
@@ -85,7 +88,10 @@ class ShownRollout(Record):
 
 def read_questions(paths: Mapping[str, Path]) -> dict[str, dict[str, Question]]:
     """Return the questions of every set, by id."""
-    return {name: {question.id: question for question in read_distinct(path, Question)} for name, path in paths.items()}
+    return {
+        name: {question.id: question for question in read_distinct(path, Question)}
+        for name, path in paths.items()
+    }
 
 
 def turned_questions(comparisons: Iterable[Comparison]) -> dict[tuple[str, str], set[str]]:
@@ -99,6 +105,7 @@ def turned_questions(comparisons: Iterable[Comparison]) -> dict[tuple[str, str],
             ids = {*change.gained[:OF_EACH_TURN], *change.lost[:OF_EACH_TURN]}
             for model in (entry.model, entry.other):
                 shown[model, entry.run_name] |= ids
+
     return dict(shown)
 
 
@@ -111,8 +118,9 @@ def read_runs(
 ) -> Iterator[RunRollouts]:
     """Yield the run of every row; of each, ``count`` rollouts are to be shown (:func:`positions_to_show`).
 
-    The first rollouts of the questions ``turned`` (:func:`turned_questions`) are shown as well. ``folders`` holds every
-    model's evaluation, ``questions`` the questions by set and id, for their gold evidence.
+    The first rollouts of the questions ``turned`` (:func:`turned_questions`) are shown as well.
+    ``folders`` holds every model's evaluation, ``questions`` the questions by set and id, for their
+    gold evidence.
     """
     gold = {name: gold_by_question(of_set.values()) for name, of_set in questions.items()}
     for row in rows:
@@ -121,11 +129,13 @@ def read_runs(
         outcomes = list[str]()
         ids = turned.get((row.model, row.run_name), frozenset[str]()) if count else ()
         places = set[int]()
+
         for rollout in read_distinct(path, Trajectory):
             tally.add(rollout)
             if rollout.sample == 0 and rollout.question_id in ids:
                 places.add(len(outcomes))
             outcomes.append(outcome(rollout))
+
         positions = positions_to_show(outcomes, count) | places
         rollouts = enumerate(read_jsonl(path, Trajectory)) if positions else ()
         samples = tuple(rollout for position, rollout in rollouts if position in positions)
@@ -135,8 +145,9 @@ def read_runs(
 def positions_to_show(outcomes: Sequence[str], count: int) -> frozenset[int]:
     """Return the positions of ``count`` rollouts spread evenly, so that nobody picks the good ones.
 
-    Where an outcome occurs fewer than :data:`OF_EACH_OUTCOME` times among these, as many rollouts with it are added,
-    spread evenly over all that have it. There are no positions if ``count`` is 0.
+    Where an outcome occurs fewer than :data:`OF_EACH_OUTCOME` times among these, as many rollouts
+    with it are added, spread evenly over all that have it. There are no positions if ``count`` is
+    0.
     """
     if not count:
         return frozenset()
@@ -147,6 +158,7 @@ def positions_to_show(outcomes: Sequence[str], count: int) -> frozenset[int]:
     for candidates in by_outcome.values():
         if len(positions.intersection(candidates)) < OF_EACH_OUTCOME:
             positions.update(_spread(candidates, OF_EACH_OUTCOME))
+
     return frozenset(positions)
 
 
@@ -200,19 +212,27 @@ def _query(call: ToolCall) -> str:
     match call.parsed:
         case {"query": str(query), **others} if not others:
             return query
+
     return f"{call.name}({call.arguments})"
 
 
 def pack(rollouts: Sequence[ShownRollout]) -> str:
     """Return rollouts as base64 of gzipped JSON; equal rollouts give equal text.
 
-    The JSON is ``{"passages": [...], "rollouts": [...]}``; the text of a tool message is the list of its paragraphs'
-    positions in ``passages``.
+    The JSON is ``{"passages": [...], "rollouts": [...]}``; the text of a tool message is the list
+    of its paragraphs' positions in ``passages``.
     """
     passages: dict[str, int] = {}
     rows = [rollout.model_dump(mode="json", exclude_defaults=True) for rollout in rollouts]
+
     for message in (message for row in rows for message in row["messages"]):
-        if message["role"] == "tool":  # an empty line stands between passages, under either protocol
-            message["text"] = [passages.setdefault(part, len(passages)) for part in message["text"].split("\n\n")]
-    content = json.dumps({"passages": list(passages), "rollouts": rows}, ensure_ascii=False, separators=(",", ":"))
+        # An empty line stands between passages, under either protocol
+        if message["role"] == "tool":
+            message["text"] = [
+                passages.setdefault(part, len(passages)) for part in message["text"].split("\n\n")
+            ]
+
+    content = json.dumps(
+        {"passages": list(passages), "rollouts": rows}, ensure_ascii=False, separators=(",", ":")
+    )
     return base64.b64encode(gzip.compress(content.encode(), mtime=0)).decode("ascii")

@@ -1,7 +1,7 @@
 """The F1 table as files: JSON, Markdown, CSV and metrics, with the texts of figures that the page shows as well.
 
-Nested records are JSON. What is flat, and what plots and spreadsheets read, is CSV, which is checked column by column
-with pandera before it is written.
+Nested records are JSON. What is flat, and what plots and spreadsheets read, is CSV, which is
+checked column by column with pandera before it is written.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,17 +30,41 @@ F1_TABLE = pa.DataFrameSchema(
     {
         **{
             name: pa.Column(str)
-            for name in ("model", "checkpoint", "dataset", "corpus", "prompt", "retriever", "variant")
+            for name in (
+                "model",
+                "checkpoint",
+                "dataset",
+                "corpus",
+                "prompt",
+                "retriever",
+                "variant",
+            )
         },
         **{name: pa.Column(int, pa.Check.ge(1)) for name in ("top_k", "samples", "n")},
         "chunk_size": pa.Column(int, _COUNT),
         "trained_with_other": pa.Column(str),
         **{name: pa.Column(float, _SHARE, coerce=True) for name in _SCORES},
-        **{name: pa.Column(float, _COUNT, coerce=True) for name in ("temperature", "mean_rounds", "mean_tool_calls")},
+        **{
+            name: pa.Column(float, _COUNT, coerce=True)
+            for name in ("temperature", "mean_rounds", "mean_tool_calls")
+        },
     },
-    checks=pa.Check(lambda frame: (frame.f1_low <= frame.f1) & (frame.f1 <= frame.f1_high), name="f1 in its interval"),
+    checks=pa.Check(
+        lambda frame: (frame.f1_low <= frame.f1) & (frame.f1 <= frame.f1_high),
+        name="f1 in its interval",
+    ),
     unique=[
-        *("model", "checkpoint", "dataset", "corpus", "prompt", "top_k", "chunk_size", "retriever", "temperature"),
+        *(
+            "model",
+            "checkpoint",
+            "dataset",
+            "corpus",
+            "prompt",
+            "top_k",
+            "chunk_size",
+            "retriever",
+            "temperature",
+        ),
         "variant",
     ],
 )
@@ -53,7 +77,9 @@ def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> 
     write_json(folder / "metrics.json", metrics(table, ifeval))
     columns = (*CSV_COLUMNS, *(f"pass_at_{k}" for k in passes(table.rows)), *BASELINE_COLUMNS)
     lines = [
-        flat | {"constant_f1": row.constant.f1} | {f"{name}_f1": score.f1 for name, score in row.controls.items()}
+        flat
+        | {"constant_f1": row.constant.f1}
+        | {f"{name}_f1": score.f1 for name, score in row.controls.items()}
         for row, flat in zip(table.rows, flat_rows(table.rows), strict=True)
     ]
     frame = pd.DataFrame(lines, columns=list(columns), dtype=object)
@@ -67,8 +93,8 @@ def write_table(table: F1Table, ifeval: Sequence[IfevalScore], folder: Path) -> 
 def flat_rows(rows: Iterable[F1TableRow]) -> list[dict[str, Any]]:
     """Return rows by :data:`CSV_COLUMNS` and ``pass_at_<k>``.
 
-    Failures and rollouts that were asked for again are ``kind=count``, what a model was trained with in another form is
-    ``prompt;tool``.
+    Failures and rollouts that were asked for again are ``kind=count``, what a model was trained
+    with in another form is ``prompt;tool``.
     """
     return [
         {name: getattr(row, name) for name in CSV_COLUMNS}
@@ -82,22 +108,37 @@ def flat_rows(rows: Iterable[F1TableRow]) -> list[dict[str, Any]]:
 def published_lines(table: F1Table) -> list[dict[str, Any]]:
     """Return the published scores as rows beside those of :func:`flat_rows`, with ``source`` and ``published``."""
     return [
-        {"model": row.model, "dataset": row.run, "n": row.n, row.metric: row.score, "source": row.source}
+        {
+            "model": row.model,
+            "dataset": row.run,
+            "n": row.n,
+            row.metric: row.score,
+            "source": row.source,
+        }
         | {"published": True}
         for row in table.published
     ]
 
 
-def metrics(table: F1Table, ifeval: Sequence[IfevalScore]) -> dict[str, dict[str, dict[str, float]]]:
+def metrics(
+    table: F1Table, ifeval: Sequence[IfevalScore]
+) -> dict[str, dict[str, dict[str, float]]]:
     """Return the main figures by dataset and model, nested for ``dvc metrics show`` and ``dvc metrics diff``."""
     result: dict[str, dict[str, dict[str, float]]] = {}
     for row in table.rows:
         suffix = f"_{row.kind}" if row.kind else ""
         figures = {"f1": row.f1, "em": row.em, "tool_calls": row.mean_tool_calls, **row.pass_scores}
+
         for name, value in figures.items():
-            result.setdefault(name + suffix, {}).setdefault(row.dataset, {})[row.model] = round(value, 4)
+            result.setdefault(name + suffix, {}).setdefault(row.dataset, {})[row.model] = round(
+                value, 4
+            )
+
     for score in ifeval:
-        result.setdefault("ifeval", {}).setdefault("prompt_strict", {})[score.model] = round(score.prompt_strict, 4)
+        result.setdefault("ifeval", {}).setdefault("prompt_strict", {})[score.model] = round(
+            score.prompt_strict, 4
+        )
+
     return result
 
 
@@ -170,5 +211,7 @@ def _aligned(text: str) -> str:
     """Return lines of cells with bars between as a Markdown table that can be read as plain text."""
     head, *body = ([cell.strip() for cell in line.split("|")] for line in text.strip().splitlines())
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-    padded = [map(str.ljust, line, widths) for line in (head, ["-" * width for width in widths], *body)]
+    padded = [
+        map(str.ljust, line, widths) for line in (head, ["-" * width for width in widths], *body)
+    ]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in padded)

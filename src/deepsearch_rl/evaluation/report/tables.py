@@ -15,7 +15,12 @@ from deepsearch_rl.errors import look_up
 from deepsearch_rl.evaluation.report.holm import holm
 from deepsearch_rl.evaluation.report.published import PublishedRow
 from deepsearch_rl.evaluation.scoring.f1_row import Control, F1TableRow, ModelEvaluation, Rounded
-from deepsearch_rl.evaluation.scoring.score import TOOL_CALLS, QuestionScores, paired_differences, score_questions
+from deepsearch_rl.evaluation.scoring.score import (
+    TOOL_CALLS,
+    QuestionScores,
+    paired_differences,
+    score_questions,
+)
 from deepsearch_rl.files import read_jsonl, read_record
 from deepsearch_rl.records import NonEmpty, Record, Trajectory
 
@@ -32,9 +37,12 @@ class Change(Record):
     difference: Rounded
     low: Rounded = Field(description="lower end of the paired 95 % bootstrap interval")
     high: Rounded
-    p_value: Rounded = Field(description="two-sided paired permutation test, as if it were the only one")
+    p_value: Rounded = Field(
+        description="two-sided paired permutation test, as if it were the only one"
+    )
     p_holm: Rounded | None = Field(
-        default=None, description="corrected for all tests of its table; null where nothing corrected it"
+        default=None,
+        description="corrected for all tests of its table; null where nothing corrected it",
     )
 
 
@@ -51,7 +59,9 @@ class TypeDifference(Difference):
     A question is right where the mean F1 of its answers is :data:`SUCCESS_F1` or more.
     """
 
-    gained: tuple[str, ...] = Field(description="questions that only the model has right, not the other")
+    gained: tuple[str, ...] = Field(
+        description="questions that only the model has right, not the other"
+    )
     lost: tuple[str, ...] = Field(description="questions that only the other has right")
 
 
@@ -62,7 +72,9 @@ class Comparison(Difference):
     temperature: float
     model: NonEmpty
     other: NonEmpty
-    types: dict[str, TypeDifference] = Field(default={}, description="by type of question, where they have one")
+    types: dict[str, TypeDifference] = Field(
+        default={}, description="by type of question, where they have one"
+    )
 
     @property
     def run_name(self) -> str:
@@ -78,7 +90,9 @@ class F1Table(Record):
     generated: bool = Field(description="some question set is generated, not a published one")
     rows: tuple[F1TableRow, ...]
     comparisons: tuple[Comparison, ...]
-    published: tuple[PublishedRow, ...] = Field(default=(), description="figures of others for the same tasks")
+    published: tuple[PublishedRow, ...] = Field(
+        default=(), description="figures of others for the same tasks"
+    )
 
     @property
     def datasets(self) -> list[str]:
@@ -103,7 +117,10 @@ class F1Table(Record):
     def rows_of(self, dataset: str) -> list[F1TableRow]:
         """Return the rows of a question set, models in training order."""
         models = self.models
-        return sorted((row for row in self.rows if row.dataset == dataset), key=lambda row: models.index(row.model))
+        return sorted(
+            (row for row in self.rows if row.dataset == dataset),
+            key=lambda row: models.index(row.model),
+        )
 
     def main_rows(self, dataset: str) -> list[F1TableRow]:
         """Return the main figures of a question set, models in training order."""
@@ -117,7 +134,9 @@ class F1Table(Record):
     def training_notes(self) -> dict[str, str]:
         """What models were trained with in another form than they answered with, by model and kind of row."""
         rows = [row for row in self.reading_order if row.training_note]
-        return {f"{row.model}, {row.kind}" if row.kind else row.model: row.training_note for row in rows}
+        return {
+            f"{row.model}, {row.kind}" if row.kind else row.model: row.training_note for row in rows
+        }
 
     @property
     def again_notes(self) -> dict[str, int]:
@@ -130,22 +149,28 @@ class F1Table(Record):
             for control, score in row.controls.items():
                 if score.asked_again:
                     notes[f"{name}, {CONTROL_TITLES[control]}"] = score.asked_again
+
         return notes
 
     @property
     def own_temperatures(self) -> list[str]:
         """The models that answered at their provider's own temperature."""
-        return list(dict.fromkeys(row.model for row in self.reading_order if not row.temperature_sent))
+        return list(
+            dict.fromkeys(row.model for row in self.reading_order if not row.temperature_sent)
+        )
 
     @property
     def kept_start(self) -> dict[str, str]:
         """The models that answer every question as well as another one, by name, and that other model.
 
-        No question has another score or another number of searches: RL kept the weights that it began with.
+        No question has another score or another number of searches: RL kept the weights that it
+        began with.
         """
         result: dict[str, str] = {}
         for model, other in dict.fromkeys((each.model, each.other) for each in self.comparisons):
-            comparisons = [each for each in self.comparisons if (each.model, each.other) == (model, other)]
+            comparisons = [
+                each for each in self.comparisons if (each.model, each.other) == (model, other)
+            ]
 
             # Of models that are equal to each other in a circle, one has to stay.
             last = other
@@ -154,6 +179,7 @@ class F1Table(Record):
 
             if last != model and all(map(_is_nothing, comparisons)):
                 result[model] = other
+
         return result
 
     @property
@@ -169,7 +195,9 @@ class F1Table(Record):
         """The table for readers: without the rows and comparisons of models that kept their start."""
         kept = self.kept_start
         rows = [row for row in self.rows if row.model not in kept]
-        comparisons = [each for each in self.comparisons if not {each.model, each.other} & set(kept)]
+        comparisons = [
+            each for each in self.comparisons if not {each.model, each.other} & set(kept)
+        ]
         return self.model_copy(update={"rows": tuple(rows), "comparisons": tuple(comparisons)})
 
     @property
@@ -193,18 +221,26 @@ class Figures(RootModel[dict[str, dict[str, dict[str, float]]]]):
 
 
 def build_table(
-    profile: str, folders: Mapping[str, Path], pairs: Sequence[tuple[str, str]], seed: int, draws: int
+    profile: str,
+    folders: Mapping[str, Path],
+    pairs: Sequence[tuple[str, str]],
+    seed: int,
+    draws: int,
 ) -> F1Table:
     """Collect every model's rows and compare ``pairs`` of models wherever both answered the same set.
 
-    Variants appear as rows only: what was answered under the profile's own setting is compared. ``folders`` holds every
-    model's evaluation; ``draws`` is the number of resamples, and of sign patterns, of each comparison. Raise
-    UnknownNameError where a pair names a model that was not evaluated, and as :func:`paired_differences`.
+    Variants appear as rows only: what was answered under the profile's own setting is compared.
+    ``folders`` holds every model's evaluation; ``draws`` is the number of resamples, and of sign
+    patterns, of each comparison. Raise UnknownNameError where a pair names a model that was not
+    evaluated, and as :func:`paired_differences`.
     """
     for name in itertools.chain.from_iterable(pairs):
         look_up("model in report.comparisons", name, folders)
 
-    rows = {name: read_record(folder / "rows.json", ModelEvaluation).rows for name, folder in folders.items()}
+    rows = {
+        name: read_record(folder / "rows.json", ModelEvaluation).rows
+        for name, folder in folders.items()
+    }
     comparisons: list[Comparison] = []
 
     for model, other in pairs:
@@ -214,9 +250,14 @@ def build_table(
             if row.variant or (row.dataset, row.kind, row.n) not in runs_of_other:
                 continue
 
-            first = score_questions(read_jsonl(folders[model] / row.rollouts_file, Trajectory), row.samples)
-            second = score_questions(read_jsonl(folders[other] / row.rollouts_file, Trajectory), row.samples)
-            whole = _difference(first, second, seed, draws)  # refuses runs over different questions
+            first = score_questions(
+                read_jsonl(folders[model] / row.rollouts_file, Trajectory), row.samples
+            )
+            second = score_questions(
+                read_jsonl(folders[other] / row.rollouts_file, Trajectory), row.samples
+            )
+            # Refuses runs over different questions
+            whole = _difference(first, second, seed, draws)
 
             comparison = Comparison(
                 dataset=row.dataset,
@@ -239,7 +280,9 @@ def build_table(
     )
 
 
-def _difference(first: QuestionScores, second: QuestionScores, seed: int, draws: int) -> dict[str, Any]:
+def _difference(
+    first: QuestionScores, second: QuestionScores, seed: int, draws: int
+) -> dict[str, Any]:
     """Return the fields of a :class:`Difference`."""
     changes = {}
     for name, paired in paired_differences(first, second, seed, draws, ("f1", TOOL_CALLS)).items():
@@ -253,11 +296,15 @@ def _type_differences(
 ) -> dict[str, TypeDifference]:
     """Return the differences by type of question, which are a table of their own."""
     types = first.type_names
-    differences = [_type_difference(first.of_type(kind), second.of_type(kind), seed, draws) for kind in types]
+    differences = [
+        _type_difference(first.of_type(kind), second.of_type(kind), seed, draws) for kind in types
+    ]
     return dict(zip(types, _corrected(differences), strict=True))
 
 
-def _type_difference(first: QuestionScores, second: QuestionScores, seed: int, draws: int) -> TypeDifference:
+def _type_difference(
+    first: QuestionScores, second: QuestionScores, seed: int, draws: int
+) -> TypeDifference:
     first_Q = first.metrics["f1"] >= SUCCESS_F1
     second_Q = second.metrics["f1"] >= SUCCESS_F1
     return TypeDifference(
@@ -275,12 +322,17 @@ def _corrected(differences: Sequence[DifferenceT]) -> list[DifferenceT]:
 
     result: list[DifferenceT] = []
     for position, difference in enumerate(differences):
-        tool_calls = difference.tool_calls.model_copy(update={"p_holm": p_holm[len(differences) + position]})
+        tool_calls = difference.tool_calls.model_copy(
+            update={"p_holm": p_holm[len(differences) + position]}
+        )
         changes = {"p_holm": p_holm[position], "tool_calls": tool_calls}
         result.append(difference.model_copy(update=changes))
+
     return result
 
 
 def in_order(names: Iterable[str], order: Sequence[str]) -> list[str]:
     """Return known names in their usual order, then the others in alphabetical order."""
-    return sorted(set(names), key=lambda name: (order.index(name) if name in order else len(order), name))
+    return sorted(
+        set(names), key=lambda name: (order.index(name) if name in order else len(order), name)
+    )

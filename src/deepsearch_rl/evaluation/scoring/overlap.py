@@ -24,9 +24,11 @@ from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore
 Feature = str | tuple[str, int]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-DIGITS = 12  # sums in another order may differ beyond them, and must not decide between equals
+# Sums in another order may differ beyond them, and must not decide between equals
+DIGITS = 12
 SLACK = 1e-9  # A bound this much below the best cannot win, however its sum was rounded
-CANDIDATES_AT_ONCE = 256  # bounds memory: their overlaps with every golden answer are held together
+# Bounds memory: their overlaps with every golden answer are held together
+CANDIDATES_AT_ONCE = 256
 
 
 class AnswerTexts:
@@ -52,7 +54,9 @@ class AnswerTexts:
                 self.normals.append(normal)
                 self.features.append(_features(normal))
 
-        return np.fromiter(map(self._number_of.__getitem__, texts), dtype=np.int64, count=len(texts))
+        return np.fromiter(
+            map(self._number_of.__getitem__, texts), dtype=np.int64, count=len(texts)
+        )
 
 
 def _features(normal: str) -> frozenset[Feature]:
@@ -128,7 +132,9 @@ def score_rows(golds: GoldenAnswers, question_N: Ints, preds: Sequence[str]) -> 
     precision_P = common_P / np.maximum(lengths_T[pred_P], 1)
     recall_P = common_P / np.maximum(lengths_T[gold_P], 1)
     product_P = 2 * precision_P * recall_P
-    f1_P = np.divide(product_P, precision_P + recall_P, out=np.zeros(len(pairs)), where=common_P > 0)
+    f1_P = np.divide(
+        product_P, precision_P + recall_P, out=np.zeros(len(pairs)), where=common_P > 0
+    )
 
     columns = {
         "em": pred_P == gold_P,
@@ -205,7 +211,8 @@ class ConstantAnswers:
         questions = int(question_G[-1]) + 1
         f1_T = np.full(len(bound_T), -1.0)
 
-        if len(question_G) == questions:  # one golden answer each, so the bound is exact
+        # One golden answer each, so the bound is exact
+        if len(question_G) == questions:
             f1_T[candidates_C] = bound_T[candidates_C].round(DIGITS)
             return f1_T
 
@@ -216,6 +223,7 @@ class ConstantAnswers:
         # The bound is often so sharp that a small first block decides.
         start = 0
         size = 8
+
         while start < len(order_C) and bound_T[order_C[start]] >= f1_T.max() - SLACK:
             block_C = order_C[start : start + size]
             f1_T[block_C] = self._mean_f1(block_C, features_GF, lengths_G, question_G).round(DIGITS)
@@ -268,8 +276,11 @@ class ConstantAnswers:
 
         bound_T = np.zeros(len(self._lengths_T))
         starts_T = self._features_TF.indptr
+
         for length in np.unique(self._lengths_T[numbers_G]):
-            share_F = np.bincount(features, 2 * counts / (length + lengths), minlength=self._features)
+            share_F = np.bincount(
+                features, 2 * counts / (length + lengths), minlength=self._features
+            )
 
             # Candidates of one length have equally many features: a matrix of C x length.
             same_C = np.flatnonzero(self._lengths_T == length)

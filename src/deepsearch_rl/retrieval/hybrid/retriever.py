@@ -14,8 +14,8 @@ Features are in [0, 1] but the last:
     date              1 if it was published on a day that the question names, else 0
     document_length   ln of the number of chunks of its document: long documents match much by chance
 
-Fit is BM25 over the terms of :mod:`.sentence_terms`, where a term counts as often as sentences have it. Shares make
-numbers comparable between questions, and between a question's parts and sources.
+Fit is BM25 over the terms of :mod:`.sentence_terms`, where a term counts as often as sentences have
+it. Shares make numbers comparable between questions, and between a question's parts and sources.
 """
 
 from collections.abc import Sequence
@@ -57,25 +57,37 @@ class CandidateFinder:
     names: SourceNames
     config: FusionConfig
 
-    def find(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Candidates]:
+    def find(
+        self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None
+    ) -> list[Candidates]:
         """Return at least the best ``top_k`` allowed rows of either half for every query."""
         depth = max(self.config.depth, top_k)
-        halves = [retriever.search(queries, depth, allowed_N) for retriever in (self.bm25, self.dense)]
+        halves = [
+            retriever.search(queries, depth, allowed_N) for retriever in (self.bm25, self.dense)
+        ]
         candidates: list[Candidates] = []
+
         for query, *rankings in zip(queries, *halves, strict=True):
             question = split_question(query, self.names)
             rows = [ranking.rows_K for ranking in rankings]
+
             for source in question.sources:
                 of_source_N = self.table.source_N == source
                 mask_N = of_source_N if allowed_N is None else of_source_N & allowed_N
                 [ranking] = self.bm25.search([query], self.config.source_depth, mask_N)
                 rows.append(ranking.rows_K)
+
             rows_C = np.unique(np.concatenate(rows))
             candidates.append(Candidates(rows_C, self._features(rows_C, rankings, depth, question)))
+
         return candidates
 
     def _features(
-        self, rows_C: NDArray[np.int64], halves: Sequence[Ranking], depth: int, question: QuestionParts
+        self,
+        rows_C: NDArray[np.int64],
+        halves: Sequence[Ranking],
+        depth: int,
+        question: QuestionParts,
     ) -> Floats:
         """Return features_CF. ``halves`` are the rankings of BM25 and dense, of at most ``depth`` rows."""
         if not len(rows_C):
@@ -106,31 +118,41 @@ class HybridRetriever:
     finder: CandidateFinder
     weights_F: Floats
 
-    def search(self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None) -> list[Ranking]:
+    def search(
+        self, queries: Sequence[str], top_k: int, allowed_N: Mask | None = None
+    ) -> list[Ranking]:
         """Rank the allowed rows that either half lists; scores compare rows of one query, and may be negative."""
-        return [order(own, self.weights_F, top_k) for own in self.finder.find(queries, top_k, allowed_N)]
+        return [
+            order(own, self.weights_F, top_k) for own in self.finder.find(queries, top_k, allowed_N)
+        ]
 
 
 def order(candidates: Candidates, weights_F: Floats, top_k: int) -> Ranking:
     """Return the best candidates by weighted sum, then by row."""
-    scores_C = (candidates.features_CF * weights_F).sum(axis=1)  # no matrix product, so that equal candidates tie
+    # No matrix product, so that equal candidates tie
+    scores_C = (candidates.features_CF * weights_F).sum(axis=1)
     return rank(candidates.rows_C, scores_C.astype(np.float32), top_k)
 
 
-def _fits(rows_C: NDArray[np.int64], question: QuestionParts, terms: SentenceTerms) -> tuple[Floats, Floats]:
+def _fits(
+    rows_C: NDArray[np.int64], question: QuestionParts, terms: SentenceTerms
+) -> tuple[Floats, Floats]:
     """Return the fit of each candidate, and of its best sentence, to the whole question (column 0) and its parts."""
     parts = [term_ids(text) for text in (question.whole, *question.parts)]
     terms_U = np.unique(np.concatenate(parts))
     if not len(terms_U):
         nothing_CQ = np.zeros((len(rows_C), len(parts)))
         return nothing_CQ, nothing_CQ
+
     weights_QU = np.stack([np.isin(terms_U, part) for part in parts]) * terms.idf(terms_U)
     matches = terms.match(rows_C, terms_U)
     mean_row = max(len(terms.terms) / len(terms), 1.0)
     damping_C1 = K1 * (1 - B + B * matches.length_C[:, None] / mean_row)
     saturated_CU = matches.counts_CU / (matches.counts_CU + damping_C1)
     # No matrix product: its rounding may depend on the row, and equal candidates must tie.
-    passage_CQ = np.stack([(saturated_CU * weights_U).sum(axis=1) for weights_U in weights_QU], axis=1)
+    passage_CQ = np.stack(
+        [(saturated_CU * weights_U).sum(axis=1) for weights_U in weights_QU], axis=1
+    )
     sentences = len(matches.length_S)
     mean_sentence = max(len(terms.terms) / (len(terms.sentence_starts) - 1), 1.0)
     damping_S = 1 + K1 * (1 - B + B * matches.length_S / mean_sentence)
@@ -154,6 +176,7 @@ def _share_within(fits_C: Floats, source_C: NDArray[np.int32], sources: Sequence
         of_source_C = source_C == source
         if of_source_C.any():
             shares_C[of_source_C] = _share(fits_C[of_source_C])
+
     return shares_C
 
 

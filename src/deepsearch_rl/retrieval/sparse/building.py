@@ -36,9 +36,16 @@ from pydantic import Field
 from deepsearch_rl.progress import ProgressBar
 from deepsearch_rl.records import Record
 from deepsearch_rl.retrieval.rows import GrowingArray, open_column
-from deepsearch_rl.retrieval.sparse.analysis import FieldName, inner_letters, split_words, stem, term_key
+from deepsearch_rl.retrieval.sparse.analysis import (
+    FieldName,
+    inner_letters,
+    split_words,
+    stem,
+    term_key,
+)
 
-TOKENS_PER_RUN = 2_000_000  # words counted in memory, about 100 MB with what sorting them takes
+# Words counted in memory, about 100 MB with what sorting them takes
+TOKENS_PER_RUN = 2_000_000
 POSTINGS_AT_ONCE = 2_000_000
 STOP_WORD = -1
 HALF_BITS = np.uint64(32)
@@ -49,7 +56,9 @@ class Bm25Config(Record):
 
     engine: Literal["builtin"]
     k1: float = Field(gt=0, description="how slowly repeated terms saturate")
-    b: float = Field(ge=0, le=1, description="how strongly long fields are discounted; 0 is not at all")
+    b: float = Field(
+        ge=0, le=1, description="how strongly long fields are discounted; 0 is not at all"
+    )
     fields: dict[FieldName, Annotated[float, Field(gt=0)]] = Field(
         min_length=1,
         description="what is searched (retrieval/sparse/analysis.py), and how much a word there counts",
@@ -109,6 +118,7 @@ class RunWriter:
 
             self._inner_letters.append(len(letters))
             self._text_ends.append(len(self._numbers))
+
         self.rows += 1
 
         # What takes memory: an entry for every word, and one for every text.
@@ -263,6 +273,7 @@ def _split(run: Run, ranges: int) -> list[Run]:
             counts_PF=run.counts_PF[postings],
         )
         pieces.append(piece)
+
     return pieces
 
 
@@ -300,4 +311,5 @@ def _term_frequencies(
         # A row without the field may have norm 0 (b = 1), and has no count either.
         norms_P = 1 - config.b + config.b * lengths_PF[:, field] / mean_length
         tf_P += weight * piece.counts_PF[:, field] / np.where(norms_P > 0, norms_P, 1.0)
+
     return tf_P

@@ -48,7 +48,12 @@ from deepsearch_rl.training.rl.health import alarms_at_end, alarms_of_log, gate_
 from deepsearch_rl.training.rl.heartbeat import begin
 from deepsearch_rl.training.rl.question_order import batch
 from deepsearch_rl.training.rl.rewards import PolicyText, reward_parts
-from deepsearch_rl.training.rl.step_rollouts import Groups, progress_note, rollout_metrics, trainable
+from deepsearch_rl.training.rl.step_rollouts import (
+    Groups,
+    progress_note,
+    rollout_metrics,
+    trainable,
+)
 from deepsearch_rl.training.rl.task_checks import require_task, require_thoughts_sent_back
 from deepsearch_rl.training.rl.trainer import RlConfig, RlTask, RlTrainer, Rollout, Sampling
 
@@ -154,6 +159,7 @@ class _Run:
                     bar.advance(min(step, 1), note=progress_note(lines[-1]))
         finally:
             await self.trainer.close()
+
         return lines
 
     async def _resume(self, log_path: Path) -> tuple[list[TrainingStep], int]:
@@ -229,8 +235,12 @@ class _Run:
         line = TrainingStep.model_validate(figures)
         alarms = alarms_at_end([*lines, line])
         before = alarms_at_end(lines) if lines else {}
+
         for name in sorted(alarms.keys() - before.keys()):
-            _LOG.warning("rl@%s, step %d, %s: %s.", self.task.start_name, line.step, name, alarms[name])
+            _LOG.warning(
+                "rl@%s, step %d, %s: %s.", self.task.start_name, line.step, name, alarms[name]
+            )
+
         return TrainingStep.model_validate({**figures, **{f"alarm/{name}": 1.0 for name in alarms}})
 
     async def _gate(self) -> dict[str, float]:
@@ -239,7 +249,9 @@ class _Run:
         questions = self.task.dev[: gate.questions]
         sampling = Sampling(gate.samples, self.config.temperature, self._seed(-2), trained=False)
         kept = await self._answers_by(questions, sampling)
-        f1_QG = [[score_rollout(rollout.trajectory).f1 for rollout in rollouts_G] for rollouts_G in kept]
+        f1_QG = [
+            [score_rollout(rollout.trajectory).f1 for rollout in rollouts_G] for rollouts_G in kept
+        ]
         pass_1 = fmean(map(fmean, f1_QG))
         pass_k = fmean(map(max, f1_QG))
         if warning := gate_warning(pass_1, pass_k, gate.samples, gate.min_f1):
@@ -261,6 +273,7 @@ class _Run:
         kept_QG, rewards_QG, metrics = await self._rewarded(step, first, ahead)
         update = self._finite_update(step, kept_QG, rewards_QG)
         size = self.config.groups_per_step
+
         if not self.config.rollouts_ahead or step == self.config.steps[self.task.start_name]:
             metrics = metrics | await update
             following = None
@@ -272,6 +285,7 @@ class _Run:
                 following = await rollouts
             finally:
                 rollouts.cancel()
+
         await self.trainer.serve()
         return metrics, following
 
@@ -311,7 +325,9 @@ class _Run:
             begin("update", step)
 
             kept_QG = trainable(rollouts_QG)
-            signal_QG = [group for group in kept_QG if len({rollout.reward for rollout in group}) > 1]
+            signal_QG = [
+                group for group in kept_QG if len({rollout.reward for rollout in group}) > 1
+            ]
             missing = config.groups_per_step - len(signal_QG)
             if not missing or refills == config.max_refills:
                 break
@@ -352,7 +368,9 @@ class _Run:
             for rollout in group:
                 parts = reward_parts(weights, rollout.trajectory, question, policy)
                 rewarded_G.append(replace(rollout, parts=parts))
+
             rewarded_QG.append(rewarded_G)
+
         return rewarded_QG
 
     async def _dev_f1(self) -> dict[str, float]:
@@ -374,12 +392,14 @@ class _Run:
         kept = trainable(groups)
         whole = sum(map(len, kept))
         wanted = sum(map(len, groups))
+
         if whole < MIN_DEV_SHARE * wanted:
             raise EndpointError(
                 f"{wanted - whole} of the {wanted} rollouts of a dev score were failed by a server, and the "
                 "others are too few to choose a checkpoint by. Check the servers and run the command again, which goes "
                 "on from the last step."
             )
+
         return kept
 
     def _seed(self, draw: int, tries: int = 0) -> int:

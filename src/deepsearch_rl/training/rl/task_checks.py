@@ -16,11 +16,14 @@ def require_task(task: RlTask, config: RlConfig, served: TrainedWith) -> None:
     if task.agent.protocol != FUNCTION_CALLING:
         fix = "change agent.protocol"
         raise ConfigError(f"rl trains function_calling, not {task.agent.protocol}; {fix}.")
+
     require_trained_with(task.start, served, f"the agent (agent.prompt: {task.agent.prompt})")
 
     for split, questions in (("train", task.train), ("dev", task.dev)):
         if not questions:
-            raise ArtifactError(f"the {split} split of rl.dataset {config.dataset!r} has no question.")
+            raise ArtifactError(
+                f"the {split} split of rl.dataset {config.dataset!r} has no question."
+            )
 
     types = {question.metadata.question_type: question for question in task.train}
     for name in config.type_shares:
@@ -42,6 +45,7 @@ def _require_few_steps(task: RlTask, config: RlConfig) -> None:
     per_step = config.groups_per_step * (1 + config.max_refills)
     questions = config.steps[task.start_name] * per_step
     limit = config.epochs * len(task.train)
+
     if questions > limit:
         raise ConfigError(
             f"rl.steps.{task.start_name} x rl.groups_per_step x (1 + rl.max_refills) are {questions} "

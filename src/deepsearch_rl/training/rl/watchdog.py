@@ -55,7 +55,9 @@ class WatchdogConfig(Record):
     """When a training counts as hung, and how often it is started again."""
 
     start_s: float = Field(gt=0, description="limit for loading models and starting servers")
-    rollout_s: float = Field(gt=0, description="limit for the rollouts of a step, a refill or a dev score")
+    rollout_s: float = Field(
+        gt=0, description="limit for the rollouts of a step, a refill or a dev score"
+    )
     update_s: float = Field(gt=0, description="limit for an update, and for keeping its checkpoint")
     restarts: int = Field(
         ge=0,
@@ -166,6 +168,7 @@ def _attempt(
     if is_late:
         limit_s = config.limit_s(last.phase)
         return last, f"it was not done after {limit_s:g} s (rl.watchdog.{_LIMITS[last.phase]})."
+
     if process.returncode:
         return last, _ending(process.returncode)
     return None
@@ -177,6 +180,7 @@ def _read_beats(reading: int, beats: "queue.Queue[Beat | None]") -> None:
         for line in pipe:
             if line.endswith("\n"):
                 beats.put(Beat.model_validate_json(line))
+
     beats.put(None)
 
 
@@ -213,6 +217,7 @@ def _explain(error: str) -> str:
     for pattern, meaning in _CAUSES.items():
         if re.search(pattern, error):
             return f"{meaning}: {error}"
+
     return error
 
 
