@@ -85,6 +85,13 @@ def test_a_call_in_other_json_stays_as_the_model_wrote_it(
     assert len(episode.rows) == 1
 
 
+def test_a_call_in_tags_is_a_text_because_no_tool_is_offered(open_episode: Opener) -> None:
+    turn = f"{call('one')} <search>two</search>"
+    episode = step(open_episode(protocol="search_tags"), turn)
+    assert episode.messages[1].content == turn
+    assert [message.tool_calls[0].parsed for message in episode.messages[1:2]] == [{"query": "two"}]
+
+
 def test_tokens_behind_the_end_of_a_turn_do_not_count(
     open_episode: Opener, chat_format: ChatFormat
 ) -> None:

@@ -151,7 +151,7 @@ class TokenRecord:
             stops=request.stop or (),
             keep_stop=bool(request.include_stop_str_in_output),
             in_thought=self.chat_format.opens_thought(self.rows[-1].ids, last or ""),
-            may_call=bool(request.tools),
+            may_call=bool(request.tools),  # as vLLM: where no tool is offered, a call is a text
         )
         ids = self._ids_of(written, ended=not truncated)[:max_tokens]
 
