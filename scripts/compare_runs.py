@@ -26,6 +26,7 @@ from deepsearch_rl.commands.score import AsJson, ComparisonDraws, Seed
 from deepsearch_rl.commands.summary import STORE_HELP
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import ArtifactError, CheckFailedError, DeepsearchError
+from deepsearch_rl.evaluation.report.holm import holm
 from deepsearch_rl.evaluation.report.tables import Figures
 from deepsearch_rl.evaluation.scoring.score import (
     PairedDifference,
@@ -269,8 +270,9 @@ def compare_runs_command(
     """Show what differs between two reports: settings, code, data, and F1 of every model and set.
 
     F1 is compared question by question, first minus second, with 95 % intervals and permutation
-    p-values. A report of git comes from DVC's cache or remote. A run of MLflow is named by its id,
-    its name or its report's digest.
+    p-values, corrected for their number by Holm-Bonferroni; --json has them as they are. A report
+    of git comes from DVC's cache or remote. A run of MLflow is named by its id, its name or its
+    report's digest.
 
         python -m scripts.compare_runs HEAD HEAD~1
         python -m scripts.compare_runs workspace fussy-kiln
@@ -291,10 +293,26 @@ def compare_runs_command(
     _print_pairs("Settings that differ", comparison.params)
     digests = {name: (_short(one), _short(other)) for name, (one, other) in comparison.data.items()}
     _print_pairs("Data and weights that differ", digests)
-    header = ["model", "questions", "first", "second", "difference", "95 % interval", "p", "n"]
-    print_table(
-        "F1, first minus second, question by question", header, [*map(_f1_cells, comparison.f1)]
+    paired = [row for row in comparison.f1 if row.difference]
+    corrected = dict(
+        zip(
+            map(id, paired),
+            holm([row.difference.p_value for row in paired if row.difference]),
+            strict=True,
+        )
     )
+    header = [
+        "model",
+        "questions",
+        "first",
+        "second",
+        "difference",
+        "95 % interval",
+        "p (Holm)",
+        "n",
+    ]
+    cells = [_f1_cells(row, corrected.get(id(row))) for row in comparison.f1]
+    print_table("F1, first minus second, question by question", header, cells)
 
 
 def _print_pairs(title: str, pairs: Mapping[str, Pair]) -> None:
@@ -312,12 +330,13 @@ def _short(digest: str | None) -> str | None:
     return digest[:DIGEST_SHOWN] if digest else None
 
 
-def _f1_cells(row: F1Difference) -> list[str]:
+def _f1_cells(row: F1Difference, corrected: float | None) -> list[str]:
     """Return the cells of a line; ``n`` says how many questions both reports hold, if not all."""
     f1 = ["-" if value is None else f"{value:.3f}" for value in (row.first, row.second)]
     paired = row.difference
     interval = f"[{paired.low:+.3f}, {paired.high:+.3f}]" if paired else "-"
-    difference, p_value = (f"{paired.mean:+.3f}", f"{paired.p_value:.4f}") if paired else ("-", "-")
+    difference = f"{paired.mean:+.3f}" if paired else "-"
+    p_value = "-" if corrected is None else f"{corrected:.4f}"
     count = str(row.shared) if row.shared == row.questions else f"{row.shared} of {row.questions}"
     return [row.model, row.run, *f1, difference, interval, p_value, count]
 

@@ -12,6 +12,7 @@ from typer import Option
 from deepsearch_rl import answers
 from deepsearch_rl.commands.terminal import print_table
 from deepsearch_rl.errors import CheckFailedError
+from deepsearch_rl.evaluation.report.holm import holm
 from deepsearch_rl.evaluation.scoring.f1_row import ConstantScore
 from deepsearch_rl.evaluation.scoring.overlap import ConstantAnswers
 from deepsearch_rl.evaluation.scoring.predictions import ScoredFile, score_predictions
@@ -135,7 +136,8 @@ def compare_command(
 ) -> None:
     """First minus second, question by question, with 95 % intervals and permutation p-values.
 
-    Both files must answer the same questions; files as for `deepsearch score`.
+    The table's p-values are corrected for their number by Holm-Bonferroni; --json has them as they
+    are. Both files must answer the same questions; files as for `deepsearch score`.
 
         deepsearch compare rl.jsonl sft.jsonl
     """
@@ -144,25 +146,22 @@ def compare_command(
         typer.echo(report.model_dump_json(indent=2))
         return
 
-    rows = []
-
-    for name, group in {"all": report, **report.types}.items():
-        for metric, difference in group.differences.items():
-            interval = f"[{difference.low:+.3f}, {difference.high:+.3f}]"
-            rows.append(
-                [
-                    name,
-                    str(group.n),
-                    metric,
-                    f"{difference.mean:+.3f}",
-                    interval,
-                    f"{difference.p_value:.4f}",
-                ]
-            )
+    compared = [
+        (name, group.n, metric, difference)
+        for name, group in {"all": report, **report.types}.items()
+        for metric, difference in group.differences.items()
+    ]
+    corrected = holm([difference.p_value for *_, difference in compared])
+    rows: list[list[str]] = []
+    for (name, questions, metric, difference), p_value in zip(compared, corrected, strict=True):
+        interval = f"[{difference.low:+.3f}, {difference.high:+.3f}]"
+        rows.append(
+            [name, str(questions), metric, f"{difference.mean:+.3f}", interval, f"{p_value:.4f}"]
+        )
 
     print_table(
         f"{first} minus {second}",
-        ["questions", "n", "metric", "difference", "95 % interval", "p"],
+        ["questions", "n", "metric", "difference", "95 % interval", "p (Holm)"],
         rows,
     )
 
